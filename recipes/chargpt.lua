@@ -1,0 +1,104 @@
+-- recipes/chargpt.lua: a character-level GPT on any text file, with samples at the end
+--
+--   perilune run recipes/chargpt.lua --set text=FILE --set steps=2000
+--
+-- The defaults are nanoGPT's setting for a laptop (github.com/karpathy/nanoGPT, "I only have a macbook"): on the tiny
+-- Shakespeare text (90/10 split) 2,000 steps reach a validation loss of about 1.88, in some minutes on two cores.
+--
+-- Letters: B batch, T positions, C width, V characters.
+
+local pl = require "perilune"
+local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
+
+local recipe = pl.recipe {
+  name = "chargpt",
+  description = "a character GPT on a text file",
+  params = {
+    text = "data/alice.txt",           -- any UTF-8 text
+    layers = 4, heads = 4, width = 128, context = 64, dropout = 0.0,
+    batch = 12, steps = 2000, lr = 1e-3, seed = 1337,
+    samples = 2, sample_length = 300, temperature = 0.8,
+  },
+}
+
+function recipe.data(p)
+  local text = data.text(p.text)
+  return {
+    train = text:split("train", 0.9):windows { length = p.context, batch = p.batch, seed = p.seed },
+    valid = text:split("valid", 0.1):windows { length = p.context, batch = 64 },
+    vocab = text.vocab,
+  }
+end
+
+function recipe.model(p, d)
+  local V = d.vocab:size()
+  local m = {
+    tokens = nn.Embedding(V, p.width, { std = 0.02 }),
+    positions = nn.Embedding(p.context, p.width, { std = 0.02 }),
+    drop = nn.Dropout(p.dropout),
+    blocks = {},
+    norm = nn.LayerNorm(p.width, { bias = false }),
+  }
+  for i = 1, p.layers do
+    m.blocks[i] = nn.TransformerBlock(p.width, p.heads, { causal = true, bias = false, dropout = p.dropout })
+  end
+
+  function m:forward(ids_BT)
+    local x_BTC = self.drop(self.tokens(ids_BT) + self.positions(pl.arange(ids_BT:size(1))))
+    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
+    return pl.linear(self.norm(x_BTC), self.tokens.weight)      -- the output layer shares the embedding's weights
+  end
+
+  -- GPT-2's initialisation: std 0.02, and less for the layers that end in the residual stream, which adds 2 * layers of them.
+  local small = 0.02 / math.sqrt(2 * p.layers)
+  local function start(linear, std) linear.weight = pl.state(init.normal(linear.weight.shape, { std = std })) end
+  for _, block in ipairs(m.blocks) do
+    start(block.attn.qkv, 0.02); start(block.attn.out, small)
+    start(block.mlp.up, 0.02); start(block.mlp.down, small)
+  end
+  return nn.module(m)
+end
+
+function recipe.optimizer(p, model)
+  local groups = {
+    model = model,
+    { params = function(_, w) return #w.shape >= 2 end, weight_decay = 0.1 },
+    { weight_decay = 0 },                                       -- the norms' scales
+  }
+  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = 100, steps = p.steps }
+  return optim.AdamW(groups, { lr = lr, betas = { 0.9, 0.99 }, clip_norm = 1.0 })
+end
+
+function recipe.loss(model, batch)
+  local logits_BTV = model(batch.x)
+  return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+end
+
+-- The window always has the model's full length, padded behind the text: causal attention does not look there, and one
+-- shape means one plan for every character.
+local function sample(run, length)
+  local p, ids = run.params, { 0 }
+  for _ = 1, length do
+    local window, last = {}, math.min(#ids, p.context)
+    for i = 1, p.context do window[i] = ids[#ids - last + i] or 0 end
+    ids[#ids + 1] = pl.step(function()
+      return pl.no_grad(function()
+        local logits_TV = run.model(pl.tensor({ window }, { dtype = "i64" })):squeeze(0)
+        local logits_V = logits_TV:index_select(0, pl.tensor({ last - 1 }, { dtype = "i64" })):squeeze(0)
+        local noise_V = -(-pl.rand(logits_V.shape):clamp(1e-10, 1 - 1e-7):log()):log()  -- Gumbel: its argmax is a draw from the softmax
+        return (logits_V / p.temperature + noise_V):argmax()
+      end)
+    end):item()
+  end
+  return run.data.vocab:decode({ table.unpack(ids, 2) })
+end
+
+function recipe.finish(run)
+  run.model:eval()
+  for i = 1, run.params.samples do
+    print(("--- sample %d"):format(i))
+    print(sample(run, run.params.sample_length))
+  end
+end
+
+return recipe

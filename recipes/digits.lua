@@ -1,0 +1,42 @@
+-- recipes/digits.lua: handwritten digits, 8x8 grey images -> 10 classes
+--
+-- The UCI optical digits (1,797 real images) with an MLP, or with a small CNN by `--set net=cnn`.
+-- Held-out accuracy is at least 0.975 with either, after seconds (mlp) or less than a minute (cnn) on two cores.
+
+local pl = require "perilune"
+local nn, optim, data, metrics = pl.nn, pl.optim, pl.data, pl.metrics
+
+local recipe = pl.recipe {
+  name = "digits",
+  description = "handwritten digits with an MLP or a small CNN",
+  params = {
+    net = "mlp",            -- "mlp" or "cnn"
+    hidden = 128, batch = 64, lr = 3e-3, steps = 800, seed = 1,
+  },
+}
+
+function recipe.data(p)
+  local rows = data.csv("data/digits.csv.gz")                       -- 1797 rows: 64 pixels (0..16), label
+  local set = rows:tensors { x = { columns = {0, 64}, scale = 1 / 16 }, y = { column = 64, dtype = "i64" } }
+  return { train = set:split("train", 0.8, p.seed):shuffle(p.seed):batch(p.batch), valid = set:split("valid", 0.2, p.seed):batch(256) }
+end
+
+function recipe.model(p)
+  if p.net == "mlp" then
+    return nn.Sequential { nn.Linear(64, p.hidden), nn.GELU(), nn.Linear(p.hidden, p.hidden), nn.GELU(), nn.Linear(p.hidden, 10) }
+  end
+  if p.net ~= "cnn" then pl.error("digits", ("net is '%s'"):format(p.net), "--set net=mlp or --set net=cnn") end
+  return nn.Sequential { nn.Unflatten(1, {1, 8, 8}), nn.Conv2d(1, 32, 3, { padding = 1 }), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(32, 64, 3, { padding = 1 }), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 4 * 4, 10) }
+end
+
+function recipe.optimizer(p, model)
+  return optim.AdamW(model, { lr = optim.cosine { peak = p.lr, warmup = 50, steps = p.steps }, weight_decay = 0.01 })
+end
+
+function recipe.loss(model, batch)
+  local logits = model(batch.x)
+  return pl.cross_entropy(logits, batch.y), { accuracy = metrics.accuracy(logits, batch.y) }
+end
+
+return recipe          -- evaluation reuses loss on "valid"; the training loop is the standard one unless recipe.step says otherwise

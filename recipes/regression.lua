@@ -1,0 +1,77 @@
+-- recipes/regression.lua: numbers from numbers: a CSV in, r2 and rmse out
+--
+-- Predicts one column of a table from all others with a small MLP. The default table is the diabetes study of Efron et al. (2004):
+-- 442 patients, 10 measurements, disease progression after a year. Expect a validation r2 of about 0.4 to 0.5 (a linear fit has the
+-- same: the data is noisy), in a few seconds. Your own table:
+--
+--   perilune run recipes/regression.lua --set csv=/path/table.csv --set target=price
+
+local pl = require "perilune"
+local nn, optim, data, metrics = pl.nn, pl.optim, pl.data, pl.metrics
+
+local recipe = pl.recipe {
+  name = "regression",
+  description = "predict one column of a CSV file from the others",
+  params = {
+    csv = "data/diabetes.csv",
+    target = "",                -- a column's name; the last column if empty
+    hidden = 32, dropout = 0.1, batch = 32, lr = 3e-3, weight_decay = 0.1, steps = 1000, seed = 1,
+  },
+}
+
+local function column_names(rows)
+  local names, _, num = rows:names(), rows:size()
+  if names then return names end
+  names = {}
+  for c = 1, num do names[c] = c - 1 end     -- no header: columns go by their number
+  return names
+end
+
+function recipe.data(p)
+  local rows = data.csv(p.csv)
+  local names, inputs = column_names(rows), {}
+  local target = p.target ~= "" and p.target or names[#names]
+  local columns, y = {}, nil
+  for _, name in ipairs(names) do
+    local t = rows:tensors { v = { column = name } }.columns.v
+    if name == target then y = t else inputs[#inputs + 1], columns[#columns + 1] = name, t end
+  end
+  if not y then pl.error("regression", ("there is no column '%s'"):format(target), "columns: " .. table.concat(names, ", ")) end
+
+  local set = data.tensors { x = pl.stack(columns, 1), y = y }
+  local train, valid = set:split("train", 0.8, p.seed), set:split("valid", 0.2, p.seed)
+
+  -- Mean 0 and deviation 1 for every column, measured on the training part alone.
+  local ids = pl.tensor(train.index, { dtype = "i64" })
+  local x_train, y_train = set.columns.x:index_select(0, ids), y:index_select(0, ids)
+  local scale = {
+    x_mean = pl.state(x_train:mean(0), { trainable = false }), x_std = pl.state(x_train:std(0) + 1e-6, { trainable = false }),
+    y_mean = pl.state(y_train:mean(), { trainable = false }), y_std = pl.state(y_train:std() + 1e-6, { trainable = false }),
+  }
+  return { train = train:shuffle(p.seed):batch(p.batch), valid = valid:batch(valid:size()), scale = scale, num_inputs = #inputs }
+end
+
+function recipe.model(p, d)
+  local m = {
+    scale = d.scale,            -- a part of the model: a checkpoint that is used elsewhere needs it
+    net = nn.Sequential { nn.Linear(d.num_inputs, p.hidden), nn.GELU(), nn.Dropout(p.dropout),
+                          nn.Linear(p.hidden, p.hidden), nn.GELU(), nn.Dropout(p.dropout), nn.Linear(p.hidden, 1) },
+  }
+  function m:forward(x)         -- (B, columns) -> (B), in the target's own units
+    local s = self.scale
+    return self.net((x - s.x_mean) / s.x_std):squeeze(-1) * s.y_std + s.y_mean
+  end
+  return nn.module(m)
+end
+
+function recipe.optimizer(p, model)
+  return optim.AdamW(model, { lr = optim.cosine { peak = p.lr, warmup = 20, steps = p.steps }, weight_decay = p.weight_decay })
+end
+
+function recipe.loss(model, batch)
+  local y = model(batch.x)
+  local y_std = model.scale.y_std                             -- the loss counts in deviations, so that lr suits any unit
+  return (((y - batch.y) / y_std) ^ 2):mean(), { r2 = metrics.r2(y, batch.y), rmse = metrics.rmse(y, batch.y) }
+end
+
+return recipe

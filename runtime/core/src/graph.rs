@@ -1,0 +1,276 @@
+//! What a recipe records: an append-only arena of nodes.
+//!
+//! Every op call appends nodes at once, after checking shapes and dtypes, and hands back ids. Ids rise in recording
+//! order, so id order is a topological order: every pass over a graph is a loop, never a recursion, and every process
+//! that runs the same recipe builds the same graph. Nothing is ever computed here.
+//!
+//! The same type serves two masters: the engine's long arena, and the small graphs the planner lowers a step into.
+
+use crate::error::{Error, Result};
+use crate::ops::{Class, Generator, Op, create};
+use crate::site::Site;
+use crate::{DType, Shape, amp};
+use smallvec::SmallVec;
+
+/// A node of one graph. Meaningless in another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+pub type Inputs = SmallVec<[NodeId; 4]>;
+/// What is baked into a node besides its inputs: axes, sizes, float bits, as each op defines. Part of the plan key.
+pub type Attrs = SmallVec<[i64; 6]>;
+
+/// One op applied.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub op: &'static Op,
+    pub dtype: DType,
+    /// Recorded under `no_grad`, so autograd treats it as a constant.
+    pub detached: bool,
+    pub shape: Shape,
+    pub inputs: Inputs,
+    pub attrs: Attrs,
+    /// What the plan key must not see: the number behind a `scalar`, the identity of a leaf or State.
+    pub payload: u64,
+}
+
+/// A Lua number on its way into the graph.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Number {
+    Int(i64),
+    Float(f64),
+}
+
+impl Number {
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Number::Int(i) => i as f64,
+            Number::Float(f) => f,
+        }
+    }
+
+    pub fn category(self) -> crate::Category {
+        match self {
+            Number::Int(_) => crate::Category::Int,
+            Number::Float(_) => crate::Category::Float,
+        }
+    }
+
+    /// The bits a slot of dtype `dtype` is stored with: i64 for integers and bools, f64 for floats.
+    pub fn bits(self, dtype: DType) -> u64 {
+        match (self, dtype.is_float()) {
+            (Number::Int(i), true) => (i as f64).to_bits(),
+            (Number::Float(f), true) => f.to_bits(),
+            (Number::Int(i), false) => i as u64,
+            (Number::Float(f), false) => (f as i64) as u64,
+        }
+    }
+}
+
+/// The counters random ops are keyed by: numbers depend on (seed, step, how-manieth random op of the step) and on the
+/// logical element alone, so recomputation, resume and other devices draw the same ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RngState {
+    pub seed: u64,
+    pub step: u32,
+    pub occurrence: u32,
+}
+
+/// The arena.
+#[derive(Debug, Default)]
+pub struct Graph {
+    nodes: Vec<Node>,
+    sites: Vec<Site>,
+    /// The recipe line that nodes are recorded under now.
+    pub site: Site,
+    /// Nodes recorded while this is set are constants to autograd.
+    pub no_grad: bool,
+    /// The 16-bit dtype that ops of class `Low` compute in now, if any.
+    pub autocast: Option<DType>,
+    pub rng: RngState,
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        Site::NONE
+    }
+}
+
+impl Graph {
+    pub fn new() -> Graph {
+        Graph::default()
+    }
+
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Forgets all nodes; ids start again at 0. Counters and modes stay.
+    pub fn clear(&mut self) {
+        self.nodes.clear();
+        self.sites.clear();
+    }
+
+    /// Forgets the nodes from `len` on (a failed recording).
+    pub fn truncate(&mut self, len: usize) {
+        self.nodes.truncate(len);
+        self.sites.truncate(len);
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    pub fn site_of(&self, id: NodeId) -> Site {
+        self.sites[id.index()]
+    }
+
+    pub fn shape(&self, id: NodeId) -> Shape {
+        self.nodes[id.index()].shape
+    }
+
+    pub fn dtype(&self, id: NodeId) -> DType {
+        self.nodes[id.index()].dtype
+    }
+
+    /// Appends `op(inputs)`: runs the op's shape and dtype rule and, under autocast, its cast policy.
+    pub fn push(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
+        if let Some(low) = self.autocast
+            && op.amp != amp::Amp::Keep
+        {
+            let cast = amp::cast_inputs(self, op.amp, low, inputs)?;
+            return self.append(op, &cast, attrs);
+        }
+        self.append(op, inputs, attrs)
+    }
+
+    fn append(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
+        let mut metas: SmallVec<[Meta; 4]> = SmallVec::new();
+        for &i in inputs {
+            let n = &self.nodes[i.index()];
+            metas.push(Meta { shape: n.shape, dtype: n.dtype });
+        }
+        let out = (op.infer)(&Infer { op: op.name, inputs: &metas, attrs })?;
+        Ok(self.add(Node {
+            op,
+            dtype: out.dtype,
+            detached: self.no_grad,
+            shape: out.shape,
+            inputs: inputs.into(),
+            attrs: attrs.into(),
+            payload: 0,
+        }))
+    }
+
+    /// Appends a finished node unchecked: leaves, and copies made by the planner.
+    pub fn add(&mut self, node: Node) -> NodeId {
+        debug_assert!(node.inputs.iter().all(|i| i.index() < self.nodes.len()), "this is a bug: input after its use");
+        let id = NodeId(self.nodes.len() as u32);
+        self.nodes.push(node);
+        self.sites.push(self.site);
+        id
+    }
+
+    /// Appends a node without inputs: `op` of that shape and dtype, with `payload` outside the key.
+    pub fn leaf(&mut self, op: &'static Op, shape: Shape, dtype: DType, attrs: &[i64], payload: u64) -> NodeId {
+        let inputs = Inputs::new();
+        self.add(Node { op, dtype, detached: self.no_grad, shape, inputs, attrs: attrs.into(), payload })
+    }
+
+    /// A Lua number as a rank-0 node of `dtype` whose value is a run-time slot.
+    pub fn scalar(&mut self, value: Number, dtype: DType) -> NodeId {
+        self.leaf(&create::SCALAR, Shape::SCALAR, dtype, &[], value.bits(dtype))
+    }
+
+    /// A rank-0 node whose value is part of the program.
+    pub fn constant(&mut self, value: f64, dtype: DType) -> NodeId {
+        let bits = Number::Float(value).bits(dtype) as i64;
+        self.leaf(&create::CONSTANT, Shape::SCALAR, dtype, &[bits], 0)
+    }
+
+    /// A rank-0 constant of the dtype of `like`.
+    pub fn constant_like(&mut self, value: f64, like: NodeId) -> NodeId {
+        let dtype = self.dtype(like);
+        self.constant(value, dtype)
+    }
+
+    /// Whether the node is one a device never stores: a constant, a number, an index ramp, random numbers.
+    pub fn generator(&self, id: NodeId) -> Option<Generator> {
+        match self.node(id).op.class {
+            Class::Generator(k) => Some(k),
+            _ => None,
+        }
+    }
+
+    /// Runs `f` with `no_grad` set as given, and restores it.
+    pub fn with_no_grad<T>(&mut self, on: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
+        let before = std::mem::replace(&mut self.no_grad, on);
+        let out = f(self);
+        self.no_grad = before;
+        out
+    }
+
+    /// Runs `f` with autocast off: composite ops state their own arithmetic inside.
+    pub fn without_autocast<T>(&mut self, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
+        let before = self.autocast.take();
+        let out = f(self);
+        self.autocast = before;
+        out
+    }
+}
+
+/// Shape and dtype of a tensor.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Meta {
+    pub shape: Shape,
+    pub dtype: DType,
+}
+
+/// What a shape and dtype rule sees.
+#[derive(Debug)]
+pub struct Infer<'a> {
+    pub op: &'static str,
+    pub inputs: &'a [Meta],
+    pub attrs: &'a [i64],
+}
+
+impl Infer<'_> {
+    pub fn shape(&self, i: usize) -> Shape {
+        self.inputs[i].shape
+    }
+
+    pub fn dtype(&self, i: usize) -> DType {
+        self.inputs[i].dtype
+    }
+
+    pub fn attr(&self, i: usize) -> usize {
+        self.attrs[i] as usize
+    }
+
+    /// An error unless input `i` is a float.
+    pub fn float(&self, i: usize) -> Result<()> {
+        let dtype = self.dtype(i);
+        if dtype.is_float() {
+            return Ok(());
+        }
+        Err(Error::dtype(self.op, format!("needs a float tensor, not {dtype}")).hint("convert it with x:to(\"f32\")"))
+    }
+}

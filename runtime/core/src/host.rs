@@ -1,0 +1,126 @@
+//! A tensor in host memory: what readers produce, what `item`, `tolist` and printing consume, what checkpoints hold.
+//!
+//! Contiguous, row-major, little-endian. Bools are bytes of 0 or 1.
+
+use crate::{DType, Shape};
+use half::{bf16, f16};
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct HostTensor {
+    pub dtype: DType,
+    pub shape: Shape,
+    /// Exactly `shape.numel() * dtype.size()` bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl HostTensor {
+    /// A tensor from its bytes. Panics if the length does not match: that is a bug of the caller.
+    pub fn new(dtype: DType, shape: Shape, bytes: Vec<u8>) -> HostTensor {
+        assert_eq!(bytes.len(), shape.numel() * dtype.size(), "this is a bug: {dtype} {shape} does not hold its bytes");
+        HostTensor { dtype, shape, bytes }
+    }
+
+    pub fn from_f32(shape: Shape, values: &[f32]) -> HostTensor {
+        HostTensor::new(DType::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    pub fn from_i64(shape: Shape, values: &[i64]) -> HostTensor {
+        HostTensor::new(DType::I64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    /// Values rounded to `dtype` (integers truncate toward zero; bool is "not zero").
+    pub fn from_f64(dtype: DType, shape: Shape, values: &[f64]) -> HostTensor {
+        let mut bytes = Vec::with_capacity(values.len() * dtype.size());
+        for &v in values {
+            push_f64(dtype, v, &mut bytes);
+        }
+        HostTensor::new(dtype, shape, bytes)
+    }
+
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// Element `i` in row-major order as a float. i64 beyond 2^53 rounds; `get_i64` is exact.
+    pub fn get_f64(&self, i: usize) -> f64 {
+        let b = self.element(i);
+        match self.dtype {
+            DType::F64 => f64::from_le_bytes(array(b)),
+            DType::F32 => f32::from_le_bytes(array(b)) as f64,
+            DType::BF16 => bf16::from_le_bytes(array(b)).to_f64(),
+            DType::F16 => f16::from_le_bytes(array(b)).to_f64(),
+            DType::I64 => i64::from_le_bytes(array(b)) as f64,
+            DType::I32 => i32::from_le_bytes(array(b)) as f64,
+            DType::U8 | DType::Bool => b[0] as f64,
+        }
+    }
+
+    /// Element `i` as an integer; floats truncate toward zero.
+    pub fn get_i64(&self, i: usize) -> i64 {
+        let b = self.element(i);
+        match self.dtype {
+            DType::I64 => i64::from_le_bytes(array(b)),
+            DType::I32 => i32::from_le_bytes(array(b)) as i64,
+            DType::U8 | DType::Bool => b[0] as i64,
+            _ => self.get_f64(i) as i64,
+        }
+    }
+
+    pub fn to_f64(&self) -> Vec<f64> {
+        (0..self.numel()).map(|i| self.get_f64(i)).collect()
+    }
+
+    pub fn to_i64(&self) -> Vec<i64> {
+        (0..self.numel()).map(|i| self.get_i64(i)).collect()
+    }
+
+    /// The same values in another dtype, rounded once.
+    pub fn cast(&self, dtype: DType) -> HostTensor {
+        if dtype == self.dtype {
+            return self.clone();
+        }
+        let mut bytes = Vec::with_capacity(self.numel() * dtype.size());
+        for i in 0..self.numel() {
+            if self.dtype.is_float() || dtype.is_float() || dtype == DType::Bool {
+                push_f64(dtype, self.get_f64(i), &mut bytes);
+            } else {
+                push_i64(dtype, self.get_i64(i), &mut bytes);
+            }
+        }
+        HostTensor::new(dtype, self.shape, bytes)
+    }
+
+    fn element(&self, i: usize) -> &[u8] {
+        let size = self.dtype.size();
+        &self.bytes[i * size..(i + 1) * size]
+    }
+}
+
+fn array<const N: usize>(b: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(b);
+    out
+}
+
+/// Appends `v` rounded to `dtype`.
+pub fn push_f64(dtype: DType, v: f64, out: &mut Vec<u8>) {
+    match dtype {
+        DType::F64 => out.extend(v.to_le_bytes()),
+        DType::F32 => out.extend((v as f32).to_le_bytes()),
+        DType::BF16 => out.extend(bf16::from_f64(v).to_le_bytes()),
+        DType::F16 => out.extend(f16::from_f64(v).to_le_bytes()),
+        DType::Bool => out.push(u8::from(v != 0.0)),
+        _ => push_i64(dtype, v as i64, out),
+    }
+}
+
+/// Appends `v` to a buffer of integers of `dtype` (wrapping), or rounded if `dtype` is a float.
+pub fn push_i64(dtype: DType, v: i64, out: &mut Vec<u8>) {
+    match dtype {
+        DType::I64 => out.extend(v.to_le_bytes()),
+        DType::I32 => out.extend((v as i32).to_le_bytes()),
+        DType::U8 => out.push(v as u8),
+        DType::Bool => out.push(u8::from(v != 0)),
+        _ => push_f64(dtype, v as f64, out),
+    }
+}

@@ -1,0 +1,203 @@
+//! Leaves and generators, and the functions that create tensors.
+//!
+//! Nothing here holds bytes: `zeros` is a constant seen through an expanding view, `arange` an index ramp. Tensors from
+//! Lua tables (`pl.tensor`) and files are leaves made by the engine.
+
+use super::{Class, Generator, Op, Out, one};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Meta, NodeId, Number};
+use crate::{DType, Shape};
+
+pub static OPS: &[&Op] =
+    &[&LEAF, &STATE, &SCALAR, &CONSTANT, &IOTA, &PART, &ZEROS, &ONES, &FULL, &ZEROS_LIKE, &ONES_LIKE, &FULL_LIKE, &ARANGE, &LINSPACE, &EYE];
+
+/// An evaluated value held by the engine; `payload` is its identity.
+pub static LEAF: Op = Op { name: "leaf", class: Class::Leaf, ..Op::BASE };
+/// A State's value at the start of the step; `payload` is its identity.
+pub static STATE: Op = Op { name: "state", class: Class::Leaf, ..Op::BASE };
+/// A run-time number; `payload` holds its bits.
+pub static SCALAR: Op = Op { name: "scalar", class: Class::Generator(Generator::Scalar), ..Op::BASE };
+/// A number of the program; `attrs[0]` holds its bits.
+pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generator::Constant), ..Op::BASE };
+/// `0 … attrs[0] - 1` as i64.
+pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
+/// Output `attrs[0]` of the many-valued op that is its input.
+pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
+
+pub fn iota(g: &mut Graph, n: usize) -> NodeId {
+    g.leaf(&IOTA, Shape::of(&[n]), DType::I64, &[n as i64], 0)
+}
+
+/// Dims from the user's side as a shape.
+pub fn shape_of(op: &str, dims: &[i64]) -> Result<Shape> {
+    let mut out = Vec::with_capacity(dims.len());
+    for &d in dims {
+        out.push(usize::try_from(d).map_err(|_| Error::shape(op, format!("dim {d} is negative")))?);
+    }
+    Shape::new(&out)
+}
+
+fn filled(g: &mut Graph, value: f64, dims: &[i64], dtype: DType, op: &str) -> Result<Out> {
+    let shape = shape_of(op, dims)?;
+    g.filled(value, shape, dtype).map(one)
+}
+
+pub static ZEROS: Op = Op {
+    name: "zeros",
+    sig: "shape: ints, *, dtype: dtype = f32",
+    doc: "zeros({d0, d1, ...}) -> (d0, d1, ...), all 0.",
+    call: Some(|g, a| filled(g, 0.0, a.ints(0)?, a.dtype(1).unwrap_or(DType::F32), a.op.name)),
+    samples: &["[2,3]", "[0,2]", "[], dtype='f64'", "[4], dtype='i64'", "[2,2], dtype='bool'"],
+    ..Op::BASE
+};
+
+pub static ONES: Op = Op {
+    name: "ones",
+    sig: "shape: ints, *, dtype: dtype = f32",
+    doc: "ones({d0, d1, ...}) -> (d0, d1, ...), all 1.",
+    call: Some(|g, a| filled(g, 1.0, a.ints(0)?, a.dtype(1).unwrap_or(DType::F32), a.op.name)),
+    samples: &["[2,3]", "[0,2]", "[], dtype='f64'", "[4], dtype='u8'", "[2,2], dtype='bool'"],
+    ..Op::BASE
+};
+
+pub static FULL: Op = Op {
+    name: "full",
+    sig: "shape: ints, value: number, *, dtype: dtype?",
+    doc: "full({d0, ...}, value) -> (d0, ...), all `value`.\n\
+          dtype defaults to i64 for an integer value and f32 for a float. The value is a run-time number: changing it\n\
+          recompiles nothing.",
+    call: Some(|g, a| {
+        let value = a.number(1)?;
+        let dtype = a.dtype(2).unwrap_or(if matches!(value, Number::Int(_)) { DType::I64 } else { DType::F32 });
+        let shape = shape_of(a.op.name, a.ints(0)?)?;
+        let s = g.scalar(value, dtype);
+        g.expand(s, shape).map(one)
+    }),
+    samples: &["[2,3], 1.5", "[2], 7", "[0], 2.0", "[], 3, dtype='f32'"],
+    ..Op::BASE
+};
+
+fn like(g: &mut Graph, x: NodeId, value: f64, dtype: Option<DType>) -> Result<Out> {
+    let (shape, dtype) = (g.shape(x), dtype.unwrap_or(g.dtype(x)));
+    g.filled(value, shape, dtype).map(one)
+}
+
+pub static ZEROS_LIKE: Op = Op {
+    name: "zeros_like",
+    sig: "x: tensor, *, dtype: dtype?",
+    doc: "x (...) -> (...), all 0, of x's dtype unless one is given.",
+    call: Some(|g, a| like(g, a.tensor(0)?, 0.0, a.dtype(1))),
+    samples: &["f(2,3)", "i(4;3)", "f(2), dtype='i64'"],
+    ..Op::BASE
+};
+
+pub static ONES_LIKE: Op = Op {
+    name: "ones_like",
+    sig: "x: tensor, *, dtype: dtype?",
+    doc: "x (...) -> (...), all 1, of x's dtype unless one is given.",
+    call: Some(|g, a| like(g, a.tensor(0)?, 1.0, a.dtype(1))),
+    samples: &["f(2,3)", "i(4;3)", "f(2), dtype='i64'"],
+    ..Op::BASE
+};
+
+pub static FULL_LIKE: Op = Op {
+    name: "full_like",
+    sig: "x: tensor, value: number, *, dtype: dtype?",
+    doc: "x (...) -> (...), all `value`, of x's dtype unless one is given.",
+    call: Some(|g, a| {
+        let x = a.tensor(0)?;
+        let (shape, dtype) = (g.shape(x), a.dtype(2).unwrap_or(g.dtype(x)));
+        let s = g.scalar(a.number(1)?, dtype);
+        g.expand(s, shape).map(one)
+    }),
+    samples: &["f(2,3), 0.5", "i(4;3), 2"],
+    ..Op::BASE
+};
+
+pub static ARANGE: Op = Op {
+    name: "arange",
+    sig: "start: number, stop: number?, step: number = 1, *, dtype: dtype?",
+    doc: "arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).\n\
+          n = ceil((stop - start) / step), and never less than 0. i64 if all are integers, else f32; floats are computed as\n\
+          start + i * step in f64 and rounded once for f64, in f32 otherwise.",
+    call: Some(|g, a| {
+        let (start, stop) = match a.is_none(1) {
+            true => (Number::Int(0), a.number(0)?),
+            false => (a.number(0)?, a.number(1)?),
+        };
+        let step = a.number(2)?;
+        if step.as_f64() == 0.0 || !(start.as_f64() + stop.as_f64() + step.as_f64()).is_finite() {
+            return Err(Error::argument("arange", "start, stop and step must be finite and step must not be 0"));
+        }
+        let ints = matches!((start, stop, step), (Number::Int(_), Number::Int(_), Number::Int(_)));
+        let n = ((stop.as_f64() - start.as_f64()) / step.as_f64()).ceil().max(0.0);
+        if n > (1u64 << 48) as f64 {
+            return Err(Error::argument("arange", format!("would have {n} elements")));
+        }
+        let dtype = a.dtype(3).unwrap_or(if ints { DType::I64 } else { DType::F32 });
+        ramp(g, n as usize, start, step, dtype).map(one)
+    }),
+    samples: &["5", "2, 9, 3", "0, 1, 0.25", "5, 0, -2", "3, 3", "4, dtype='f32'"],
+    ..Op::BASE
+};
+
+/// `start + i * step` for `i` below `n`.
+fn ramp(g: &mut Graph, n: usize, start: Number, step: Number, dtype: DType) -> Result<NodeId> {
+    let i = iota(g, n);
+    let work = if dtype.is_float() { dtype.compute() } else { DType::I64 };
+    let i = g.cast(i, work)?;
+    let (start, step) = (g.scalar(start, work), g.scalar(step, work));
+    let y = g.mul(i, step)?;
+    let y = g.add_(y, start)?;
+    g.cast(y, dtype)
+}
+
+pub static LINSPACE: Op = Op {
+    name: "linspace",
+    sig: "start: number, stop: number, steps: int, *, dtype: dtype = f32",
+    doc: "linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.\n\
+          One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
+    call: Some(|g, a| {
+        let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
+        let n = usize::try_from(n).map_err(|_| Error::argument("linspace", format!("steps is {n}; it must be 0 or more")))?;
+        let dtype = a.dtype(3).unwrap_or(DType::F32);
+        let work = if dtype.is_float() { dtype.compute() } else { DType::F64 };
+        let step = if n > 1 { (stop - start) / (n - 1) as f64 } else { 0.0 };
+        let step = g.scalar(Number::Float(step), work);
+        let (start, stop) = (g.scalar(Number::Float(start), work), g.scalar(Number::Float(stop), work));
+        let i = iota(g, n);
+        let i = g.cast(i, work)?;
+        let up = g.mul(i, step)?;
+        let up = g.add_(start, up)?;
+        let last = g.constant(n.max(1) as f64 - 1.0, work);
+        let down = g.sub(last, i)?;
+        let down = g.mul(down, step)?;
+        let down = g.sub(stop, down)?;
+        let half = g.constant(n.div_ceil(2) as f64, work);
+        let first = g.lt(i, half)?;
+        let y = g.where_(first, up, down)?;
+        g.cast(y, dtype).map(one)
+    }),
+    samples: &["0, 1, 5", "-2, 3, 7", "1, 1, 1", "0, 1, 0", "0, 1, 4, dtype='f64'"],
+    ..Op::BASE
+};
+
+pub static EYE: Op = Op {
+    name: "eye",
+    sig: "n: int, m: int?, *, dtype: dtype = f32",
+    doc: "eye(n[, m]) -> (n, m): 1 where row equals column, else 0.",
+    call: Some(|g, a| {
+        let n = a.int(0)?;
+        let shape = shape_of("eye", &[n, a.opt_int(1).unwrap_or(n)])?;
+        let (r, c) = (g.iota_along(shape.dims()[0], 0, 2)?, g.iota_along(shape.dims()[1], 1, 2)?);
+        let same = g.eq(r, c)?;
+        g.cast(same, a.dtype(2).unwrap_or(DType::F32)).map(one)
+    }),
+    samples: &["3", "2, 4", "0", "3, dtype='i64'"],
+    ..Op::BASE
+};
+
+/// Shape rule of ops that keep shape and dtype of their first input.
+pub fn same(i: &crate::graph::Infer) -> Result<Meta> {
+    Ok(i.inputs[0])
+}

@@ -1,0 +1,5 @@
+//! To be written.
+
+use super::Op;
+
+pub static OPS: &[&Op] = &[];

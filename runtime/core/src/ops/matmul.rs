@@ -1,0 +1,337 @@
+//! Products of matrices: one batched primitive, and what folds into it.
+
+use super::{Class, Grad, Op, one};
+use crate::amp::Amp;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Meta, NodeId};
+use crate::{DType, Shape};
+use smallvec::{SmallVec, smallvec};
+
+pub static OPS: &[&Op] = &[&MATMUL, &MM, &BMM, &LINEAR, &DOT, &OUTER, &EINSUM];
+
+/// a (B..., M, K), b (B..., K, N), batch dims equal -> (B..., M, N).
+pub static MATMUL: Op = Op {
+    name: "matmul",
+    sig: "a: tensor, b: tensor",
+    doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
+          vanishes from the result.\n\
+          Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
+    class: Class::Library,
+    infer: |i| {
+        let (a, b) = (i.shape(0), i.shape(1));
+        let r = a.rank();
+        Ok(Meta { shape: a.with(r - 1, b.dims()[r - 1]), dtype: i.dtype(0) })
+    },
+    call: Some(|g, a| {
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        matmul(g, x, y).map(one)
+    }),
+    grad: Grad::Rule(|g, c| {
+        let (a, b) = (c.x(0), c.x(1));
+        let da = if c.needs[0] {
+            let bt = g.t(b)?;
+            Some(g.push(&MATMUL, &[c.grad, bt], &[])?)
+        } else {
+            None
+        };
+        let db = if c.needs[1] {
+            let at = g.t(a)?;
+            Some(g.push(&MATMUL, &[at, c.grad], &[])?)
+        } else {
+            None
+        };
+        Ok(smallvec![da, db])
+    }),
+    amp: Amp::Low,
+    samples: &[
+        "f(2,3), f(3,4)", "f(3), f(3)", "f(2,3), f(3)", "f(3), f(3,4)", "f(2,2,3), f(2,3,4)", "f(2,1,2,3), f(5,3,4)",
+        "f(2,3,4), f(4,5)", "f(0,3), f(3,4)", "f(2,0), f(0,4)", "f(33,70), f(70,17)",
+    ],
+    smooth: true,
+    ..Op::BASE
+};
+
+/// The general product: promotes, broadcasts batch dims, folds a batch of left rows against one right matrix.
+pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
+    let (sa, sb) = (g.shape(a), g.shape(b));
+    let chain = |k1: usize, k2: usize| {
+        let message = format!(
+            "shapes {sa} and {sb} do not chain: last dim of the first ({k1}) must equal the {} of the second ({k2})",
+            if sb.rank() == 1 { "only dim" } else { "second-to-last" }
+        );
+        Err(Error::shape("matmul", message))
+    };
+    if sa.is_scalar() || sb.is_scalar() {
+        return Err(Error::shape("matmul", format!("shapes {sa} and {sb}: both need at least one dim")).hint("use * for a scalar factor"));
+    }
+    let dtype = DType::promote(g.dtype(a), g.dtype(b));
+    let dtype = if dtype == DType::Bool { DType::I64 } else { dtype };
+    let (a, b) = (g.cast(a, dtype)?, g.cast(b, dtype)?);
+    let k1 = sa.dims()[sa.rank() - 1];
+    let k2 = if sb.rank() == 1 { sb.dims()[0] } else { sb.dims()[sb.rank() - 2] };
+    if k1 != k2 {
+        return chain(k1, k2);
+    }
+    // Vectors become matrices, and their dim is taken away again at the end.
+    let a2 = if sa.rank() == 1 { g.unsqueeze(a, 0)? } else { a };
+    let b2 = if sb.rank() == 1 { g.unsqueeze(b, 1)? } else { b };
+    let (s2, t2) = (g.shape(a2), g.shape(b2));
+    let n = t2.dims()[t2.rank() - 1];
+    let mut y = if t2.rank() == 2 {
+        // One right matrix for all: rows of all batches in one product.
+        let rows: usize = s2.dims()[..s2.rank() - 1].iter().product();
+        let flat = g.reshape(a2, &[rows, k1])?;
+        let y = g.push(&MATMUL, &[flat, b2], &[])?;
+        let r = s2.rank();
+        super::movement::reshape(g, y, s2.with(r - 1, n))?
+    } else {
+        let batch = |s: &Shape| Shape::of(&s.dims()[..s.rank() - 2]);
+        let Some(common) = Shape::broadcast(&batch(&s2), &batch(&t2)) else {
+            return Err(Error::shape("matmul", format!("shapes {sa} and {sb}: the leading dims do not broadcast")));
+        };
+        let full = |s: &Shape| {
+            let mut dims: SmallVec<[usize; 8]> = common.dims().into();
+            dims.extend_from_slice(&s.dims()[s.rank() - 2..]);
+            Shape::new(&dims)
+        };
+        let (fa, fb) = (full(&s2)?, full(&t2)?);
+        let (a3, b3) = (g.expand(a2, fa)?, g.expand(b2, fb)?);
+        g.push(&MATMUL, &[a3, b3], &[])?
+    };
+    if sb.rank() == 1 {
+        let s = g.shape(y);
+        y = super::movement::reshape(g, y, s.remove(s.rank() - 1))?;
+    }
+    if sa.rank() == 1 {
+        let s = g.shape(y);
+        let at = s.rank() - if sb.rank() == 1 { 1 } else { 2 };
+        y = super::movement::reshape(g, y, s.remove(at))?;
+    }
+    Ok(y)
+}
+
+fn ranked(g: &Graph, op: &str, x: NodeId, rank: usize) -> Result<()> {
+    let s = g.shape(x);
+    if s.rank() != rank {
+        return Err(Error::shape(op, format!("needs tensors of {rank} dims, not shape {s}")));
+    }
+    Ok(())
+}
+
+pub static MM: Op = Op {
+    name: "mm",
+    sig: "a: tensor, b: tensor",
+    doc: "a (M, K), b (K, N) -> (M, N).",
+    call: Some(|g, a| {
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        ranked(g, "mm", x, 2)?;
+        ranked(g, "mm", y, 2)?;
+        matmul(g, x, y).map(one)
+    }),
+    samples: &["f(2,3), f(3,4)"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static BMM: Op = Op {
+    name: "bmm",
+    sig: "a: tensor, b: tensor",
+    doc: "a (B, M, K), b (B, K, N) -> (B, M, N).",
+    call: Some(|g, a| {
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        ranked(g, "bmm", x, 3)?;
+        ranked(g, "bmm", y, 3)?;
+        matmul(g, x, y).map(one)
+    }),
+    samples: &["f(2,2,3), f(2,3,4)"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static LINEAR: Op = Op {
+    name: "linear",
+    sig: "x: tensor, weight: tensor, bias: tensor?",
+    doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.",
+    call: Some(|g, a| {
+        let (x, w) = (a.tensor(0)?, a.tensor(1)?);
+        let (sx, sw) = (g.shape(x), g.shape(w));
+        if sw.rank() != 2 || sx.is_scalar() || sx.dims()[sx.rank() - 1] != sw.dims()[1] {
+            let message = format!("x {sx} and weight {sw} do not chain: last dim of x must equal the last dim of weight (out, in)");
+            return Err(Error::shape("linear", message));
+        }
+        let wt = g.t(w)?;
+        let y = matmul(g, x, wt)?;
+        match a.opt_tensor(2) {
+            None => Ok(one(y)),
+            Some(b) => {
+                if g.shape(b) != Shape::of(&sw.dims()[..1]) {
+                    return Err(Error::shape("linear", format!("bias {} must be {{{}}}", g.shape(b), sw.dims()[0])));
+                }
+                let dtype = g.dtype(y);
+                let b = g.cast(b, dtype)?;
+                g.add_(y, b).map(one)
+            }
+        }
+    }),
+    samples: &["f(2,3), f(4,3), f(4)", "f(2,5,3), f(4,3)", "f(3), f(4,3), f(4)", "f(0,3), f(4,3), f(4)"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static DOT: Op = Op {
+    name: "dot",
+    sig: "a: tensor, b: tensor",
+    doc: "a (N), b (N) -> scalar: sum of products.",
+    call: Some(|g, a| {
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        ranked(g, "dot", x, 1)?;
+        ranked(g, "dot", y, 1)?;
+        matmul(g, x, y).map(one)
+    }),
+    samples: &["f(5), f(5)", "f(0), f(0)"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static OUTER: Op = Op {
+    name: "outer",
+    sig: "a: tensor, b: tensor",
+    doc: "a (M), b (N) -> (M, N): out[i, j] = a[i] * b[j].",
+    call: Some(|g, a| {
+        let (x, y) = (a.tensor(0)?, a.tensor(1)?);
+        ranked(g, "outer", x, 1)?;
+        ranked(g, "outer", y, 1)?;
+        let x = g.unsqueeze(x, 1)?;
+        g.mul(x, y).map(one)
+    }),
+    samples: &["f(2), f(3)", "f(0), f(3)"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static EINSUM: Op = Op {
+    name: "einsum",
+    sig: "equation: string, xs: tensors",
+    doc: "einsum(\"bij,bjk->bik\", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.\n\
+          Letters are a-z and A-Z; each letter of one operand may occur once (take a diagonal first). Without `->` the result\n\
+          has the letters that occur once, in alphabetical order. Pairs are contracted from left to right by matmul.",
+    call: Some(|g, a| {
+        let xs = a.tensors(1)?.to_vec();
+        einsum(g, a.str(0), &xs).map(one)
+    }),
+    samples: &[
+        "'ij,jk->ik', [f(2,3), f(3,4)]", "'bij,bjk->bik', [f(2,3,4), f(2,4,2)]", "'ij->ji', [f(2,3)]", "'ij->', [f(2,3)]",
+        "'i,j->ij', [f(2), f(3)]", "'bhtd,bhsd->bhts', [f(2,2,3,4), f(2,2,5,4)]", "'ij,jk,kl->il', [f(2,3), f(3,4), f(4,2)]", "'ij,ij->i', [f(2,3), f(2,3)]",
+    ],
+    smooth: true,
+    ..Op::BASE
+};
+
+/// An operand with one letter a dim.
+struct Term {
+    letters: Vec<char>,
+    x: NodeId,
+}
+
+impl Term {
+    /// The operand with its dims in the order of `letters`, absent ones as size 1.
+    fn arrange(&self, g: &mut Graph, letters: &[char]) -> Result<NodeId> {
+        let axes: Vec<usize> =
+            letters.iter().filter_map(|l| self.letters.iter().position(|m| m == l)).collect();
+        let mut y = g.permute(self.x, &axes)?;
+        for (i, l) in letters.iter().enumerate() {
+            if !self.letters.contains(l) {
+                y = g.unsqueeze(y, i)?;
+            }
+        }
+        Ok(y)
+    }
+}
+
+fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
+    let bad = |why: String| Error::argument("einsum", format!("\"{equation}\": {why}"));
+    let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+    let (left, right) = match text.split_once("->") {
+        Some((l, r)) => (l.to_string(), Some(r.to_string())),
+        None => (text, None),
+    };
+    let names: Vec<Vec<char>> = left.split(',').map(|t| t.chars().collect()).collect();
+    if names.len() != xs.len() {
+        return Err(bad(format!("names {} operands, {} are given", names.len(), xs.len())));
+    }
+    let mut sizes: Vec<(char, usize)> = Vec::new();
+    for (letters, &x) in names.iter().zip(xs) {
+        let shape = g.shape(x);
+        if letters.len() != shape.rank() {
+            return Err(bad(format!("'{}' names {} dims of shape {shape}", letters.iter().collect::<String>(), letters.len())));
+        }
+        for (k, (&l, &d)) in letters.iter().zip(shape.dims()).enumerate() {
+            if !l.is_ascii_alphabetic() {
+                return Err(bad(format!("'{l}' is no letter")));
+            }
+            if letters[..k].contains(&l) {
+                return Err(bad(format!("'{l}' occurs twice in one operand")).hint("take x:diagonal() first"));
+            }
+            match sizes.iter().find(|(m, _)| *m == l) {
+                Some((_, n)) if *n != d => return Err(bad(format!("'{l}' is {n} in one operand and {d} in another"))),
+                Some(_) => {}
+                None => sizes.push((l, d)),
+            }
+        }
+    }
+    let size = |l: char| sizes.iter().find(|(m, _)| *m == l).map_or(1, |(_, n)| *n);
+    let out: Vec<char> = match right {
+        Some(r) => r.chars().collect(),
+        None => {
+            let mut once: Vec<char> =
+                sizes.iter().map(|(l, _)| *l).filter(|l| names.iter().filter(|t| t.contains(l)).count() == 1).collect();
+            once.sort_unstable();
+            once
+        }
+    };
+    for (k, l) in out.iter().enumerate() {
+        if out[..k].contains(l) || !sizes.iter().any(|(m, _)| m == l) {
+            return Err(bad(format!("'{l}' on the right must occur there once and on the left at least once")));
+        }
+    }
+    let mut terms: Vec<Term> = names.into_iter().zip(xs).map(|(letters, &x)| Term { letters, x }).collect();
+    let mut acc = terms.remove(0);
+    let total = terms.len();
+    for (k, next) in terms.into_iter().enumerate() {
+        let needed = |l: &char, later: &[Vec<char>]| out.contains(l) || later.iter().any(|t| t.contains(l));
+        let later: Vec<Vec<char>> = Vec::from(&rest_letters(equation, k + 2, total + 1)[..]);
+        let both: Vec<char> = acc.letters.iter().filter(|l| next.letters.contains(l)).copied().collect();
+        let batch: Vec<char> = both.iter().filter(|l| needed(l, &later)).copied().collect();
+        let contract: Vec<char> = both.iter().filter(|l| !needed(l, &later)).copied().collect();
+        let rows: Vec<char> = acc.letters.iter().filter(|l| !both.contains(l)).copied().collect();
+        let cols: Vec<char> = next.letters.iter().filter(|l| !both.contains(l)).copied().collect();
+        let dims = |ls: &[char]| ls.iter().map(|&l| size(l)).collect::<Vec<usize>>();
+        let prod = |ls: &[char]| ls.iter().map(|&l| size(l)).product::<usize>();
+        let left_order: Vec<char> = [&batch[..], &rows, &contract].concat();
+        let right_order: Vec<char> = [&batch[..], &contract, &cols].concat();
+        let p = acc.arrange(g, &left_order)?;
+        let q = next.arrange(g, &right_order)?;
+        let (b, m, kk, n) = (prod(&batch), prod(&rows), prod(&contract), prod(&cols));
+        let p = g.reshape(p, &[b, m, kk])?;
+        let q = g.reshape(q, &[b, kk, n])?;
+        let y = matmul(g, p, q)?;
+        let letters: Vec<char> = [&batch[..], &rows, &cols].concat();
+        let y = g.reshape(y, &dims(&letters))?;
+        acc = Term { letters, x: y };
+    }
+    let drop: Vec<usize> = acc.letters.iter().enumerate().filter(|(_, l)| !out.contains(l)).map(|(i, _)| i).collect();
+    if !drop.is_empty() {
+        let dtype = g.dtype(acc.x).sum();
+        let x = g.cast(acc.x, dtype)?;
+        let x = g.sum(x, &drop, false)?;
+        acc = Term { letters: acc.letters.iter().filter(|l| out.contains(l)).copied().collect(), x };
+    }
+    acc.arrange(g, &out)
+}
+
+/// The letters of operands `from..to` of an equation.
+fn rest_letters(equation: &str, from: usize, to: usize) -> Vec<Vec<char>> {
+    let left = equation.split("->").next().unwrap_or("");
+    let all: Vec<Vec<char>> = left.split(',').map(|t| t.chars().filter(|c| !c.is_whitespace()).collect()).collect();
+    all.get(from..to).map(<[_]>::to_vec).unwrap_or_default()
+}

@@ -1,0 +1,65 @@
+//! Running sums and products.
+//!
+//! Library routines: elements are added in order along the axis (16-bit floats accumulate in f32 and round at each
+//! store), so results do not depend on threads.
+
+use super::{Class, Grad, Op, create, one};
+use crate::amp::Amp;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
+use smallvec::smallvec;
+
+pub static OPS: &[&Op] = &[&CUMSUM, &CUMPROD];
+
+const SAMPLES: &[&str] = &["f(2,3), 1", "f(2,3,4), 1", "f(5), 0", "f(3,0), 1", "f(70,3), 0", "i(4;5), -1"];
+
+fn record(g: &mut Graph, a: &super::Args) -> Result<super::Out> {
+    let x = a.tensor(0)?;
+    let at = g.shape(x).axis(a.op.name, a.int(1)?)?;
+    let dtype = g.dtype(x).sum();
+    let x = g.cast(x, dtype)?;
+    g.push(a.op, &[x], &[at as i64]).map(one)
+}
+
+/// Running sum from the end of axis `at`.
+fn from_the_end(g: &mut Graph, x: NodeId, at: usize) -> Result<NodeId> {
+    let y = g.flip(x, at)?;
+    let y = g.push(&CUMSUM, &[y], &[at as i64])?;
+    g.flip(y, at)
+}
+
+/// `attrs`: [axis].
+pub static CUMSUM: Op = Op {
+    name: "cumsum",
+    sig: "x: tensor, dim: int",
+    doc: "x (..., N, ...) -> (..., N, ...): element i is the sum of elements 0 to i along `dim`. Integers and bools sum in\n\
+          i64.",
+    class: Class::Library,
+    infer: create::same,
+    call: Some(record),
+    grad: Grad::Rule(|g, c| Ok(smallvec![Some(from_the_end(g, c.grad, c.attr(0))?)])),
+    amp: Amp::Full,
+    samples: SAMPLES,
+    smooth: true,
+    ..Op::BASE
+};
+
+/// `attrs`: [axis].
+pub static CUMPROD: Op = Op {
+    name: "cumprod",
+    sig: "x: tensor, dim: int",
+    doc: "x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools\n\
+          multiply in i64. The gradient divides by the element: it is NaN where an element is 0.",
+    class: Class::Library,
+    infer: create::same,
+    call: Some(record),
+    grad: Grad::Rule(|g, c| {
+        let d = g.mul(c.grad, c.out)?;
+        let d = from_the_end(g, d, c.attr(0))?;
+        Ok(smallvec![Some(g.div(d, c.x(0))?)])
+    }),
+    amp: Amp::Full,
+    samples: &["p(2,3), 1", "p(2,3,4), 1", "p(5), 0", "p(3,0), 1", "i(4;5), -1"],
+    smooth: true,
+    ..Op::BASE
+};

@@ -1,0 +1,140 @@
+//! The one error of `data`: which file, which value, which rule, and the cure where there is one (`hint`).
+//!
+//! Callers match on the variant, never on text. Names and cells that come from a file are shown escaped and cut short,
+//! so a hostile file cannot write to the terminal. The recipe's line is added by the Lua layer.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    // The file system.
+    #[error("{path}: cannot {action}: {source}{hint}")]
+    Io { path: PathBuf, action: &'static str, source: std::io::Error, hint: Hint },
+
+    // What a file holds.
+    /// The file is not what its format says it must be. `place` is a field, a tensor or a member.
+    #[error("{path}: {place}: {rule}{hint}")]
+    Malformed { path: PathBuf, place: String, rule: String, hint: Hint },
+    /// Sound, but of a kind this crate has no place for (a dtype, a compression method).
+    #[error("{path}: {place}: {rule}{hint}")]
+    Unsupported { path: PathBuf, place: String, rule: String, hint: Hint },
+    /// More than a stated limit.
+    #[error("{path}: {what} is {found}, and the limit is {limit}{hint}")]
+    TooLarge { path: PathBuf, what: String, found: u64, limit: u64, hint: Hint },
+    /// A cell or a line of a text file. Lines count from 1, as in an editor; columns from 0, as in `columns = {0, 64}`.
+    #[error("{path}:{line}: {place}{rule}{hint}")]
+    Line { path: PathBuf, line: u64, place: String, rule: String, hint: Hint },
+
+    // What the caller asked for.
+    /// A column, a name or a dtype that this file or tensor does not have.
+    #[error("{subject}: {rule}{hint}")]
+    Argument { subject: String, rule: String, hint: Hint },
+}
+
+/// A cure, printed on a line of its own; nothing when there is none.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Hint(pub Option<String>);
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {
+        let error = Error::Io { path: path.to_path_buf(), action, hint: Hint::default(), source };
+        match &error {
+            Error::Io { source, .. } if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                error.hint("the file is shorter than it says: copy or download it again")
+            }
+            _ => error,
+        }
+    }
+
+    pub(crate) fn malformed(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
+        let (place, rule) = (place.into(), rule.into());
+        Error::Malformed { path: path.to_path_buf(), place, rule, hint: Hint::default() }
+    }
+
+    pub(crate) fn unsupported(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
+        let (place, rule) = (place.into(), rule.into());
+        Error::Unsupported { path: path.to_path_buf(), place, rule, hint: Hint::default() }
+    }
+
+    pub(crate) fn too_large(path: &Path, what: impl Into<String>, found: u64, limit: u64) -> Error {
+        Error::TooLarge { path: path.to_path_buf(), what: what.into(), found, limit, hint: Hint::default() }
+    }
+
+    pub(crate) fn line(path: &Path, line: u64, place: impl Into<String>, rule: impl Into<String>) -> Error {
+        let (place, rule) = (place.into(), rule.into());
+        Error::Line { path: path.to_path_buf(), line, place, rule, hint: Hint::default() }
+    }
+
+    pub(crate) fn argument(subject: impl Into<String>, rule: impl Into<String>) -> Error {
+        Error::Argument { subject: subject.into(), rule: rule.into(), hint: Hint::default() }
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, text: impl Into<String>) -> Error {
+        let (Error::Io { hint, .. }
+        | Error::Malformed { hint, .. }
+        | Error::Unsupported { hint, .. }
+        | Error::TooLarge { hint, .. }
+        | Error::Line { hint, .. }
+        | Error::Argument { hint, .. }) = &mut self;
+        hint.0 = Some(text.into());
+        self
+    }
+}
+
+/// For the layers above, whose errors are all of `core`. The hint stays part of the message.
+impl From<Error> for perilune_core::Error {
+    fn from(error: Error) -> perilune_core::Error {
+        match error {
+            Error::Io { .. } => perilune_core::Error::system("", error.to_string()),
+            _ => perilune_core::Error::argument("", error.to_string()),
+        }
+    }
+}
+
+/// Text from a file, fit to be shown: quoted, escaped, at most 60 characters.
+pub(crate) fn quote(text: &str) -> String {
+    let mut out = String::from("'");
+    for (i, c) in text.chars().enumerate() {
+        if i == 60 {
+            out.push('…');
+            break;
+        }
+        match c {
+            '\'' | '"' => out.push(c),
+            _ => out.extend(c.escape_debug()),
+        }
+    }
+    out.push('\'');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_carry_place_rule_and_cure() {
+        let e = Error::line(Path::new("a.csv"), 7, "column 2: ", "'x' is not a number").hint("drop it");
+        assert_eq!(e.to_string(), "a.csv:7: column 2: 'x' is not a number\n  hint: drop it");
+        assert_eq!(perilune_core::Error::from(e).kind, perilune_core::Kind::Argument);
+    }
+
+    #[test]
+    fn quoted_text_is_harmless() {
+        assert_eq!(quote("a\x1b[2J\n"), "'a\\u{1b}[2J\\n'");
+        assert_eq!(quote(&"x".repeat(1000)).chars().count(), 63);
+    }
+}

@@ -1,0 +1,24 @@
+//! Data on its way in and out: file formats to and from [`perilune_core::HostTensor`], and the order samples come in.
+//!
+//! Readers take files from strangers. Each checks what a header claims against what the file can hold before it
+//! allocates, and says what is wrong with file, place and rule. Writers are atomic. The order of samples is a set of
+//! pure functions of (seed, index): nothing here keeps a position that a checkpoint would have to save.
+//!
+//! Not here: the graph, devices, Lua, and anything that fetches from a network.
+#![forbid(unsafe_code)]
+
+pub mod batches;
+pub mod csv;
+pub mod error;
+pub mod file;
+pub mod gather;
+pub mod image;
+mod inflate;
+pub mod npy;
+pub mod npz;
+mod records;
+pub mod safetensors;
+pub mod split;
+pub mod text;
+
+pub use error::{Error, Result};

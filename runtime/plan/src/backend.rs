@@ -1,0 +1,120 @@
+//! The seam to devices: what a backend must do, and nothing about how.
+
+use crate::ir::Program;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use std::any::Any;
+use std::fmt::Debug;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Memory of a device, freed on drop. Cheap to clone.
+pub type Buffer = Rc<dyn DeviceBuffer>;
+
+pub trait DeviceBuffer: Debug {
+    fn nbytes(&self) -> usize;
+    /// The backend's own type behind it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+pub trait Backend {
+    /// `cpu`, `cuda:0` …
+    fn name(&self) -> &str;
+
+    /// A line for people: `cpu (2 threads, AVX-512)`.
+    fn describe(&self) -> String;
+
+    /// Whether this device runs a fused op as one kernel; otherwise the planner takes its decomposition.
+    fn keeps(&self, node: &Node) -> bool;
+
+    /// Uninitialised memory; out-of-memory is an `Err`.
+    fn alloc(&self, nbytes: usize) -> Result<Buffer>;
+
+    /// Memory holding `bytes`.
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
+
+    /// The first `nbytes` bytes of a buffer, after all work queued so far.
+    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>>;
+
+    /// Overwrites the start of a buffer, after all work queued so far.
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
+
+    /// Makes a program runnable.
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
+}
+
+/// A compiled program.
+pub trait Executable {
+    /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
+    ///
+    /// An error (an index out of range) names the kernel's place as [`Failure`]; inputs that the program commits to may
+    /// then be partly written, so backends check before they write where they can.
+    fn run(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer]) -> std::result::Result<(), Failure>;
+}
+
+/// A kernel that failed, and why.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub site: perilune_core::site::Site,
+    pub error: Error,
+}
+
+/// A device that compiles and never runs: planner tests need no hardware.
+#[derive(Debug, Default)]
+pub struct Null;
+
+#[derive(Debug)]
+struct NullBuffer(usize);
+
+impl DeviceBuffer for NullBuffer {
+    fn nbytes(&self) -> usize {
+        self.0
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct NullProgram;
+
+impl Executable for NullProgram {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer]) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Backend for Null {
+    fn name(&self) -> &str {
+        "null"
+    }
+
+    fn describe(&self) -> String {
+        "null (plans, runs nothing)".into()
+    }
+
+    fn keeps(&self, _: &Node) -> bool {
+        false
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Ok(Rc::new(NullBuffer(nbytes)))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        self.alloc(bytes.len())
+    }
+
+    fn download(&self, _: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        Ok(vec![0; nbytes])
+    }
+
+    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        crate::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
+        Ok(Box::new(NullProgram))
+    }
+}

@@ -1,0 +1,362 @@
+//! From clusters to a program: registers, kernel order, storage.
+
+use crate::fuse::{self, Fusion, Home};
+use crate::ir::*;
+use crate::lower::Lowered;
+use crate::memory;
+use crate::trace::Trace;
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{Class, Generator};
+use perilune_core::{DType, Layout};
+use smallvec::{SmallVec, smallvec};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+
+/// Builds the program of a fused step.
+pub fn build(low: &Lowered, f: &Fusion, trace: &Trace) -> Program {
+    let mut b = Builder {
+        low,
+        f,
+        values: Vec::new(),
+        value_of: HashMap::new(),
+        program: Program {
+            values: Vec::new(),
+            kernels: Vec::new(),
+            inputs: trace.metas.clone(),
+            outputs: Vec::new(),
+            slots: trace.slot_dtypes.clone(),
+            results: Vec::new(),
+            arena_bytes: 0,
+            live_bytes: 0,
+        },
+    };
+    b.name_values(trace);
+    let kernels = b.kernels();
+    let order = sort(&kernels, b.values.len());
+    let mut kernels: Vec<Option<(u32, Kernel)>> = kernels.into_iter().map(Some).collect();
+    b.program.kernels = order.into_iter().filter_map(|k| kernels[k].take()).map(|k| k.1).collect();
+    b.results();
+    b.commits(trace);
+    let Builder { values, mut program, .. } = b;
+    program.values = values;
+    memory::assign(&mut program);
+    program
+}
+
+struct Builder<'a> {
+    low: &'a Lowered,
+    f: &'a Fusion,
+    values: Vec<Value>,
+    value_of: HashMap<NodeId, ValueId>,
+    program: Program,
+}
+
+/// Marks a value that has no storage yet.
+pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
+
+impl Builder<'_> {
+    fn add_value(&mut self, id: NodeId, storage: Storage) -> ValueId {
+        let node = self.low.graph.node(id);
+        let v = ValueId(self.values.len() as u32);
+        self.values.push(Value { shape: node.shape, dtype: node.dtype, storage, site: self.low.graph.site_of(id) });
+        self.value_of.insert(id, v);
+        v
+    }
+
+    fn name_values(&mut self, trace: &Trace) {
+        for (k, (shape, dtype)) in trace.metas.iter().enumerate() {
+            let site = perilune_core::site::Site::NONE;
+            self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), site });
+        }
+        for (&id, &k) in &self.low.inputs {
+            self.value_of.insert(id, ValueId(k));
+        }
+        for id in self.low.graph.ids() {
+            if self.f.stored[id.index()] && !matches!(self.f.home[id.index()], Home::None) {
+                self.add_value(id, UNPLACED);
+            }
+        }
+    }
+
+    /// All kernels with the recording position they are anchored at, in no particular order.
+    fn kernels(&mut self) -> Vec<(u32, Kernel)> {
+        let mut out = Vec::new();
+        let g = &self.low.graph;
+        let mut parts: HashMap<NodeId, Vec<(usize, NodeId)>> = HashMap::new();
+        for id in g.ids() {
+            let node = g.node(id);
+            if matches!(node.op.class, Class::Part) && self.value_of.contains_key(&id) {
+                parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
+            }
+        }
+        for id in g.ids() {
+            let node = g.node(id);
+            if !matches!(self.f.home[id.index()], Home::Library { .. }) || matches!(node.op.class, Class::Part) {
+                continue;
+            }
+            let mut outputs = vec![self.value_of[&id]];
+            for (k, part) in parts.remove(&id).unwrap_or_default() {
+                debug_assert_eq!(k, outputs.len(), "this is a bug: parts out of order");
+                outputs.push(self.value_of[&part]);
+            }
+            let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
+            let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
+            let (op, attrs, site) = (node.op, node.attrs.clone(), g.site_of(id));
+            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, site })));
+        }
+        for k in 0..self.f.clusters.len() {
+            if let Some((anchor, region)) = self.region(k) {
+                out.push((anchor, Kernel::Region(region)));
+            }
+        }
+        out
+    }
+
+    fn operand(&self, x: NodeId) -> Operand {
+        let g = &self.low.graph;
+        let (base, layout) = self.low.views[x.index()];
+        match g.generator(base) {
+            Some(_) => Operand::Constant(g.node(base).attrs[0] as u64, g.shape(x), g.dtype(x)),
+            None => Operand::View(self.value_of[&base], layout),
+        }
+    }
+
+    /// The region of cluster `k`, if it stores anything.
+    fn region(&mut self, k: usize) -> Option<(u32, Region)> {
+        let (low, f) = (self.low, self.f);
+        let g = &low.graph;
+        let cluster = &f.clusters[k];
+        let mut roots: Vec<NodeId> = cluster.nodes.iter().copied().filter(|id| f.stored[id.index()]).collect();
+        if roots.is_empty() {
+            return None;
+        }
+        roots.sort_unstable();
+        let (batch, rows, cols) = cluster.space();
+        let anchor = roots[roots.len() - 1].0;
+        let mut region = Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), site: g.site_of(roots[0]) };
+        // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
+        let mut here: HashSet<NodeId> = roots.iter().copied().collect();
+        let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
+        let mut ordered = Vec::new();
+        while let Some(id) = queue.pop() {
+            ordered.push(id);
+            for (base, layout) in fuse::reads(low, id) {
+                if self.computed_here(k, id, base, &layout) && here.insert(base) {
+                    queue.push(base);
+                }
+            }
+        }
+        ordered.reverse();
+        let mut regs: HashMap<NodeId, Reg> = HashMap::new();
+        let mut memo: HashMap<Memo, Reg> = HashMap::new();
+        for id in ordered {
+            let node = g.node(id);
+            let site = g.site_of(id);
+            let n = source_numel(low, id);
+            let level = match f.cluster_of(id) == Some(k) {
+                true => f.level[id.index()],
+                // Computed again here: by size, since a row is longer than one element.
+                false if n == cluster.numel => Level::Full,
+                false => Level::Row,
+            };
+            let operand_level = if matches!(node.op.class, Class::Reduce(_)) { Level::Full } else { level };
+            let mut args: SmallVec<[Reg; 3]> = SmallVec::new();
+            for (i, (base, layout)) in fuse::reads(low, id).into_iter().enumerate() {
+                let dtype = g.dtype(node.inputs[i]);
+                let reg = if self.computed_here(k, id, base, &layout) {
+                    let from = regs[&base];
+                    if region.body[from as usize].level == Level::Row && operand_level == Level::Full {
+                        emit(&mut region, &mut memo, Code::Spread(from), dtype, Level::Full, site)
+                    } else {
+                        from
+                    }
+                } else {
+                    let source = self.source(base);
+                    emit(&mut region, &mut memo, Code::Load { source, layout }, dtype, operand_level, site)
+                };
+                args.push(reg);
+            }
+            let code = match node.op.class {
+                Class::Map(m) => Code::Map(m, args),
+                Class::Cast => Code::Cast(args[0]),
+                Class::Reduce(r) if level == Level::Col => Code::ReduceCol(r, args[0]),
+                Class::Reduce(r) => Code::ReduceRow(r, args[0]),
+                _ => unreachable!("this is a bug: {} in a region", node.op.name),
+            };
+            let reg = emit(&mut region, &mut memo, code, node.dtype, level, site);
+            regs.insert(id, reg);
+        }
+        region.stores = roots.iter().map(|id| (regs[id], self.value_of[id])).collect();
+        Some((anchor, region))
+    }
+
+    /// Whether `base`, read by `id` in cluster `k`, is a register there.
+    fn computed_here(&self, k: usize, id: NodeId, base: NodeId, layout: &Layout) -> bool {
+        if !matches!(self.f.home[base.index()], Home::Cluster(_)) {
+            return false;
+        }
+        fuse::in_register(self.low, self.f, k, base, layout, source_numel(self.low, id)) || !self.f.stored[base.index()]
+    }
+
+    fn source(&self, base: NodeId) -> Source {
+        let g = &self.low.graph;
+        let node = g.node(base);
+        match g.generator(base) {
+            None => Source::Value(self.value_of[&base]),
+            Some(Generator::Scalar) => Source::Slot(self.low.slots[&base]),
+            Some(Generator::Constant) => Source::Constant(node.attrs[0] as u64),
+            Some(Generator::Iota) => Source::Iota,
+            Some(Generator::Uniform) => {
+                Source::Uniform { seed: self.low.slots[&node.inputs[0]], counter: self.low.slots[&node.inputs[1]] }
+            }
+        }
+    }
+
+    /// Gives each root an output buffer, or names the input it is.
+    fn results(&mut self) {
+        let mut outputs: HashMap<ValueId, u32> = HashMap::new();
+        for id in &self.low.roots {
+            let v = self.value_of[id];
+            let result = match self.values[v.0 as usize].storage {
+                Storage::Input(k) => Result_::Input(k),
+                _ => {
+                    let next = self.program.outputs.len() as u32;
+                    let o = *outputs.entry(v).or_insert(next);
+                    if o == next {
+                        self.program.outputs.push(self.values[v.0 as usize].nbytes());
+                        self.values[v.0 as usize].storage = Storage::Output(o);
+                    }
+                    Result_::Output(o)
+                }
+            };
+            self.program.results.push(result);
+        }
+    }
+
+    /// Lets each commit's value be computed in the State's own memory where nothing still reads the old one; else
+    /// copies it there at the end.
+    fn commits(&mut self, trace: &Trace) {
+        let mut writer: HashMap<ValueId, usize> = HashMap::new();
+        let mut readers: HashMap<ValueId, Vec<usize>> = HashMap::new();
+        for (k, kernel) in self.program.kernels.iter().enumerate() {
+            for v in kernel.writes() {
+                writer.insert(v, k);
+            }
+            for v in kernel.reads() {
+                readers.entry(v).or_default().push(k);
+            }
+        }
+        let mut copies = Vec::new();
+        for (id, &input) in self.low.commits.iter().zip(&trace.commit_inputs) {
+            let (v, state) = (self.value_of[id], ValueId(input));
+            let free = self.values[v.0 as usize].storage == UNPLACED;
+            let at = writer.get(&v).copied().unwrap_or(usize::MAX);
+            let safe = free
+                && readers.get(&state).into_iter().flatten().all(|&r| r < at || (r == at && in_place(&self.program.kernels[r], v, state)));
+            if safe {
+                self.values[v.0 as usize].storage = Storage::Input(input);
+            } else {
+                copies.push((v, state));
+            }
+        }
+        // Values first, then copies: a copy must not change what another kernel still reads.
+        for (v, state) in copies {
+            let value = &self.values[v.0 as usize];
+            let (n, dtype, site) = (value.shape.numel(), value.dtype, value.site);
+            let layout = Layout::contiguous(value.shape).collapse();
+            let load = Code::Load { source: Source::Value(v), layout };
+            let body = vec![Instr { code: load, dtype, level: Level::Full, site }];
+            let region = Region { batch: 1, rows: 1, cols: n, body, stores: vec![(0, state)], site };
+            self.program.kernels.push(Kernel::Region(region));
+        }
+    }
+}
+
+/// Whether kernel `k` may write `v` over `old`, which it reads: element for element only.
+fn in_place(k: &Kernel, v: ValueId, old: ValueId) -> bool {
+    let Kernel::Region(r) = k else { return false };
+    let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
+    let n = r.numel();
+    r.stores.iter().all(|(reg, s)| *s != v || full(reg))
+        && r.body.iter().all(|i| match &i.code {
+            Code::Load { source: Source::Value(x), layout } if *x == old => {
+                i.level == Level::Full && fuse::reading(layout, n, n) == fuse::Reading::Same
+            }
+            _ => true,
+        })
+}
+
+/// Elements of the space a node works over: its own, or its input's if it reduces.
+fn source_numel(low: &Lowered, id: NodeId) -> usize {
+    let node = low.graph.node(id);
+    match node.op.class {
+        Class::Reduce(_) => low.graph.shape(node.inputs[0]).numel(),
+        _ => node.shape.numel(),
+    }
+}
+
+/// What makes two instructions the same.
+#[derive(PartialEq, Eq, Hash)]
+enum Memo {
+    Load(Source, Layout, DType, Level),
+    Spread(Reg),
+}
+
+fn emit(
+    region: &mut Region,
+    memo: &mut HashMap<Memo, Reg>,
+    code: Code,
+    dtype: DType,
+    level: Level,
+    site: perilune_core::site::Site,
+) -> Reg {
+    let key = match &code {
+        Code::Load { source, layout } => Some(Memo::Load(*source, *layout, dtype, level)),
+        Code::Spread(r) => Some(Memo::Spread(*r)),
+        _ => None,
+    };
+    if let Some(found) = key.as_ref().and_then(|k| memo.get(k)) {
+        return *found;
+    }
+    let reg = region.body.len() as Reg;
+    region.body.push(Instr { code, dtype, level, site });
+    if let Some(key) = key {
+        memo.insert(key, reg);
+    }
+    reg
+}
+
+/// Kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first.
+fn sort(kernels: &[(u32, Kernel)], values: usize) -> Vec<usize> {
+    let mut writer: Vec<Option<usize>> = vec![None; values];
+    for (k, (_, kernel)) in kernels.iter().enumerate() {
+        for v in kernel.writes() {
+            writer[v.0 as usize] = Some(k);
+        }
+    }
+    let mut users: Vec<SmallVec<[usize; 4]>> = vec![smallvec![]; kernels.len()];
+    let mut waits = vec![0usize; kernels.len()];
+    for (k, (_, kernel)) in kernels.iter().enumerate() {
+        let mut from: Vec<usize> = kernel.reads().iter().filter_map(|v| writer[v.0 as usize]).collect();
+        from.sort_unstable();
+        from.dedup();
+        waits[k] = from.len();
+        for w in from {
+            users[w].push(k);
+        }
+    }
+    let mut ready: BinaryHeap<Reverse<(u32, usize)>> =
+        (0..kernels.len()).filter(|k| waits[*k] == 0).map(|k| Reverse((kernels[k].0, k))).collect();
+    let mut order = Vec::with_capacity(kernels.len());
+    while let Some(Reverse((_, k))) = ready.pop() {
+        order.push(k);
+        for &u in &users[k] {
+            waits[u] -= 1;
+            if waits[u] == 0 {
+                ready.push(Reverse((kernels[u].0, u)));
+            }
+        }
+    }
+    assert_eq!(order.len(), kernels.len(), "this is a bug: kernels wait for each other in a circle");
+    order
+}

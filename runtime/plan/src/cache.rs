@@ -1,0 +1,170 @@
+//! Compiled plans by key: bounded in bytes, never throwing, and able to say why it missed.
+
+use crate::backend::{Backend, Executable};
+use crate::ir::Program;
+use crate::trace::{Request, Tracer, digest};
+use crate::{build, fuse, lower};
+use perilune_core::error::Result;
+use perilune_core::graph::Graph;
+use perilune_core::site::Site;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How plans are made. Part of the key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Off: every primitive is a kernel of its own. The numbers stay the same.
+    pub fusion: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { fusion: true }
+    }
+}
+
+/// A step ready to run.
+pub struct Plan {
+    pub program: Arc<Program>,
+    pub exec: Box<dyn Executable>,
+    key: Vec<u32>,
+    options: Options,
+    /// Recipe lines of the traced nodes, for miss reports.
+    sites: Vec<Site>,
+    last_use: std::cell::Cell<u64>,
+}
+
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    pub hits: u64,
+    pub misses: u64,
+    pub evictions: u64,
+    pub compile_ms: f64,
+}
+
+/// The cache of one device.
+pub struct Cache {
+    plans: HashMap<u128, Vec<Rc<Plan>>>,
+    bytes: usize,
+    limit: usize,
+    clock: u64,
+    pub counts: Counts,
+    /// The last plan looked up, to compare a miss with.
+    last: Option<Rc<Plan>>,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Cache::new(256 << 20)
+    }
+}
+
+impl Cache {
+    /// A cache that holds about `limit` bytes of plans.
+    pub fn new(limit: usize) -> Cache {
+        Cache { plans: HashMap::new(), bytes: 0, limit, clock: 0, counts: Counts::default(), last: None }
+    }
+
+    pub fn len(&self) -> usize {
+        self.plans.values().map(Vec::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.plans.is_empty()
+    }
+
+    /// The plan for what `tracer` traced; compiled now if it is new.
+    pub fn get(
+        &mut self,
+        g: &Graph,
+        tracer: &Tracer,
+        request: &Request,
+        options: Options,
+        backend: &dyn Backend,
+    ) -> Result<(Rc<Plan>, bool)> {
+        let trace = &tracer.trace;
+        let hash = digest(&trace.key) ^ u128::from(options.fusion);
+        self.clock += 1;
+        if let Some(found) = self
+            .plans
+            .get(&hash)
+            .and_then(|list| list.iter().find(|p| p.key == trace.key && p.options == options))
+        {
+            found.last_use.set(self.clock);
+            self.counts.hits += 1;
+            self.last = Some(found.clone());
+            return Ok((found.clone(), true));
+        }
+        self.counts.misses += 1;
+        let start = std::time::Instant::now();
+        let program = Arc::new(plan(g, tracer, request, options, backend)?);
+        if cfg!(debug_assertions) {
+            crate::check::check(&program)
+                .map_err(|e| perilune_core::Error::system("plan", format!("this is a bug: {e}")))?;
+        }
+        let exec = backend.compile(program.clone())?;
+        self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
+        let sites = trace.order.iter().map(|id| g.site_of(*id)).collect();
+        let last_use = std::cell::Cell::new(self.clock);
+        let plan = Rc::new(Plan { program, exec, key: trace.key.clone(), options, sites, last_use });
+        self.bytes += weight(&plan);
+        self.plans.entry(hash).or_default().push(plan.clone());
+        self.evict();
+        self.last = Some(plan.clone());
+        Ok((plan, false))
+    }
+
+    /// Drops the plans unused for longest until the rest fits.
+    fn evict(&mut self) {
+        while self.bytes > self.limit && self.len() > 1 {
+            let oldest = self.plans.iter().flat_map(|(h, l)| l.iter().map(move |p| (p.last_use.get(), *h))).min();
+            let Some((used, hash)) = oldest else { return };
+            if let Some(list) = self.plans.get_mut(&hash) {
+                if let Some(at) = list.iter().position(|p| p.last_use.get() == used) {
+                    self.bytes -= weight(&list.remove(at));
+                    self.counts.evictions += 1;
+                }
+                if list.is_empty() {
+                    self.plans.remove(&hash);
+                }
+            }
+        }
+    }
+
+    /// Where what was just traced first differs from the plan used before it: the recipe line, and what is there.
+    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(Site, String)> {
+        let last = self.last.as_ref()?;
+        let new = &tracer.trace;
+        let at = new.key.iter().zip(&last.key).position(|(a, b)| a != b)?;
+        // Find the node whose words hold position `at` by walking nodes until their words pass it.
+        let mut words = 0;
+        for (k, &id) in new.order.iter().enumerate() {
+            let node = g.node(id);
+            words += if new.key.get(words) == Some(&0x1eaf) {
+                4 + 2 * node.shape.rank()
+            } else {
+                let ranked = matches!(node.op.class, perilune_core::ops::Class::Generator(_));
+                2 + 2 * node.attrs.len() + node.inputs.len() + if ranked { 1 + node.shape.rank() } else { 0 }
+            };
+            if words > at {
+                let before = last.sites.get(k).copied().unwrap_or(Site::NONE);
+                let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
+                let site = if g.site_of(id) == Site::NONE { before } else { g.site_of(id) };
+                return Some((site, what));
+            }
+        }
+        None
+    }
+}
+
+fn weight(p: &Plan) -> usize {
+    p.key.len() * 4 + p.sites.len() * 4 + p.program.values.len() * 160 + p.program.kernels.len() * 2048
+}
+
+/// Plans a traced request without compiling it.
+pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
+    let low = lower::lower(g, tracer, request, backend)?;
+    let fused = fuse::fuse(&low, options.fusion);
+    Ok(build::build(&low, &fused, &tracer.trace))
+}

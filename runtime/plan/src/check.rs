@@ -1,0 +1,127 @@
+//! The written grammar of a program, checked in debug builds and by the null device.
+//!
+//! Every rule that `ir.rs` states in words is a test here, so that a wrong pass fails at once and by name.
+
+use crate::ir::*;
+use perilune_core::ops::elementwise::MapFn;
+use std::collections::HashSet;
+
+/// The first broken rule, if any.
+pub fn check(p: &Program) -> Result<(), String> {
+    let mut written: HashSet<ValueId> = HashSet::new();
+    for (k, v) in p.values.iter().enumerate() {
+        match v.storage {
+            Storage::Input(i) => {
+                let (shape, dtype) = *p.inputs.get(i as usize).ok_or(format!("value {k}: no input {i}"))?;
+                if shape.numel() != v.shape.numel() || dtype != v.dtype {
+                    return Err(format!("value {k} disagrees with input {i}"));
+                }
+            }
+            Storage::Output(o) if p.outputs.get(o as usize).is_none_or(|n| *n < v.nbytes()) => {
+                return Err(format!("value {k} does not fit output {o}"));
+            }
+            Storage::Arena(at) if at + v.nbytes() > p.arena_bytes => {
+                return Err(format!("value {k} does not fit the arena"));
+            }
+            _ => {}
+        }
+    }
+    for (k, kernel) in p.kernels.iter().enumerate() {
+        for v in kernel.reads() {
+            let value = p.values.get(v.0 as usize).ok_or(format!("kernel {k} reads no value {}", v.0))?;
+            if !matches!(value.storage, Storage::Input(_)) && !written.contains(&v) {
+                return Err(format!("kernel {k} reads value {} before it is written", v.0));
+            }
+        }
+        for v in kernel.writes() {
+            if p.values.get(v.0 as usize).is_none() {
+                return Err(format!("kernel {k} writes no value {}", v.0));
+            }
+            written.insert(v);
+        }
+        match kernel {
+            Kernel::Region(r) => region(p, r).map_err(|e| format!("kernel {k}: {e}"))?,
+            Kernel::Library(l) => {
+                for o in &l.inputs {
+                    if let Operand::View(v, layout) = o {
+                        reach(p, *v, layout).map_err(|e| format!("kernel {k} ({}): {e}", l.op.name))?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn reach(p: &Program, v: ValueId, layout: &perilune_core::Layout) -> Result<(), String> {
+    if let Some((low, high)) = layout.extent()
+        && (low < 0 || high as usize >= p.values[v.0 as usize].shape.numel())
+    {
+        return Err(format!("a view of value {} reaches elements {low} to {high}", v.0));
+    }
+    Ok(())
+}
+
+fn region(p: &Program, r: &Region) -> Result<(), String> {
+    for (k, i) in r.body.iter().enumerate() {
+        let reg = |x: Reg| -> Result<&Instr, String> {
+            if x as usize >= k { Err(format!("instruction {k} reads register {x} before it is written")) } else { Ok(&r.body[x as usize]) }
+        };
+        let fault = |why: &str| Err(format!("instruction {k}: {why}"));
+        match &i.code {
+            Code::Load { source, layout } => {
+                if layout.numel() != r.count(i.level) {
+                    return fault("load does not cover its level");
+                }
+                if let Source::Value(v) = source {
+                    reach(p, *v, layout)?;
+                    if p.values[v.0 as usize].dtype != i.dtype {
+                        return fault("load changes dtype");
+                    }
+                }
+            }
+            Code::Map(f, args) => {
+                if args.len() != f.arity() {
+                    return fault("wrong number of operands");
+                }
+                for &a in args {
+                    if reg(a)?.level != i.level {
+                        return fault("operands of another level");
+                    }
+                }
+                let first = usize::from(*f == MapFn::Where);
+                if args[first..].iter().any(|a| r.body[*a as usize].dtype != r.body[args[first] as usize].dtype) {
+                    return fault("operands of different dtypes");
+                }
+            }
+            Code::Cast(a) => {
+                if reg(*a)?.level != i.level {
+                    return fault("operand of another level");
+                }
+            }
+            Code::Spread(a) => {
+                if reg(*a)?.level != Level::Row || i.level != Level::Full {
+                    return fault("spread is from row to full");
+                }
+            }
+            Code::ReduceRow(_, a) => {
+                if reg(*a)?.level != Level::Full || i.level != Level::Row {
+                    return fault("row reduction is from full to row");
+                }
+            }
+            Code::ReduceCol(_, a) => {
+                if reg(*a)?.level != Level::Full || i.level != Level::Col {
+                    return fault("column reduction is from full to col");
+                }
+            }
+        }
+    }
+    for (reg, v) in &r.stores {
+        let i = r.body.get(*reg as usize).ok_or("store of no register")?;
+        let value = &p.values[v.0 as usize];
+        if value.shape.numel() != r.count(i.level) || value.dtype != i.dtype {
+            return Err(format!("store of register {reg} does not fit value {}", v.0));
+        }
+    }
+    Ok(())
+}

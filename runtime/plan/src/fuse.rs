@@ -1,0 +1,484 @@
+//! Which primitives share a kernel: the fusion rules, and what is stored.
+//!
+//! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more
+//! than the deepest kernel it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its
+//! producers' cluster, and clusters of one depth may merge, whenever everything else it reads lies less deep. That is
+//! all the cycle checking there is, and it is linear.
+//!
+//! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
+//! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
+//! stored, or, if it is cheap to compute again from no more bytes than loading it would take, computed again by each
+//! reader; since every result is rounded as if stored, that changes no bits.
+
+use crate::ir::Level;
+use crate::lower::Lowered;
+use perilune_core::graph::{Node, NodeId};
+use perilune_core::ops::{Class, Generator, ReduceFn};
+use perilune_core::{Layout, Shape};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// Nodes in one cluster: a bound on kernel size, far above what a training step reaches.
+const MAX_NODES: usize = 256;
+/// Work an element may cost to be computed again instead of stored and loaded (see `MapFn::flops`).
+const MAX_RECOMPUTE: usize = 96;
+/// Work of one random number.
+const UNIFORM_FLOPS: usize = 40;
+/// Buffers a recomputed value may depend on.
+const MAX_FRONTIER: usize = 4;
+
+/// A reduction seen as `outer x reduced x inner`.
+#[derive(Clone, Copy, Debug)]
+pub struct Fold {
+    pub f: ReduceFn,
+    pub outer: usize,
+    pub reduced: usize,
+    pub inner: usize,
+}
+
+pub fn fold(node: &Node, input: Shape) -> Option<Fold> {
+    let Class::Reduce(f) = node.op.class else { return None };
+    let (lo, hi) = (node.attrs[0] as usize, node.attrs[1] as usize);
+    let d = input.dims();
+    let n = |s: &[usize]| s.iter().product();
+    Some(Fold { f, outer: n(&d[..lo]), reduced: n(&d[lo..hi]), inner: n(&d[hi..]) })
+}
+
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub depth: u32,
+    /// Elements of the iteration space.
+    pub numel: usize,
+    /// Row length, once a row reduction or spread has fixed it.
+    pub cols: Option<usize>,
+    /// Batches of a column reduction, once one has fixed it.
+    pub batch: Option<usize>,
+    pub nodes: Vec<NodeId>,
+    /// Merged into another cluster.
+    into: Option<usize>,
+}
+
+impl Cluster {
+    /// `batch, rows, cols` of the region.
+    pub fn space(&self) -> (usize, usize, usize) {
+        match self.cols {
+            None => (1, 1, self.numel),
+            Some(c) => {
+                let b = self.batch.unwrap_or(1);
+                (b, if b * c == 0 { 0 } else { self.numel / (b * c) }, c)
+            }
+        }
+    }
+
+    fn row_count(&self) -> Option<usize> {
+        self.cols.map(|c| if c == 0 { 0 } else { self.numel / c })
+    }
+}
+
+/// Where a node runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Home {
+    /// Leaf, generator or view: nowhere.
+    None,
+    Library {
+        depth: u32,
+    },
+    Cluster(usize),
+}
+
+/// The outcome: clusters, where each node runs, and which nodes are written to memory.
+#[derive(Debug)]
+pub struct Fusion {
+    pub clusters: Vec<Cluster>,
+    pub home: Vec<Home>,
+    pub level: Vec<Level>,
+    pub stored: Vec<bool>,
+}
+
+impl Fusion {
+    pub fn cluster_of(&self, id: NodeId) -> Option<usize> {
+        match self.home[id.index()] {
+            Home::Cluster(k) => Some(find(&self.clusters, k)),
+            _ => None,
+        }
+    }
+}
+
+fn find(clusters: &[Cluster], mut k: usize) -> usize {
+    while let Some(next) = clusters[k].into {
+        k = next;
+    }
+    k
+}
+
+/// How a node of numel `n` reads element positions of a producer with `m` stored elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reading {
+    /// Element for element.
+    Same,
+    /// Each element of the producer for a run of `n / m` neighbours.
+    Spread,
+    Other,
+}
+
+pub fn reading(layout: &Layout, n: usize, m: usize) -> Reading {
+    if layout.offset != 0 || n == 0 || m == 0 {
+        return Reading::Other;
+    }
+    let (dims, strides) = (layout.shape.dims(), layout.strides());
+    match dims.len() {
+        0 if n == 1 && m == 1 => Reading::Same,
+        1 if n == m && strides[0] == 1 => Reading::Same,
+        1 if m == 1 && strides[0] == 0 => Reading::Spread,
+        2 if dims[0] == m && dims[0] * dims[1] == n && strides == [1, 0] => Reading::Spread,
+        _ => Reading::Other,
+    }
+}
+
+/// Groups the lowered step. With `enabled` off every primitive is a kernel of its own.
+pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
+    let count = low.graph.len();
+    let mut f = Fuser {
+        low,
+        out: Fusion {
+            clusters: Vec::new(),
+            home: vec![Home::None; count],
+            level: vec![Level::Full; count],
+            stored: vec![false; count],
+        },
+        loaders: HashMap::new(),
+    };
+    for id in low.graph.ids() {
+        f.visit(id, enabled);
+    }
+    let mut out = f.out;
+    decide(low, &mut out, enabled);
+    out
+}
+
+struct Fuser<'a> {
+    low: &'a Lowered,
+    out: Fusion,
+    /// The latest cluster that reads all of a base in order, by base.
+    loaders: HashMap<NodeId, usize>,
+}
+
+/// What joining a cluster would ask of it.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Ask {
+    cols: Option<usize>,
+    batch: Option<usize>,
+}
+
+impl Fuser<'_> {
+    /// The depth a kernel reading `base` must have at least.
+    fn available(&self, base: NodeId) -> u32 {
+        match self.out.home[base.index()] {
+            Home::None => 0,
+            Home::Library { depth } => depth + 1,
+            Home::Cluster(k) => self.out.clusters[find(&self.out.clusters, k)].depth + 1,
+        }
+    }
+
+    fn visit(&mut self, id: NodeId, enabled: bool) {
+        let node = self.low.graph.node(id);
+        match node.op.class {
+            Class::Library | Class::Fused(_) => {
+                let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
+                self.out.home[id.index()] = Home::Library { depth };
+            }
+            Class::Part => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
+            Class::Map(_) | Class::Cast => {
+                let n = node.shape.numel();
+                let reads: Reads = node.inputs.iter().map(|x| self.low.read(*x, node.shape)).collect();
+                self.place(id, n, &reads, None, enabled);
+            }
+            Class::Reduce(_) => {
+                let x = node.inputs[0];
+                let shape = self.low.graph.shape(x);
+                let reads: Reads = std::iter::once(self.low.read(x, shape)).collect();
+                self.place(id, shape.numel(), &reads, fold(node, shape), enabled);
+            }
+            _ => {}
+        }
+    }
+
+    /// Finds the cluster for a node over `n` elements that reads `reads`; a reduction says how it folds.
+    fn place(&mut self, id: NodeId, n: usize, reads: &Reads, fold: Option<Fold>, enabled: bool) {
+        let ask = match fold {
+            None => Ask::default(),
+            Some(f) if f.inner == 1 => Ask { cols: Some(f.reduced), batch: None },
+            Some(f) => Ask { cols: Some(f.inner), batch: Some(f.outer) },
+        };
+        // Producers whose registers the node could read, with the level it would have there.
+        let mut direct: SmallVec<[(usize, Level); 3]> = SmallVec::new();
+        let mut wait = 0;
+        for (base, layout) in reads {
+            match self.register(*base, layout, n, fold.is_some()) {
+                Some(found) if enabled => {
+                    if !direct.contains(&found) {
+                        direct.push(found);
+                    }
+                }
+                _ => wait = wait.max(self.available(*base)),
+            }
+        }
+        let depth_of = |f: &Self, k: usize| f.out.clusters[k].depth;
+        let top = direct.iter().map(|d| depth_of(self, d.0)).max();
+        let mut chosen = None;
+        if let Some(top) = top.filter(|t| wait <= *t) {
+            let level = direct.iter().find(|d| depth_of(self, d.0) == top).map_or(Level::Full, |d| d.1);
+            let peers: SmallVec<[usize; 3]> =
+                direct.iter().filter(|d| depth_of(self, d.0) == top && d.1 == level).map(|d| d.0).collect();
+            let all = direct.iter().filter(|d| depth_of(self, d.0) == top).count() == peers.len();
+            if all && self.compatible(&peers, ask) {
+                chosen = Some((self.unite(&peers, ask), level));
+            }
+        }
+        if chosen.is_none() {
+            // Nothing to join through registers: all readings are loads.
+            for (base, _) in reads {
+                wait = wait.max(self.available(*base));
+            }
+            if enabled {
+                let sibling = reads.iter().find_map(|(base, layout)| {
+                    let k = find(&self.out.clusters, *self.loaders.get(base)?);
+                    let c = &self.out.clusters[k];
+                    let m = self.low.graph.shape(*base).numel();
+                    (c.depth == wait && c.numel == n && reading(layout, n, m) == Reading::Same && self.compatible(&[k], ask))
+                        .then_some(k)
+                });
+                if let Some(k) = sibling {
+                    chosen = Some((self.unite(&[k], ask), Level::Full));
+                }
+            }
+        }
+        let (k, level) = chosen.unwrap_or_else(|| {
+            self.out.clusters.push(Cluster {
+                depth: wait,
+                numel: n,
+                cols: ask.cols,
+                batch: ask.batch,
+                nodes: Vec::new(),
+                into: None,
+            });
+            (self.out.clusters.len() - 1, Level::Full)
+        });
+        for (base, layout) in reads {
+            let m = self.low.graph.shape(*base).numel();
+            if self.out.cluster_of(*base) != Some(k) && reading(layout, n, m) == Reading::Same && level == Level::Full {
+                self.loaders.insert(*base, k);
+            }
+        }
+        self.out.clusters[k].nodes.push(id);
+        self.out.home[id.index()] = Home::Cluster(k);
+        self.out.level[id.index()] = match fold {
+            None => level,
+            Some(f) if f.inner == 1 => Level::Row,
+            Some(_) => Level::Col,
+        };
+    }
+
+    /// The cluster and level at which a node over `n` elements reads `base` as a register.
+    fn register(&self, base: NodeId, layout: &Layout, n: usize, reduces: bool) -> Option<(usize, Level)> {
+        let k = self.out.cluster_of(base)?;
+        let c = &self.out.clusters[k];
+        let m = self.low.graph.shape(base).numel();
+        let how = reading(layout, n, m);
+        match (self.out.level[base.index()], how) {
+            (Level::Full, Reading::Same) => Some((k, Level::Full)),
+            (Level::Row, Reading::Same) if !reduces => Some((k, Level::Row)),
+            (Level::Row, Reading::Spread) if n == c.numel => Some((k, Level::Full)),
+            _ => None,
+        }
+    }
+
+    fn compatible(&self, peers: &[usize], ask: Ask) -> bool {
+        let mut sum = ask;
+        let mut nodes = 1;
+        for &k in peers {
+            let c = &self.out.clusters[k];
+            nodes += c.nodes.len();
+            if c.numel != self.out.clusters[peers[0]].numel {
+                return false;
+            }
+            for (a, b) in [(&mut sum.cols, c.cols), (&mut sum.batch, c.batch)] {
+                match (*a, b) {
+                    (Some(x), Some(y)) if x != y => return false,
+                    (None, Some(y)) => *a = Some(y),
+                    _ => {}
+                }
+            }
+        }
+        nodes <= MAX_NODES
+    }
+
+    /// Merges compatible clusters of one depth and fixes what is asked.
+    fn unite(&mut self, peers: &[usize], ask: Ask) -> usize {
+        let keep = peers[0];
+        let mut sum = ask;
+        for &k in &peers[1..] {
+            let c = &mut self.out.clusters[k];
+            c.into = Some(keep);
+            sum = Ask { cols: sum.cols.or(c.cols), batch: sum.batch.or(c.batch) };
+            let nodes = std::mem::take(&mut c.nodes);
+            self.out.clusters[keep].nodes.extend(nodes);
+        }
+        let c = &mut self.out.clusters[keep];
+        c.cols = c.cols.or(sum.cols);
+        c.batch = c.batch.or(sum.batch);
+        keep
+    }
+}
+
+type Reads = SmallVec<[(NodeId, Layout); 3]>;
+
+/// The readings of a clustered node.
+pub fn reads(low: &Lowered, id: NodeId) -> Reads {
+    let node = low.graph.node(id);
+    match node.op.class {
+        Class::Reduce(_) => {
+            let x = node.inputs[0];
+            std::iter::once(low.read(x, low.graph.shape(x))).collect()
+        }
+        _ => node.inputs.iter().map(|x| low.read(*x, node.shape)).collect(),
+    }
+}
+
+/// Whether a node of cluster `k` sees `base` as a register of that cluster.
+pub fn in_register(low: &Lowered, f: &Fusion, k: usize, base: NodeId, layout: &Layout, n: usize) -> bool {
+    let m = low.graph.shape(base).numel();
+    f.cluster_of(base) == Some(k)
+        && match (f.level[base.index()], reading(layout, n, m)) {
+            (Level::Full | Level::Row, Reading::Same) => true,
+            (Level::Row, Reading::Spread) => n == f.clusters[k].numel,
+            _ => false,
+        }
+}
+
+/// What computing a value again takes.
+#[derive(Clone, Default, Debug)]
+struct Expr {
+    flops: usize,
+    frontier: SmallVec<[NodeId; 4]>,
+    /// Cannot be computed again: a reduction, or through readings that are not element for element.
+    fixed: bool,
+}
+
+/// Decides what is stored.
+fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
+    let g = &low.graph;
+    let mut crossing: HashMap<NodeId, SmallVec<[(usize, bool); 4]>> = HashMap::new();
+    let mut loads: HashMap<usize, Vec<NodeId>> = HashMap::new();
+    for id in low.roots.iter().chain(&low.commits) {
+        f.stored[id.index()] = true;
+    }
+    for id in g.ids() {
+        match f.home[id.index()] {
+            Home::Library { .. } => {
+                f.stored[id.index()] = true;
+                for x in &g.node(id).inputs {
+                    f.stored[low.views[x.index()].0.index()] = true;
+                }
+            }
+            Home::Cluster(_) => {
+                let Some(k) = f.cluster_of(id) else { continue };
+                let n = match g.node(id).op.class {
+                    Class::Reduce(_) => g.shape(g.node(id).inputs[0]).numel(),
+                    _ => g.node(id).shape.numel(),
+                };
+                for (base, layout) in reads(low, id) {
+                    if in_register(low, f, k, base, &layout, n) {
+                        continue;
+                    }
+                    if matches!(f.home[base.index()], Home::Cluster(_)) {
+                        let m = g.shape(base).numel();
+                        crossing.entry(base).or_default().push((k, reading(&layout, n, m) == Reading::Same));
+                    }
+                    loads.entry(k).or_default().push(base);
+                }
+            }
+            Home::None => {}
+        }
+    }
+    let mut exprs: Vec<Expr> = Vec::new();
+    exprs.resize(g.len(), Expr::default());
+    for id in g.ids() {
+        if !matches!(f.home[id.index()], Home::Cluster(_)) {
+            continue;
+        }
+        let expr = expression(low, f, &exprs, id);
+        if let Some(users) = crossing.get(&id)
+            && !f.stored[id.index()]
+        {
+            let bytes = |b: NodeId| g.shape(b).numel() * g.dtype(b).size();
+            let cheap = users.iter().all(|(k, same)| {
+                let own = loads.get(k);
+                let extra: usize =
+                    expr.frontier.iter().filter(|b| own.is_none_or(|l| !l.contains(b))).map(|b| bytes(*b)).sum();
+                *same && extra <= bytes(id)
+            });
+            if enabled && !expr.fixed && expr.flops <= MAX_RECOMPUTE && expr.frontier.len() <= MAX_FRONTIER && cheap {
+                // Its readers read its frontier instead.
+                for (k, _) in users {
+                    loads.entry(*k).or_default().extend(expr.frontier.iter().copied());
+                }
+                for b in &expr.frontier {
+                    if matches!(f.home[b.index()], Home::Cluster(_)) {
+                        f.stored[b.index()] = true;
+                    }
+                }
+            } else {
+                f.stored[id.index()] = true;
+            }
+        }
+        exprs[id.index()] = expr;
+    }
+}
+
+/// What node `id` would take to compute again, given what is stored so far.
+fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
+    let g = &low.graph;
+    let node = g.node(id);
+    let mut out = Expr::default();
+    match node.op.class {
+        Class::Map(m) => out.flops = m.flops(),
+        Class::Cast => out.flops = 1,
+        _ => {
+            out.fixed = true;
+            return out;
+        }
+    }
+    for (base, layout) in reads(low, id) {
+        let b = base.index();
+        if let Some(kind) = g.generator(base) {
+            out.flops += if kind == Generator::Uniform { UNIFORM_FLOPS } else { 0 };
+            continue;
+        }
+        let same = reading(&layout, node.shape.numel(), g.shape(base).numel()) == Reading::Same;
+        let again = matches!(f.home[b], Home::Cluster(_)) && !f.stored[b] && same && !exprs[b].fixed;
+        if again {
+            out.flops += exprs[b].flops;
+            for &x in &exprs[b].frontier {
+                if !out.frontier.contains(&x) {
+                    out.frontier.push(x);
+                }
+            }
+        } else if !out.frontier.contains(&base) {
+            out.frontier.push(base);
+        }
+    }
+    // A long frontier is not worth carrying.
+    if out.frontier.len() > MAX_FRONTIER || out.flops > MAX_RECOMPUTE {
+        out.fixed = true;
+        out.frontier.clear();
+    }
+    out
+}
+
+impl Fusion {
+    /// The row count of the cluster, if rows are fixed.
+    pub fn rows(&self, k: usize) -> Option<usize> {
+        self.clusters[k].row_count()
+    }
+}

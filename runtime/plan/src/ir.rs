@@ -1,0 +1,247 @@
+//! What a plan is made of: a [`Program`] of kernels over values, ready for a backend to compile.
+//!
+//! Device-neutral, and complete: no graph, no Lua line and no pointer is needed to run it. Two kinds of kernel:
+//!
+//! - a [`Region`]: fused elementwise work and reductions over one iteration space, as straight-line SSA;
+//! - a [`Library`] call: a routine the backend supplies under an op's name (matmul, sort, scatter …).
+//!
+//! # The iteration space of a region
+//!
+//! `batch x rows x cols` elements in row-major order, `n = batch * rows * cols`. Every instruction yields a value at one
+//! [`Level`]: `Full` (one per element), `Row` (one per row, `batch * rows` of them) or `Col` (one per column and batch,
+//! `batch * cols`; only results of `ReduceCol`, which nothing in the same region may use). A pure map has
+//! `batch = rows = 1`.
+//!
+//! # Numbers do not depend on fusion
+//!
+//! Every instruction's result is rounded to its dtype as if it had been stored: bf16 and f16 instructions compute in f32
+//! and round. Nothing is contracted across instructions. The order of additions in a reduction is a function of the
+//! space's shape alone:
+//!
+//! - `ReduceRow` over `cols` elements: the row is cut into chunks of [`ROW_CHUNK`]. Within a chunk, element `i` goes to
+//!   lane `i % LANES` in order of `i`, starting from the identity; then lanes fold as a halving tree (lane `k` with lane
+//!   `k + LANES/2`, and so on). Chunks combine in order: f32 sums and products in f64, all else in their own dtype.
+//! - `ReduceCol` over `rows`: rows are cut into chunks of [`COL_CHUNK`]; within a chunk they combine in order from the
+//!   identity; chunks combine in order: f32 sums and products in f64.
+//! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
+
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{Op, ReduceFn};
+use perilune_core::site::Site;
+use perilune_core::{DType, Layout, Shape};
+use smallvec::SmallVec;
+
+/// Lanes of a row reduction.
+pub const LANES: usize = 16;
+/// Elements a row reduction accumulates in its lanes before folding them.
+pub const ROW_CHUNK: usize = 8192;
+/// Rows a column reduction accumulates before starting a new partial.
+pub const COL_CHUNK: usize = 256;
+
+/// A stored tensor of a program: an index into `Program::values`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ValueId(pub u32);
+
+/// A register of a region: the index of the instruction that writes it.
+pub type Reg = u32;
+
+/// Where a value lives while the program runs. All are contiguous.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Storage {
+    /// The k-th input buffer. Read only, unless the program commits to it.
+    Input(u32),
+    /// The k-th output buffer: allocated for each run and handed out.
+    Output(u32),
+    /// Bytes from this offset of the arena on.
+    Arena(usize),
+}
+
+#[derive(Clone, Debug)]
+pub struct Value {
+    pub shape: Shape,
+    pub dtype: DType,
+    pub storage: Storage,
+    pub site: Site,
+}
+
+impl Value {
+    pub fn nbytes(&self) -> usize {
+        self.shape.numel() * self.dtype.size()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Level {
+    Full,
+    Row,
+    Col,
+}
+
+/// Where a `Load` takes element `p` of its layout from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Source {
+    /// Element `p` of a stored value.
+    Value(ValueId),
+    /// The run-time number in that slot (i64 for integer and bool instructions, f64 for float ones, rounded to dtype).
+    Slot(u32),
+    /// A number of the program: f64 bits for float dtypes, i64 for others.
+    Constant(u64),
+    /// `p` itself, an i64.
+    Iota,
+    /// A uniform f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64 slots.
+    Uniform { seed: u32, counter: u32 },
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Code {
+    /// Reads through `layout`, which has as many elements as the instruction's level and is collapsed.
+    Load { source: Source, layout: Layout },
+    /// An elementwise function of registers of the same level.
+    Map(MapFn, SmallVec<[Reg; 3]>),
+    /// A change of dtype.
+    Cast(Reg),
+    /// A `Row` register seen at every element of its row.
+    Spread(Reg),
+    ReduceRow(ReduceFn, Reg),
+    ReduceCol(ReduceFn, Reg),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Instr {
+    pub code: Code,
+    pub dtype: DType,
+    pub level: Level,
+    pub site: Site,
+}
+
+/// Fused work over one iteration space.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Region {
+    pub batch: usize,
+    pub rows: usize,
+    pub cols: usize,
+    /// SSA: an instruction reads only registers before it.
+    pub body: Vec<Instr>,
+    /// What is written out, contiguous in the order of the register's level.
+    ///
+    /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, has the
+    /// identity layout, and the store is `Full`: then all loads of an element must precede the store of that element.
+    pub stores: Vec<(Reg, ValueId)>,
+    pub site: Site,
+}
+
+impl Region {
+    pub fn numel(&self) -> usize {
+        self.batch * self.rows * self.cols
+    }
+
+    pub fn count(&self, level: Level) -> usize {
+        match level {
+            Level::Full => self.numel(),
+            Level::Row => self.batch * self.rows,
+            Level::Col => self.batch * self.cols,
+        }
+    }
+}
+
+/// An input of a library call.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Operand {
+    /// A stored value seen through a layout (strides may be 0 or negative).
+    View(ValueId, Layout),
+    /// All elements equal to a number of the program (f64 bits for float dtypes, else i64).
+    Constant(u64, Shape, DType),
+}
+
+impl Operand {
+    pub fn shape(&self) -> Shape {
+        match self {
+            Operand::View(_, l) => l.shape,
+            Operand::Constant(_, s, _) => *s,
+        }
+    }
+}
+
+/// A backend routine named by `op.name`.
+#[derive(Clone, Debug)]
+pub struct Library {
+    pub op: &'static Op,
+    pub attrs: SmallVec<[i64; 6]>,
+    pub inputs: Vec<Operand>,
+    /// Dtypes of the inputs.
+    pub dtypes: Vec<DType>,
+    pub outputs: Vec<ValueId>,
+    pub site: Site,
+}
+
+#[derive(Clone, Debug)]
+pub enum Kernel {
+    Region(Region),
+    Library(Library),
+}
+
+impl Kernel {
+    /// The values it reads.
+    pub fn reads(&self) -> Vec<ValueId> {
+        match self {
+            Kernel::Region(r) => r
+                .body
+                .iter()
+                .filter_map(|i| match i.code {
+                    Code::Load { source: Source::Value(v), .. } => Some(v),
+                    _ => None,
+                })
+                .collect(),
+            Kernel::Library(l) => l
+                .inputs
+                .iter()
+                .filter_map(|o| match o {
+                    Operand::View(v, _) => Some(*v),
+                    Operand::Constant(..) => None,
+                })
+                .collect(),
+        }
+    }
+
+    /// The values it writes.
+    pub fn writes(&self) -> Vec<ValueId> {
+        match self {
+            Kernel::Region(r) => r.stores.iter().map(|s| s.1).collect(),
+            Kernel::Library(l) => l.outputs.clone(),
+        }
+    }
+
+    pub fn site(&self) -> Site {
+        match self {
+            Kernel::Region(r) => r.site,
+            Kernel::Library(l) => l.site,
+        }
+    }
+}
+
+/// One result of a program: which buffer holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Result_ {
+    /// A fresh output buffer.
+    Output(u32),
+    /// The k-th input itself, unchanged.
+    Input(u32),
+}
+
+/// A compiled step before it meets a device.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub values: Vec<Value>,
+    pub kernels: Vec<Kernel>,
+    /// Shape and dtype of each input buffer.
+    pub inputs: Vec<(Shape, DType)>,
+    /// Bytes of each output buffer.
+    pub outputs: Vec<usize>,
+    /// Dtype of each run-time number.
+    pub slots: Vec<DType>,
+    /// Where each root is found, in the order asked.
+    pub results: Vec<Result_>,
+    pub arena_bytes: usize,
+    /// The largest sum of live arena bytes at any kernel: no allocator can do with less.
+    pub live_bytes: usize,
+}

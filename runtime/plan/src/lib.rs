@@ -1,0 +1,21 @@
+//! From a recorded graph to a program of kernels, device-neutral: no device, no Lua.
+//!
+//! The way of a step: [`trace`] walks what is wanted and writes the canonical key; [`cache`] looks the key up; on a miss
+//! [`lower`] expands fused ops and resolves views, [`fuse`] groups primitives, [`build`] makes registers, order and
+//! in-place updates, [`memory`] lays out the arena, [`check`] proves the grammar, and a [`backend`] compiles the result.
+#![forbid(unsafe_code)]
+
+pub mod backend;
+pub mod build;
+pub mod cache;
+pub mod check;
+pub mod fuse;
+pub mod ir;
+pub mod lower;
+pub mod memory;
+pub mod show;
+pub mod trace;
+
+pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null};
+pub use cache::{Cache, Options, Plan};
+pub use trace::{Request, Tracer};

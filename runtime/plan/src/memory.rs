@@ -1,0 +1,155 @@
+//! Where temporaries lie: one arena a program, offsets fixed at planning time.
+//!
+//! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
+//! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.
+//! Linear in kernels up to the logarithm of the free list.
+
+use crate::build::UNPLACED;
+use crate::fuse::{Reading, reading};
+use crate::ir::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Alignment of every value: a cache line on the CPU, and what TMA and vector loads want on a GPU.
+const ALIGN: usize = 256;
+/// Results smaller than this do not bother to take over an input's block.
+const IN_PLACE_BYTES: usize = 1 << 20;
+
+/// Assigns storage to all values that have none.
+pub fn assign(p: &mut Program) {
+    let mut last: HashMap<ValueId, usize> = HashMap::new();
+    for (k, kernel) in p.kernels.iter().enumerate() {
+        for v in kernel.reads().into_iter().chain(kernel.writes()) {
+            last.insert(v, k);
+        }
+    }
+    let mut dying: Vec<Vec<ValueId>> = vec![Vec::new(); p.kernels.len()];
+    for (&v, &k) in &last {
+        dying[k].push(v);
+    }
+    let mut arena = Arena::default();
+    let mut live = 0usize;
+    for k in 0..p.kernels.len() {
+        dying[k].sort_unstable();
+        let mut taken: Vec<ValueId> = Vec::new();
+        for v in p.kernels[k].writes() {
+            if p.values[v.0 as usize].storage != UNPLACED {
+                continue;
+            }
+            let nbytes = round(p.values[v.0 as usize].nbytes());
+            live += nbytes;
+            let heir = dying[k].iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
+            let at = match heir {
+                Some(d) => {
+                    taken.push(d);
+                    live -= nbytes;
+                    match p.values[d.0 as usize].storage {
+                        Storage::Arena(at) => at,
+                        _ => arena.take(nbytes),
+                    }
+                }
+                None => arena.take(nbytes),
+            };
+            p.values[v.0 as usize].storage = Storage::Arena(at);
+        }
+        p.live_bytes = p.live_bytes.max(live);
+        for &v in &dying[k] {
+            if let Storage::Arena(at) = p.values[v.0 as usize].storage
+                && at != usize::MAX
+                && !taken.contains(&v)
+            {
+                let nbytes = round(p.values[v.0 as usize].nbytes());
+                arena.give(at, nbytes);
+                live -= nbytes;
+            }
+        }
+    }
+    p.arena_bytes = arena.end;
+}
+
+fn round(nbytes: usize) -> usize {
+    nbytes.next_multiple_of(ALIGN)
+}
+
+/// Whether `v`, written by kernel `k`, may lie where `dead` lies, whose last reader is `k`.
+fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
+    let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
+    let Kernel::Region(r) = &p.kernels[k] else { return false };
+    if new.nbytes() < IN_PLACE_BYTES || new.nbytes() != old.nbytes() || new.dtype != old.dtype {
+        return false;
+    }
+    if !matches!(old.storage, Storage::Arena(at) if at != usize::MAX) || v == dead {
+        return false;
+    }
+    let n = r.numel();
+    let read_in_order = r.body.iter().all(|i| match &i.code {
+        Code::Load { source: Source::Value(x), layout } if *x == dead => {
+            i.level == Level::Full && reading(layout, n, n) == Reading::Same
+        }
+        _ => true,
+    });
+    let reads = r.body.iter().any(|i| matches!(i.code, Code::Load { source: Source::Value(x), .. } if x == dead));
+    reads && read_in_order && r.stores.iter().all(|(reg, s)| *s != v || r.body[*reg as usize].level == Level::Full)
+}
+
+/// A best-fit allocator over offsets.
+#[derive(Default)]
+struct Arena {
+    end: usize,
+    /// Free blocks by offset, and by (size, offset).
+    by_offset: BTreeMap<usize, usize>,
+    by_size: BTreeSet<(usize, usize)>,
+}
+
+impl Arena {
+    fn take(&mut self, nbytes: usize) -> usize {
+        if nbytes == 0 {
+            return 0;
+        }
+        if let Some(&(size, at)) = self.by_size.range((nbytes, 0)..).next() {
+            self.remove(at, size);
+            if size > nbytes {
+                self.insert(at + nbytes, size - nbytes);
+            }
+            return at;
+        }
+        // Grow, from the last free block if it touches the end.
+        if let Some((&at, &size)) = self.by_offset.iter().next_back()
+            && at + size == self.end
+        {
+            self.remove(at, size);
+            self.end = at + nbytes;
+            return at;
+        }
+        let at = self.end;
+        self.end += nbytes;
+        at
+    }
+
+    fn give(&mut self, mut at: usize, mut size: usize) {
+        if size == 0 {
+            return;
+        }
+        if let Some((&before, &n)) = self.by_offset.range(..at).next_back()
+            && before + n == at
+        {
+            self.remove(before, n);
+            at = before;
+            size += n;
+        }
+        if let Some(&n) = self.by_offset.get(&(at + size)) {
+            self.remove(at + size, n);
+            size += n;
+        }
+        self.insert(at, size);
+    }
+
+    fn insert(&mut self, at: usize, size: usize) {
+        self.by_offset.insert(at, size);
+        self.by_size.insert((size, at));
+    }
+
+    fn remove(&mut self, at: usize, size: usize) {
+        self.by_offset.remove(&at);
+        self.by_size.remove(&(size, at));
+    }
+}

@@ -1,0 +1,115 @@
+//! A plan as a person reads it: kernels, what they read and write, work, recipe lines.
+
+use crate::ir::*;
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::site::Sites;
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// What one kernel costs, by counting.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Cost {
+    pub read: usize,
+    pub written: usize,
+    pub flops: usize,
+}
+
+pub fn cost(p: &Program, k: &Kernel) -> Cost {
+    let bytes = |vs: Vec<ValueId>| {
+        let unique: BTreeSet<ValueId> = vs.into_iter().collect();
+        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).sum()
+    };
+    let flops = match k {
+        Kernel::Region(r) => r
+            .body
+            .iter()
+            .map(|i| match &i.code {
+                Code::Map(f, _) => f.flops().max(usize::from(*f != MapFn::Copy)) * r.count(i.level),
+                Code::ReduceRow(..) | Code::ReduceCol(..) => r.numel(),
+                _ => 0,
+            })
+            .sum(),
+        Kernel::Library(l) if l.op.name == "matmul" => {
+            let k = l.inputs[0].shape().dims().last().copied().unwrap_or(0);
+            2 * k * p.values[l.outputs[0].0 as usize].shape.numel()
+        }
+        Kernel::Library(_) => 0,
+    };
+    Cost { read: bytes(k.reads()), written: bytes(k.writes()), flops }
+}
+
+/// The name of a kernel: the op of a library call, or the functions a region fuses, most telling first.
+pub fn name(k: &Kernel) -> String {
+    match k {
+        Kernel::Library(l) => l.op.name.to_string(),
+        Kernel::Region(r) => {
+            let mut words: Vec<String> = Vec::new();
+            let mut add = |w: String| {
+                if !words.contains(&w) {
+                    words.push(w);
+                }
+            };
+            for i in &r.body {
+                match &i.code {
+                    Code::ReduceRow(f, _) => add(format!("row_{}", format!("{f:?}").to_lowercase())),
+                    Code::ReduceCol(f, _) => add(format!("col_{}", format!("{f:?}").to_lowercase())),
+                    Code::Map(f, _) => add(format!("{f:?}").to_lowercase()),
+                    Code::Cast(_) => add("cast".into()),
+                    _ => {}
+                }
+            }
+            if words.is_empty() {
+                return "copy".into();
+            }
+            let more = words.len().saturating_sub(5);
+            words.truncate(5);
+            let tail = if more > 0 { format!("+{more}") } else { String::new() };
+            format!("{}{tail}", words.join("+"))
+        }
+    }
+}
+
+pub fn scaled(n: usize, unit: &str) -> String {
+    let n = n as f64;
+    match n {
+        n if n >= 1e9 => format!("{:.1} G{unit}", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M{unit}", n / 1e6),
+        n if n >= 1e3 => format!("{:.1} k{unit}", n / 1e3),
+        _ => format!("{n} {unit}"),
+    }
+}
+
+/// The plan as text: a summary line, then a line a kernel.
+pub fn show(p: &Program, sites: &Sites) -> String {
+    let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
+        read: a.read + b.read,
+        written: a.written + b.written,
+        flops: a.flops + b.flops,
+    });
+    let mut out = format!(
+        "{} kernels · {} read · {} written · {} · arena {}\n",
+        p.kernels.len(),
+        scaled(total.read, "B"),
+        scaled(total.written, "B"),
+        scaled(total.flops, "FLOP"),
+        scaled(p.arena_bytes, "B"),
+    );
+    for k in &p.kernels {
+        let c = cost(p, k);
+        let space = match k {
+            Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
+            Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
+        };
+        let _ = writeln!(
+            out,
+            "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}",
+            name(k),
+            space,
+            scaled(c.read, "B"),
+            scaled(c.written, "B"),
+            scaled(c.flops, "FLOP"),
+            sites.show(k.site()),
+        );
+    }
+    out
+}

@@ -1,0 +1,166 @@
+//! The first pass over what was recorded: which nodes are wanted, what they read, and the canonical key.
+//!
+//! One linear walk over the arena, nothing rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
+//! position, aliasing among leaves, roots and commits. It does not hold pointers, Lua lines, ids or run-time numbers, so
+//! an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from the rest and are left
+//! out.
+
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::ops::{Class, Generator, create};
+use perilune_core::{DType, Shape};
+
+/// What the engine wants done: values, and States to overwrite.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Nodes whose values are handed out.
+    pub roots: Vec<NodeId>,
+    /// (payload of the State, its new value): written when everything else has run. Values have the State's numel and
+    /// dtype.
+    pub commits: Vec<(u64, NodeId)>,
+}
+
+/// A buffer the program reads: `LEAF` and `STATE` payloads live in different spaces.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Source {
+    Leaf(u64),
+    State(u64),
+}
+
+/// The wanted part of a graph in canonical order.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// Wanted nodes, ascending. Position in this list is the node's name in the key.
+    pub order: Vec<NodeId>,
+    /// Buffers in order of first use.
+    pub inputs: Vec<Source>,
+    /// Shape and dtype of each input.
+    pub metas: Vec<(Shape, DType)>,
+    /// Bits of the run-time numbers, in order of the nodes that hold them.
+    pub slots: Vec<u64>,
+    pub slot_dtypes: Vec<DType>,
+    /// The canonical words.
+    pub key: Vec<u32>,
+    /// Which input each commit overwrites.
+    pub commit_inputs: Vec<u32>,
+}
+
+/// A 128-bit digest of the key: two multiply-and-fold lanes over different constants. Not cryptographic: a hit is
+/// confirmed by comparing the words.
+pub fn digest(key: &[u32]) -> u128 {
+    let fold = |a: u64, b: u64| {
+        let p = (a as u128) * (b as u128);
+        (p as u64) ^ ((p >> 64) as u64)
+    };
+    let (mut x, mut y) = (0x9e37_79b9_7f4a_7c15u64, 0xc2b2_ae3d_27d4_eb4fu64);
+    for pair in key.chunks(2) {
+        let w = pair[0] as u64 | (pair.get(1).copied().unwrap_or(0) as u64) << 32;
+        x = fold(x ^ w, 0xa076_1d64_78bd_642f);
+        y = fold(y ^ w.rotate_left(29), 0xe703_7ed1_a0b4_28db);
+    }
+    ((fold(x ^ key.len() as u64, 0x8ebc_6af0_9c88_c6e3) as u128) << 64) | fold(y, 0x5899_65cc_7537_4cc3) as u128
+}
+
+/// Scratch and result of tracing, reused from step to step.
+#[derive(Debug, Default)]
+pub struct Tracer {
+    /// Position of a node in `trace.order` plus 1; 0 is "not wanted"; `u32::MAX` "wanted, not yet placed".
+    position: Vec<u32>,
+    pub trace: Trace,
+    by_leaf: std::collections::HashMap<(bool, u64), u32>,
+}
+
+const WANTED: u32 = u32::MAX;
+
+impl Tracer {
+    /// Traces `request` over `g`. `leaf(id)` names the buffer of a node that has already been evaluated.
+    pub fn run(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) {
+        let t = &mut self.trace;
+        t.order.clear();
+        t.inputs.clear();
+        t.metas.clear();
+        t.slots.clear();
+        t.slot_dtypes.clear();
+        t.key.clear();
+        t.commit_inputs.clear();
+        self.by_leaf.clear();
+        self.position.clear();
+        self.position.resize(g.len(), 0);
+        let mut top = 0;
+        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)) {
+            self.position[id.index()] = WANTED;
+            top = top.max(id.index() + 1);
+        }
+        for i in (0..top).rev() {
+            if self.position[i] == WANTED && leaf(NodeId(i as u32)).is_none() {
+                for x in &g.nodes()[i].inputs {
+                    self.position[x.index()] = WANTED;
+                }
+            }
+        }
+        for i in 0..top {
+            if self.position[i] != WANTED {
+                continue;
+            }
+            let id = NodeId(i as u32);
+            t.order.push(id);
+            self.position[i] = t.order.len() as u32;
+            let node = &g.nodes()[i];
+            let source = match leaf(id) {
+                Some(payload) => Some(Source::Leaf(payload)),
+                None if node.op == &create::LEAF => Some(Source::Leaf(node.payload)),
+                None if node.op == &create::STATE => Some(Source::State(node.payload)),
+                None => None,
+            };
+            if let Some(source) = source {
+                let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);
+                t.key.extend([0x1eaf, k, node.dtype as u32, node.shape.rank() as u32]);
+                t.key.extend(node.shape.dims().iter().flat_map(|&d| [d as u32, (d as u64 >> 32) as u32]));
+                continue;
+            }
+            t.key.push(node.op.code());
+            t.key.push(node.attrs.len() as u32 | (node.inputs.len() as u32) << 8 | (node.dtype as u32) << 24);
+            if let Class::Generator(kind) = node.op.class {
+                if kind == Generator::Scalar {
+                    t.slots.push(node.payload);
+                    t.slot_dtypes.push(node.dtype);
+                }
+                t.key.push(node.shape.rank() as u32);
+                t.key.extend(node.shape.dims().iter().map(|&d| d as u32));
+            }
+            t.key.extend(node.attrs.iter().flat_map(|&a| [a as u32, (a as u64 >> 32) as u32]));
+            t.key.extend(node.inputs.iter().map(|x| self.position[x.index()]));
+        }
+        for r in &request.roots {
+            t.key.push(0x8000_0000 | self.position[r.index()]);
+        }
+        for (state, v) in &request.commits {
+            let node = &g.nodes()[v.index()];
+            let k = input(t, &mut self.by_leaf, Source::State(*state), node.shape, node.dtype);
+            t.commit_inputs.push(k);
+            t.key.extend([0xc000_0000 | self.position[v.index()], k]);
+        }
+    }
+
+    /// The position of a wanted node in `trace.order`.
+    pub fn position(&self, id: NodeId) -> usize {
+        self.position[id.index()] as usize - 1
+    }
+}
+
+fn input(
+    t: &mut Trace,
+    seen: &mut std::collections::HashMap<(bool, u64), u32>,
+    source: Source,
+    shape: Shape,
+    dtype: DType,
+) -> u32 {
+    let name = match source {
+        Source::Leaf(p) => (false, p),
+        Source::State(p) => (true, p),
+    };
+    *seen.entry(name).or_insert_with(|| {
+        t.inputs.push(source);
+        t.metas.push((shape, dtype));
+        t.inputs.len() as u32 - 1
+    })
+}

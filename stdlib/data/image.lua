@@ -1,0 +1,32 @@
+-- data/image.lua: PNG files to and from tensors (C, H, W) with values from 0 to 1, C = 1 (grey), 3 (colour) or 4 (with alpha).
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local native = require "perilune.data.native"
+
+local image = {}
+
+---@param path string
+---@return perilune.Tensor (C, H, W) f32 in [0, 1]
+function image.png(path)
+  if type(path) ~= "string" then pl.error("data.png", "the path is " .. check.show(path)) end
+  return native.png(path)
+end
+
+---Writes floats in [0, 1] (what lies outside is clamped) or u8 as they are. (H, W) is a grey image.
+---@param path string
+---@param x perilune.Tensor (C, H, W) or (H, W)
+function image.save_png(path, x)
+  local op = "data.save_png"
+  if type(path) ~= "string" then pl.error(op, "the path is " .. check.show(path), "PyTorch's order differs: save_png(path, image)") end
+  if not pl.is_tensor(x) then pl.error(op, "the image is " .. check.show(x)) end
+  if x:dim() == 2 then x = x:unsqueeze(0) end
+  local C = x:dim() == 3 and x:size(0)
+  if not (C == 1 or C == 3 or C == 4) then
+    pl.error(op, ("the image has shape {%s}"):format(table.concat(x.shape, ", ")), "it must be (C, H, W) with 1, 3 or 4 channels, or (H, W)")
+  end
+  if x.dtype ~= "u8" then x = (x:to("f32"):clamp(0, 1) * 255):round():to("u8") end
+  native.save_png(path, x)
+end
+
+return image

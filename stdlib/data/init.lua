@@ -1,0 +1,12 @@
+-- data/init.lua: datasets for recipes: CSV files, texts, tensors, images.
+--
+--   local set = data.csv("data/digits.csv.gz"):tensors { x = { columns = {0, 64} }, y = { column = 64, dtype = "i64" } }
+--   return { train = set:split("train", 0.8, 1):shuffle(1):batch(64), valid = set:split("valid", 0.2, 1):batch(256) }
+
+return {
+  csv = require("perilune.data.rows").csv,
+  text = require("perilune.data.text").text,
+  tensors = require("perilune.data.set").tensors,
+  png = require("perilune.data.image").png,
+  save_png = require("perilune.data.image").save_png,
+}

@@ -1,0 +1,82 @@
+-- data/native.lua: the seam to the readers and shufflers written in Rust (runtime/data). All that `perilune.data` asks of
+-- the native side goes through these functions, so that a change of its signatures is a change of this file.
+
+local pl = require "perilune"
+
+local native = {}
+
+---The table in a CSV file (plain or gzip), beside the recipe unless the path is absolute.
+---@param path string
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
+---@return any rows with :size() -> rows, columns; :names() -> list of names or nil; :columns(...) and :codes(...) as below
+function native.csv(path, opts)
+  return pl.native.csv(path, opts)
+end
+
+---Columns as one tensor (rows, #columns), each value times `scale`.
+---@param rows any
+---@param columns (integer|string)[] indices from 0, or names of the header
+---@param dtype string
+---@param scale number
+---@return perilune.Tensor
+function native.columns(rows, columns, dtype, scale)
+  return rows:columns(columns, { dtype = dtype, scale = scale })
+end
+
+---A column of words as codes (rows) i64: the place of each word in `words`, or in the sorted list of those that occur.
+---@param rows any
+---@param column integer|string
+---@param words string[]?
+---@return perilune.Tensor
+function native.codes(rows, column, words)
+  return rows:codes(column, words)
+end
+
+---A UTF-8 text file.
+---@param path string
+---@return string
+function native.text(path)
+  return pl.native.text(path)
+end
+
+---The vocabulary of a text's characters, sorted.
+---@param text string
+---@return any vocab with :size(), :encode(text) -> i64 tensor, :decode(ids: integer[]) -> string
+function native.chars(text)
+  return pl.native.chars(text)
+end
+
+---The order of one epoch: 0 .. n - 1 shuffled, a pure function of its arguments.
+---@param seed integer
+---@param epoch integer
+---@param n integer
+---@return integer[] list
+function native.permutation(seed, epoch, n)
+  return pl.native.permutation(seed, epoch, n):tolist()
+end
+
+---Starts of windows `first` .. `first + count - 1` of an endless random sequence: each in 0 .. n - length, a pure function of (seed, index).
+---@param seed integer
+---@param first integer
+---@param count integer
+---@param n integer length of the text
+---@param length integer length of a window
+---@return perilune.Tensor (count) i64
+function native.text_windows(seed, first, count, n, length)
+  return pl.native.text_windows(seed, first, count, n, length)
+end
+
+---An image file as floats in [0, 1].
+---@param path string
+---@return perilune.Tensor (C, H, W) f32, C = 1, 3 or 4
+function native.png(path)
+  return pl.native.png(path)
+end
+
+---@param path string
+---@param image perilune.Tensor (C, H, W) u8, C = 1, 3 or 4
+function native.save_png(path, image)
+  return pl.native.save_png(path, image)
+end
+
+return native

@@ -1,0 +1,55 @@
+-- data/part.lua: named parts of n samples that do not overlap, for training, validation and test.
+--
+-- "train" takes its share from the front, every other name from the back, in the order in which the recipe asks. So "train" 0.8 and
+-- "valid" 0.2 are disjoint and cover everything whichever is asked first, and asking twice for a name gives the same part.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+---@class perilune.Parts
+---@field n integer samples to share out
+---@field front number share given to "train"
+---@field back number share given to the others
+---@field [string] {low: integer, high: integer, fraction: number}
+
+---An empty record of the parts of `n` samples.
+---@param n integer
+---@return perilune.Parts
+local function new(n)
+  return { n = n, front = 0, back = 0, by_name = {} }
+end
+
+---The samples of a part, [low, high), out of 0 .. n - 1.
+---@param op string
+---@param parts perilune.Parts
+---@param name string
+---@param fraction number
+---@return integer low
+---@return integer high
+local function take(op, parts, name, fraction)
+  if type(name) ~= "string" then pl.error(op, "the part's name is " .. check.show(name), "as in set:split(\"train\", 0.8, seed)") end
+  check.between(op, "fraction", fraction, 0, 1)
+  local known = parts.by_name[name]
+  if known then
+    if known.fraction ~= fraction then
+      pl.error(op, ("part '%s' was %g of the samples and is now asked to be %g"):format(name, known.fraction, fraction), "one name is one part: give another name")
+    end
+    return known.low, known.high
+  end
+  if parts.front + parts.back + fraction > 1 + 1e-9 then
+    pl.error(op, ("part '%s' of %g does not fit: %g of the samples are taken"):format(name, fraction, parts.front + parts.back), "the fractions of all parts add up to at most 1")
+  end
+  local function at(share) return math.floor(share * parts.n + 0.5 + 1e-9) end -- the nudge: 0.1 and 1 - 0.9 are the same place
+  local low, high
+  if name == "train" then
+    low, high = 0, at(fraction)
+    parts.front = fraction
+  else
+    low, high = at(1 - parts.back - fraction), at(1 - parts.back)
+    parts.back = parts.back + fraction
+  end
+  parts.by_name[name] = { low = low, high = high, fraction = fraction }
+  return low, high
+end
+
+return { new = new, take = take }

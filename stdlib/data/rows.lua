@@ -1,0 +1,87 @@
+-- data/rows.lua: rows of a CSV file, and the tensors made of their columns.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local native = require "perilune.data.native"
+local set = require "perilune.data.set"
+
+---@class perilune.Rows
+---@field path string
+local Rows = {}
+local meta = { __index = Rows }
+
+---Reads a CSV file, plain or gzip-compressed. `header` (whether the first row names the columns) and `delimiter` are found
+---out unless given; lines that start with `comment` are skipped; `missing` is what an empty cell becomes (else an error).
+---@param path string beside the recipe, or absolute
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}?
+---@return perilune.Rows
+local function csv(path, opts)
+  if type(path) ~= "string" then pl.error("data.csv", "the path is " .. check.show(path)) end
+  local o = check.options("data.csv", opts, {}, { header = "boolean", delimiter = "string", comment = "string", missing = "number" })
+  return setmetatable({ path = path, native = native.csv(path, o) }, meta)
+end
+
+---The numbers of rows and columns.
+---@return integer rows
+---@return integer columns
+function Rows:size()
+  return self.native:size()
+end
+
+---The names in the header, or nil.
+---@return string[]?
+function Rows:names()
+  return self.native:names()
+end
+
+---The list of columns that a spec names, and whether it is a single one.
+local function columns_of(op, name, spec)
+  if spec.column ~= nil and spec.columns ~= nil or spec.column == nil and spec.columns == nil then
+    pl.error(op, ("'%s' needs either `column` or `columns`"):format(name), "column = 64, or columns = {0, 64} (half-open), or columns = { \"age\", \"bmi\" }")
+  end
+  if spec.column ~= nil then return { spec.column }, true end
+  local list = spec.columns
+  if type(list) ~= "table" then pl.error(op, ("columns of '%s' is %s"):format(name, check.show(list)), "one column is `column = ...`") end
+  if type(list[1]) ~= "number" then return list, false end
+  if #list ~= 2 then
+    pl.error(op, ("columns of '%s' has %d numbers"):format(name, #list), "numbers are a half-open range: columns = {0, 64}; to pick columns use their names")
+  end
+  local first, stop, out = check.whole(op, "the first column", list[1], 0), check.whole(op, "the end of columns", list[2], 1), {}
+  for c = first, stop - 1 do out[#out + 1] = c end
+  if #out == 0 then pl.error(op, ("columns {%d, %d} of '%s' is empty"):format(first, stop, name), "the range is half-open: {0, 64} is 0 to 63") end
+  return out, false
+end
+
+---A dataset with one tensor for each name:
+---  rows:tensors { x = { columns = {0, 64}, scale = 1 / 16 }, y = { column = 64, dtype = "i64" } }
+---`columns` gives (rows, columns), `column` gives (rows); `shape` views each row in another shape; dtype is "f32" unless given.
+---With `labels = true` a column of words becomes i64 codes, in sorted order of the words (a list fixes the words and their order).
+---@param specs table<string, {columns: any[]?, column: integer|string|nil, scale: number?, dtype: string?, shape: integer[]?, labels: boolean|string[]|nil}>
+---@return perilune.Set
+function Rows:tensors(specs)
+  local op, out = "rows:tensors", {}
+  if type(specs) ~= "table" then pl.error(op, "it got " .. check.show(specs), "give { x = { columns = {0, 64} }, y = { column = 64 } }") end
+  for _, name in ipairs(tree.names(specs)) do
+    local spec = specs[name]
+    local o = check.options(op .. " " .. tostring(name), spec, { dtype = "f32", scale = 1 },
+      { columns = "table", column = "number|string", shape = "table", labels = "boolean|table" })
+    local columns, single = columns_of(op, name, o)
+    local t
+    if o.labels then
+      if not single then pl.error(op, ("'%s' has labels in several columns"):format(name), "labels need one `column`") end
+      t = native.codes(self.native, columns[1], o.labels ~= true and o.labels or nil)
+    else
+      t = native.columns(self.native, columns, o.dtype, o.scale)
+    end
+    if o.shape then
+      t = t:reshape({ t:size(0), table.unpack(o.shape) })
+    elseif single then
+      t = t:reshape({ t:size(0) })
+    end
+    out[name] = t
+  end
+  return set.tensors(out)
+end
+
+return { csv = csv }

@@ -1,0 +1,134 @@
+-- data/set.lua: datasets in memory: named columns of equal length, and views of them.
+--
+-- split, shuffle and map return a new view and copy no data: which samples, in which order, what is done to a batch. A
+-- batch is made by `index_select` from a small index tensor, so it is recorded like any other op and its content is no
+-- part of the plan.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local native = require "perilune.data.native"
+local part = require "perilune.data.part"
+local loader = require "perilune.data.loader"
+
+---@class perilune.Set
+---@field columns table<string, perilune.Tensor>
+---@field n integer
+---@field index integer[]? the samples of this view, as rows of the columns; all when absent
+---@field seed integer? of the order; samples stay in order when absent
+---@field maps function[]
+---@field parts table<integer, perilune.Parts> by seed
+local Set = {}
+local meta = { __index = Set }
+
+local function view(set, changes)
+  local out = { columns = set.columns, n = set.n, index = set.index, seed = set.seed, maps = set.maps, parts = {} }
+  for k, v in pairs(changes) do out[k] = v end
+  return setmetatable(out, meta)
+end
+
+---A set from tensors whose first dims are equal: data.tensors { x = x, y = y }.
+---@param columns table<string, perilune.Tensor>
+---@return perilune.Set
+local function tensors(columns)
+  local op = "data.tensors"
+  local names, n = {}, nil
+  for name, t in pairs(check.is(columns, "table") and columns or {}) do
+    if type(name) ~= "string" or not pl.is_tensor(t) then
+      pl.error(op, ("column '%s' is %s"):format(tostring(name), check.show(t)), "give named tensors: data.tensors { x = x, y = y }")
+    end
+    names[#names + 1] = name
+  end
+  if #names == 0 then pl.error(op, "there are no columns", "give named tensors: data.tensors { x = x, y = y }") end
+  table.sort(names)
+  local own = {}
+  for _, name in ipairs(names) do
+    local t = columns[name]
+    if t:dim() == 0 then pl.error(op, ("column '%s' is a scalar"):format(name), "dim 0 counts the samples") end
+    n = n or t:size(0)
+    if t:size(0) ~= n then
+      pl.error(op, ("column '%s' has %d samples, '%s' has %d"):format(name, t:size(0), names[1], n), "all columns have the same first dim")
+    end
+    pl.eval(t)
+    own[name] = t
+  end
+  return setmetatable({ columns = own, n = n, maps = {}, parts = {} }, meta)
+end
+
+---The number of samples.
+---@return integer
+function Set:size()
+  return self.n
+end
+
+---A random part: see data/part.lua. The same seed gives parts that do not overlap.
+---@param name string "train", "valid", "test" or another
+---@param fraction number of all samples of this set
+---@param seed integer?
+---@return perilune.Set
+function Set:split(name, fraction, seed)
+  seed = check.whole("set:split", "seed", seed or 0, 0)
+  self.parts[seed] = self.parts[seed] or part.new(self.n)
+  local low, high = part.take("set:split", self.parts[seed], name, fraction)
+  local order, index = native.permutation(seed, 0, self.n), {}
+  for i = low + 1, high do
+    local at = order[i]
+    index[#index + 1] = self.index and self.index[at + 1] or at
+  end
+  return view(self, { index = index, n = #index })
+end
+
+---Another order in each epoch, from `seed`.
+---@param seed integer?
+---@return perilune.Set
+function Set:shuffle(seed)
+  return view(self, { seed = check.whole("set:shuffle", "seed", seed or 0, 0) })
+end
+
+---Applies `fn` to every batch when it is made, for scaling or augmentation. It returns the batch to use.
+---@param fn fun(batch: table<string, perilune.Tensor>): table<string, perilune.Tensor>
+---@return perilune.Set
+function Set:map(fn)
+  if not check.is(fn, "function") then pl.error("set:map", "fn is " .. check.show(fn), "give a function of a batch that returns a batch") end
+  local maps = table.move(self.maps, 1, #self.maps, 1, {})
+  maps[#maps + 1] = fn
+  return view(self, { maps = maps })
+end
+
+local function gather(set, rows)
+  local ids, batch = pl.tensor(rows, { dtype = "i64" }), {}
+  for _, name in ipairs(tree.names(set.columns)) do batch[name] = set.columns[name]:index_select(0, ids) end
+  for _, fn in ipairs(set.maps) do
+    batch = fn(batch)
+    if type(batch) ~= "table" then pl.error("set:map", "the function returned " .. check.show(batch), "return the batch, a table of tensors") end
+  end
+  return batch
+end
+
+---Batches of `size` samples: endless if shuffled, else once through in order. See data/loader.lua.
+---@param size integer
+---@param opts {drop_last: boolean}?
+---@return perilune.Loader
+function Set:batch(size, opts)
+  local o = check.options("set:batch", opts, { drop_last = false })
+  local set, epoch, order = self, nil, nil
+  local function row(sample) -- of the stream: sample number -> row of the columns
+    local at = sample % set.n
+    if set.seed then
+      if sample // set.n ~= epoch then -- a batch may span two epochs; the order kept is the one drawn last
+        epoch = sample // set.n
+        order = native.permutation(set.seed, epoch, set.n)
+      end
+      at = order[at + 1]
+    end
+    return set.index and set.index[at + 1] or at
+  end
+  local function make(first, count)
+    local rows = {}
+    for i = 1, count do rows[i] = row(first + i - 1) end
+    return gather(set, rows)
+  end
+  return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last, make = make })
+end
+
+return { tensors = tensors }

@@ -1,0 +1,80 @@
+-- data/text.lua: a text as token ids, and windows of it for language models.
+--
+-- Tokens are characters, numbered in sorted order. The parts of a split are contiguous ("train" in front), since shuffled windows of
+-- one text would leak. A batch has x (B, T) and y (B, T), y one token further; windows for training start
+-- anywhere, windows for evaluation lie side by side and cover the part once.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local native = require "perilune.data.native"
+local part = require "perilune.data.part"
+local loader = require "perilune.data.loader"
+
+---@class perilune.Text
+---@field vocab any with :size(), :encode(text), :decode(ids)
+---@field tokens perilune.Tensor (N) i64
+---@field low integer first token of this part
+---@field high integer end of this part
+local Text = {}
+local meta = { __index = Text }
+
+---Reads a UTF-8 text file.
+---@param path string beside the recipe, or absolute
+---@param opts {level: string}? "char"
+---@return perilune.Text
+local function text(path, opts)
+  if type(path) ~= "string" then pl.error("data.text", "the path is " .. check.show(path)) end
+  local o = check.options("data.text", opts, { level = "char" })
+  check.word("data.text", "level", o.level, { "char" })
+  local content = native.text(path)
+  local vocab = native.chars(content)
+  local tokens = vocab:encode(content)
+  pl.eval(tokens)
+  return setmetatable({ vocab = vocab, tokens = tokens, low = 0, high = tokens:size(0), parts = part.new(tokens:size(0)) }, meta)
+end
+
+---The number of tokens.
+---@return integer
+function Text:size()
+  return self.high - self.low
+end
+
+---A contiguous part: "train" from the front, others from the back. See data/part.lua.
+---@param name string
+---@param fraction number
+---@return perilune.Text
+function Text:split(name, fraction)
+  local low, high = part.take("text:split", self.parts, name, fraction)
+  return setmetatable({ vocab = self.vocab, tokens = self.tokens, low = self.low + low, high = self.low + high, parts = part.new(high - low) }, meta)
+end
+
+---A loader of windows of `length` tokens: random starts with a `seed`, else side by side, once through.
+---@param opts {length: integer, batch: integer, seed: integer?}
+---@return perilune.Loader
+function Text:windows(opts)
+  local op = "text:windows"
+  local o = check.options(op, opts, {}, { length = "number", batch = "number", seed = "number" })
+  check.required(op, o, { "length", "batch" })
+  local T, n = check.whole(op, "length", o.length), self:size()
+  if n < T + 1 then
+    pl.error(op, ("a window of %d tokens and the one behind it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
+  end
+  local tokens, low = self.tokens, self.low
+  local windows = (n - 1) // T
+  local function make(first, count)
+    local starts
+    if o.seed then
+      starts = native.text_windows(o.seed, first, count, n, T + 1)
+    else
+      local list = {}
+      for i = 1, count do list[i] = (first + i - 1) * T end
+      starts = pl.tensor(list, { dtype = "i64" })
+    end
+    local at_BT = (starts + low):unsqueeze(1) + pl.arange(T + 1)
+    local both_BT = tokens:index_select(0, at_BT:flatten()):view(count, T + 1)
+    return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
+  end
+  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make })
+end
+
+return { text = text }

@@ -1,0 +1,178 @@
+-- init.lua: initialisers, named as in PyTorch's torch.nn.init, as functions of a shape.
+--
+-- Each returns a new tensor and touches nothing: `pl.state(init.xavier_uniform({ 64, 32 }))`. Weights have the shape
+-- (out, in, kernel...), so fan_in is in * kernel and fan_out is out * kernel. The numbers come from Perilune's counter-based
+-- generator: the same seed and the same order of calls give the same weights on every device.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local init = {}
+
+---Inputs and outputs of one unit of a weight.
+---@param shape integer[] (out, in, kernel...)
+---@return integer fan_in
+---@return integer fan_out
+function init.fans(shape)
+  if #shape < 2 then
+    pl.error("init", ("shape {%s} has %d dims, but a fan needs at least 2"):format(table.concat(shape, ", "), #shape),
+      "for a bias or a scale use init.zeros, init.ones or init.uniform")
+  end
+  local kernel = 1
+  for i = 3, #shape do kernel = kernel * shape[i] end
+  return shape[2] * kernel, shape[1] * kernel
+end
+
+---The recommended gain of a nonlinearity (PyTorch: calculate_gain).
+---@param nonlinearity string
+---@param a number? slope of leaky_relu
+---@return number
+function init.gain(nonlinearity, a)
+  local gains = { linear = 1, conv = 1, sigmoid = 1, tanh = 5 / 3, relu = math.sqrt(2), selu = 3 / 4,
+                  leaky_relu = math.sqrt(2 / (1 + (a or 0.01) ^ 2)) }
+  check.word("init.gain", "nonlinearity", nonlinearity, { "linear", "conv", "sigmoid", "tanh", "relu", "leaky_relu", "selu" })
+  return gains[nonlinearity]
+end
+
+---@param shape integer[]
+---@param opts {dtype: string}?
+function init.zeros(shape, opts)
+  return pl.zeros(shape, check.options("init.zeros", opts, { dtype = "f32" }))
+end
+
+---@param shape integer[]
+---@param opts {dtype: string}?
+function init.ones(shape, opts)
+  return pl.ones(shape, check.options("init.ones", opts, { dtype = "f32" }))
+end
+
+---@param shape integer[]
+---@param value number
+---@param opts {dtype: string}?
+function init.constant(shape, value, opts)
+  return pl.full(shape, value, check.options("init.constant", opts, { dtype = "f32" }))
+end
+
+---The identity map: 1 where row and column agree.
+---@param shape integer[] (rows, columns)
+---@param opts {dtype: string}?
+function init.eye(shape, opts)
+  local o = check.options("init.eye", opts, { dtype = "f32" })
+  if #shape ~= 2 then pl.error("init.eye", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
+  local row, column = pl.arange(shape[1]):unsqueeze(1), pl.arange(shape[2])
+  return row:eq(column):to(o.dtype)
+end
+
+---Uniform in [a, b).
+---@param shape integer[]
+---@param opts {a: number, b: number, dtype: string}?
+function init.uniform(shape, opts)
+  local o = check.options("init.uniform", opts, { a = 0, b = 1, dtype = "f32" })
+  return pl.rand(shape, { dtype = o.dtype }) * (o.b - o.a) + o.a
+end
+
+---@param shape integer[]
+---@param opts {mean: number, std: number, dtype: string}?
+function init.normal(shape, opts)
+  local o = check.options("init.normal", opts, { mean = 0, std = 1, dtype = "f32" })
+  return pl.randn(shape, { dtype = o.dtype }) * o.std + o.mean
+end
+
+local function horner(x, coefficients)
+  local y = coefficients[1] * x + coefficients[2]
+  for i = 3, #coefficients do y = y * x + coefficients[i] end
+  return y
+end
+
+---Inverse of erf for x in (-1, 1). M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011): error 4e-7.
+local function erfinv(x)
+  local w = -(1 - x * x):log()
+  local central = horner(w - 2.5, { 2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+                                    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941 })
+  local tail = horner(w:sqrt() - 3, { -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+                                      -0.0076224613, 0.00943887047, 1.00167406, 2.83297682 })
+  return pl.where(w:lt(5), central, tail) * x
+end
+
+local function normal_cdf(x) -- of one number, by Abramowitz and Stegun 7.1.26 (error 1.5e-7)
+  local z = math.abs(x) / math.sqrt(2)
+  local t = 1 / (1 + 0.3275911 * z)
+  local erf = 1 - ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * math.exp(-z * z)
+  return x < 0 and (1 - erf) / 2 or (1 + erf) / 2
+end
+
+---Normal numbers kept within [a, b], by inversion: no value is drawn twice.
+---@param shape integer[]
+---@param opts {mean: number, std: number, a: number, b: number, dtype: string}?
+function init.trunc_normal(shape, opts)
+  local o = check.options("init.trunc_normal", opts, { mean = 0, std = 1, a = -2, b = 2, dtype = "f32" })
+  if o.a >= o.b then pl.error("init.trunc_normal", ("a = %g must be less than b = %g"):format(o.a, o.b)) end
+  local low, high = normal_cdf((o.a - o.mean) / o.std), normal_cdf((o.b - o.mean) / o.std)
+  local u = pl.rand(shape, { dtype = o.dtype }) * (2 * (high - low)) + (2 * low - 1)
+  local z = erfinv(u:clamp(-1 + 1e-7, 1 - 1e-7)) * math.sqrt(2)
+  return (z * o.std + o.mean):clamp(o.a, o.b)
+end
+
+---Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010).
+---@param shape integer[]
+---@param opts {gain: number, dtype: string}?
+function init.xavier_uniform(shape, opts)
+  local o = check.options("init.xavier_uniform", opts, { gain = 1, dtype = "f32" })
+  local fan_in, fan_out = init.fans(shape)
+  local bound = o.gain * math.sqrt(6 / (fan_in + fan_out))
+  return init.uniform(shape, { a = -bound, b = bound, dtype = o.dtype })
+end
+
+---@param shape integer[]
+---@param opts {gain: number, dtype: string}?
+function init.xavier_normal(shape, opts)
+  local o = check.options("init.xavier_normal", opts, { gain = 1, dtype = "f32" })
+  local fan_in, fan_out = init.fans(shape)
+  return init.normal(shape, { std = o.gain * math.sqrt(2 / (fan_in + fan_out)), dtype = o.dtype })
+end
+
+local function kaiming_std(op, shape, opts)
+  local o = check.options(op, opts, { a = 0, mode = "fan_in", nonlinearity = "leaky_relu", dtype = "f32" })
+  check.word(op, "mode", o.mode, { "fan_in", "fan_out" })
+  local fan_in, fan_out = init.fans(shape)
+  return init.gain(o.nonlinearity, o.a) / math.sqrt(o.mode == "fan_in" and fan_in or fan_out), o.dtype
+end
+
+---He et al., Delving deep into rectifiers (2015).
+---@param shape integer[]
+---@param opts {a: number, mode: string, nonlinearity: string, dtype: string}?
+function init.kaiming_uniform(shape, opts)
+  local std, dtype = kaiming_std("init.kaiming_uniform", shape, opts)
+  local bound = math.sqrt(3) * std
+  return init.uniform(shape, { a = -bound, b = bound, dtype = dtype })
+end
+
+---@param shape integer[]
+---@param opts {a: number, mode: string, nonlinearity: string, dtype: string}?
+function init.kaiming_normal(shape, opts)
+  local std, dtype = kaiming_std("init.kaiming_normal", shape, opts)
+  return init.normal(shape, { std = std, dtype = dtype })
+end
+
+---A random matrix with orthonormal rows (or columns, whichever are fewer), uniform over all of them; dims behind the
+---first are taken as one. Saxe et al., Exact solutions to the nonlinear dynamics of learning (2014).
+---The polar factor of a Gaussian matrix has the same law as PyTorch's QR and needs only matmuls: Newton-Schulz in f64,
+---15 fast quintic steps to bring every singular value near 1, then 8 cubic ones that converge.
+---@param shape integer[]
+---@param opts {gain: number, dtype: string}?
+function init.orthogonal(shape, opts)
+  local o = check.options("init.orthogonal", opts, { gain = 1, dtype = "f32" })
+  local fan_in = init.fans(shape)
+  local rows, columns = shape[1], fan_in
+  local x = pl.randn({ math.min(rows, columns), math.max(rows, columns) }, { dtype = "f64" })
+  x = x / (x * x):sum():sqrt()
+  for _ = 1, 15 do
+    local s = x:matmul(x:transpose(0, 1))
+    x = 3.4445 * x + (-4.7750 * s + 2.0315 * s:matmul(s)):matmul(x)
+  end
+  for _ = 1, 8 do x = 1.5 * x - 0.5 * x:matmul(x:transpose(0, 1)):matmul(x) end
+  if rows > columns then x = x:transpose(0, 1) end
+  return (o.gain * x):to(o.dtype):reshape(shape)
+end
+
+return init

@@ -1,0 +1,183 @@
+-- metrics.lua: measures of a model's outputs. Tensors in, tensors out: nothing here reads a value back, so a metric in a
+-- recipe's loss costs no wait. Only `Mean:result()` reads, once, at the end of an evaluation.
+--
+-- Letters: C classes, ... any leading dims. Predictions are scores (..., C) with labels (...) i64, unless said otherwise.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local metrics = {}
+
+---Labels from scores: the class of the largest; integer tensors are labels already.
+local function labels_of(scores, target)
+  if scores:dim() == target:dim() then return scores end
+  return scores:argmax(-1)
+end
+
+---The mean of a bool tensor, over the places where `target` is not `ignore_index`.
+local function share(hit, target, ignore_index)
+  if not ignore_index then return hit:to("f32"):mean() end
+  local counted = target:ne(ignore_index)
+  return hit:logical_and(counted):to("f32"):sum() / counted:to("f32"):sum():clamp(1)
+end
+
+---The share of labels hit by the highest score. scores (..., C) or labels (...), target (...) -> scalar f32.
+---@param scores perilune.Tensor
+---@param target perilune.Tensor
+---@param opts {ignore_index: integer}?
+---@return perilune.Tensor
+function metrics.accuracy(scores, target, opts)
+  local o = check.options("metrics.accuracy", opts, {}, { ignore_index = "number" })
+  return share(labels_of(scores, target):eq(target), target, o.ignore_index)
+end
+
+---The share of labels among the k highest scores; a label level with another counts as ahead of it. No sort is needed: a label is
+---among the first k if fewer than k scores are above its own. scores (..., C), target (...) -> scalar f32.
+---@param scores perilune.Tensor
+---@param target perilune.Tensor
+---@param k integer
+---@param opts {ignore_index: integer}?
+---@return perilune.Tensor
+function metrics.top_k(scores, target, k, opts)
+  check.whole("metrics.top_k", "k", k)
+  local o = check.options("metrics.top_k", opts, {}, { ignore_index = "number" })
+  local index = target
+  if o.ignore_index then index = pl.where(target:eq(o.ignore_index), 0, target) end
+  local own = scores:gather(-1, index:unsqueeze(-1))
+  return share(scores:gt(own):to("f32"):sum(-1):lt(k), target, o.ignore_index)
+end
+
+---Counts (C, C): row = label, column = prediction. A product of one-hot matrices, exact up to 2^24 a cell.
+---@param scores perilune.Tensor (..., C), or labels (...)
+---@param target perilune.Tensor (...)
+---@param classes integer? C; needed when labels are given
+---@return perilune.Tensor (C, C) f32
+function metrics.confusion_matrix(scores, target, classes)
+  if not classes and scores:dim() == target:dim() then
+    pl.error("metrics.confusion_matrix", "labels alone do not tell the number of classes", "give it: confusion_matrix(labels, target, 10)")
+  end
+  local C = classes or scores:size(scores:dim() - 1)
+  local predicted = pl.one_hot(labels_of(scores, target):flatten(), C):to("f32")
+  local actual = pl.one_hot(target:flatten(), C):to("f32")
+  return actual:transpose(0, 1):matmul(predicted)
+end
+
+---The F1 score, 2 tp / (2 tp + fp + fn); a class that never occurs and is never predicted has 0.
+---average: "macro" (mean over classes), "micro", "weighted" (by labels) or "none" (one a class).
+---@param scores perilune.Tensor (..., C), or labels (...)
+---@param target perilune.Tensor (...)
+---@param opts {average: string, classes: integer}?
+---@return perilune.Tensor scalar, or (C) for "none"
+function metrics.f1(scores, target, opts)
+  local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number" })
+  check.word("metrics.f1", "average", o.average, { "macro", "micro", "weighted", "none" })
+  local matrix = metrics.confusion_matrix(scores, target, o.classes)
+  local C = matrix:size(0)
+  local hit = (matrix * pl.eye(C)):sum(1)
+  local actual, predicted = matrix:sum(1), matrix:sum(0)
+  if o.average == "micro" then return hit:sum() * 2 / (actual:sum() + predicted:sum()) end
+  local f1 = hit * 2 / (actual + predicted):clamp(1)
+  if o.average == "none" then return f1 end
+  if o.average == "macro" then return f1:mean() end
+  return (f1 * actual):sum() / actual:sum()
+end
+
+---exp of a mean cross-entropy in nats.
+---@param loss perilune.Tensor
+---@return perilune.Tensor
+function metrics.perplexity(loss)
+  return loss:exp()
+end
+
+local function residual(op, prediction, target)
+  if prediction:dim() ~= target:dim() or prediction:numel() ~= target:numel() then
+    pl.error(op, ("shapes {%s} and {%s} differ"):format(table.concat(prediction.shape, ", "), table.concat(target.shape, ", ")),
+      "(B, 1) against (B) would pair everything with everything; use squeeze(-1)")
+  end
+  return prediction - target
+end
+
+---Mean squared error.
+---@param prediction perilune.Tensor
+---@param target perilune.Tensor
+---@return perilune.Tensor
+function metrics.mse(prediction, target)
+  return (residual("metrics.mse", prediction, target) ^ 2):mean()
+end
+
+---Root of the mean squared error. Its mean over batches is not that of the whole: evaluate in one batch, or average mse.
+---@param prediction perilune.Tensor
+---@param target perilune.Tensor
+---@return perilune.Tensor
+function metrics.rmse(prediction, target)
+  return (residual("metrics.rmse", prediction, target) ^ 2):mean():sqrt()
+end
+
+---Mean absolute error.
+---@param prediction perilune.Tensor
+---@param target perilune.Tensor
+---@return perilune.Tensor
+function metrics.mae(prediction, target)
+  return residual("metrics.mae", prediction, target):abs():mean()
+end
+
+---The share of the target's variance that is explained: 1 is perfect, 0 is as good as the mean. Like rmse it is a measure
+---of a whole, not a mean over batches.
+---@param prediction perilune.Tensor
+---@param target perilune.Tensor
+---@return perilune.Tensor
+function metrics.r2(prediction, target)
+  local left = (residual("metrics.r2", prediction, target) ^ 2):sum()
+  return 1 - left / ((target - target:mean()) ^ 2):sum()
+end
+
+---Things per second, of plain numbers.
+---@param count number
+---@param seconds number
+---@return number
+function metrics.throughput(count, seconds)
+  return seconds > 0 and count / seconds or 0
+end
+
+---@class perilune.Mean
+local Mean = {}
+local mean_meta = { __index = Mean }
+
+---Means over batches of several sizes.
+---  local mean = metrics.Mean(); mean:add({ loss = loss }, 64); mean:result().loss
+---@return perilune.Mean
+function metrics.Mean()
+  return setmetatable({ parts = {} }, mean_meta)
+end
+
+---Adds a batch: evaluated scalar tensors or numbers by name, and the number of samples they are means of.
+---@param values table<string, perilune.Tensor|number>
+---@param count number|perilune.Tensor
+function Mean:add(values, count)
+  self.parts[#self.parts + 1] = { values = values, count = count }
+end
+
+local function number(value)
+  return type(value) == "number" and value or value:item()
+end
+
+---The means as plain numbers, and the number of samples. Reads all tensors, so it waits for them.
+---@return table<string, number>
+---@return number count
+function Mean:result()
+  local sums, counts, total = {}, {}, 0
+  for _, part in ipairs(self.parts) do
+    local n = number(part.count)
+    total = total + n
+    for name, value in pairs(part.values) do
+      if n > 0 then
+        sums[name] = (sums[name] or 0) + number(value) * n
+        counts[name] = (counts[name] or 0) + n
+      end
+    end
+  end
+  for name, sum in pairs(sums) do sums[name] = sum / counts[name] end
+  return sums, total
+end
+
+return metrics

@@ -1,0 +1,117 @@
+-- nn/attention.lua: multi-head attention with grouped queries, rotary positions and windows.
+--
+-- Vaswani et al., Attention Is All You Need (2017); grouped queries: Ainslie et al., GQA (2023); rotary positions: Su et
+-- al., RoFormer (2021). Queries, keys and values come from one Linear, laid out along its outputs as [q heads | k heads |
+-- v heads], so that a step runs one GEMM instead of three. There is no key-value cache here.
+--
+-- Letters: B batch, T positions, S positions attended to, C width, H query heads, K key-value heads, D head width.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local nn = require "perilune.nn.module"
+local Linear = require("perilune.nn.linear").Linear
+
+---Attention by plain ops, for the one thing the fused op has not: dropout of the attention weights.
+local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
+  local H, K = q_BHTD:size(1), k_BKSD:size(1)
+  if H ~= K then
+    k_BKSD, v_BKSD = k_BKSD:repeat_interleave(H // K, 1), v_BKSD:repeat_interleave(H // K, 1)
+  end
+  local T, S = q_BHTD:size(2), k_BKSD:size(2)
+  local score_BHTS = q_BHTD:matmul(k_BKSD:transpose(-2, -1)) * (1 / math.sqrt(q_BHTD:size(3)))
+  local i, j = pl.arange(T):unsqueeze(1), pl.arange(S)
+  if opts.is_causal then score_BHTS = score_BHTS:masked_fill(j:gt(i), -math.huge) end
+  if opts.window then score_BHTS = score_BHTS:masked_fill((i - j):ge(opts.window), -math.huge) end
+  if opts.mask then
+    if opts.mask.dtype == "bool" then
+      score_BHTS = score_BHTS:masked_fill(opts.mask:logical_not(), -math.huge)
+    else
+      score_BHTS = score_BHTS + opts.mask
+    end
+  end
+  return pl.dropout(score_BHTS:softmax(-1), p):matmul(v_BKSD)
+end
+
+---Queries (B, H, T, D) of x, keys and values (B, K, S, D) of x or of `memory`.
+local function project(self, x_BTC, memory_BSC)
+  local H, K, D = self.heads, self.kv_heads, self.head_dim
+  local B, T = x_BTC:size(0), x_BTC:size(1)
+  if not memory_BSC then
+    local qkv = self.qkv(x_BTC):view(B, T, H + 2 * K, D):transpose(1, 2)
+    return qkv:narrow(1, 0, H), qkv:narrow(1, H, K), qkv:narrow(1, H + K, K)
+  end
+  local w, b, n = self.qkv.weight, self.qkv.bias, H * D
+  if not w then pl.error("nn.MultiHeadAttention", "`memory` needs the weight of `qkv`, which is not a plain Linear here", "merge a LoRA first") end
+  local S = memory_BSC:size(1)
+  local q = pl.linear(x_BTC, w:narrow(0, 0, n), b and b:narrow(0, 0, n)):view(B, T, H, D):transpose(1, 2)
+  local kv = pl.linear(memory_BSC, w:narrow(0, n, 2 * K * D), b and b:narrow(0, n, 2 * K * D)):view(B, S, 2 * K, D):transpose(1, 2)
+  return q, kv:narrow(1, 0, K), kv:narrow(1, K, K)
+end
+
+local per_call = { mask = "tensor", positions = "tensor", memory = "tensor" }
+
+---x (B, T, C) -> (B, T, C).
+local function forward(self, x_BTC, given)
+  local call = given and check.options("nn.MultiHeadAttention", given, {}, per_call) or {}
+  if x_BTC:dim() ~= 3 or x_BTC:size(2) ~= self.width then
+    pl.error("nn.MultiHeadAttention", ("x has shape {%s}"):format(table.concat(x_BTC.shape, ", ")), ("it must be (B, T, %d)"):format(self.width))
+  end
+  local q, k, v = project(self, x_BTC, call.memory)
+  if self.rope then
+    q, k = pl.rope(q, call.positions, self.rope), pl.rope(k, call.positions, self.rope)
+  end
+  local opts = { is_causal = self.causal, window = self.window, mask = call.mask, enable_gqa = self.heads ~= self.kv_heads }
+  local y_BHTD
+  if self.training and self.dropout > 0 then
+    y_BHTD = attention_with_dropout(q, k, v, opts, self.dropout)
+  else
+    y_BHTD = pl.scaled_dot_product_attention(q, k, v, opts)
+  end
+  local B, T = x_BTC:size(0), x_BTC:size(1)
+  return self.out(y_BHTD:transpose(1, 2):reshape(B, T, self.heads * self.head_dim))
+end
+
+---@class perilune.AttentionOptions
+---@field kv_heads integer? fewer than heads: grouped queries
+---@field head_dim integer? width // heads by default
+---@field bias boolean? true by default
+---@field causal boolean? each position sees itself and those before it
+---@field window integer? each position sees at most the last `window` positions, itself included
+---@field rope boolean|{base: number, interleaved: boolean}? rotary positions for queries and keys
+---@field dropout number? of the attention weights, in training
+
+---attn(x, { mask =, positions =, memory = }): `mask` is bool (true: attend) or added to the scores, broadcast to (B, H, T, S);
+---`positions` (T) i64 for RoPE, 0, 1, ... if absent; `memory` (B, S, C) to attend to something other than x.
+---@param width integer
+---@param heads integer
+---@param opts perilune.AttentionOptions?
+---@return perilune.Module
+local function MultiHeadAttention(width, heads, opts)
+  local op = "nn.MultiHeadAttention"
+  check.whole(op, "width", width)
+  check.whole(op, "heads", heads)
+  local o = check.options(op, opts, { bias = true, causal = false, dropout = 0.0 },
+    { kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table" })
+  local kv_heads = check.whole(op, "kv_heads", o.kv_heads or heads)
+  if not o.head_dim and width % heads ~= 0 then
+    pl.error(op, ("heads = %d does not divide width = %d"):format(heads, width), "choose another number, or set head_dim")
+  end
+  if heads % kv_heads ~= 0 then pl.error(op, ("kv_heads = %d does not divide heads = %d"):format(kv_heads, heads)) end
+  local head_dim = check.whole(op, "head_dim", o.head_dim or width // heads)
+  local rope = o.rope and check.options(op .. " rope", o.rope ~= true and o.rope or nil, { base = 10000.0, interleaved = false }) or nil
+  local info = ("%d, %d heads of %d"):format(width, heads, head_dim)
+  if kv_heads ~= heads then info = info .. (", %d for keys and values"):format(kv_heads) end
+  for _, name in ipairs { "causal", "rope" } do
+    if o[name] then info = info .. ", " .. name end
+  end
+  if o.window then info = info .. ", window " .. check.whole(op, "window", o.window) end
+  return nn.module {
+    kind = "MultiHeadAttention", info = info, forward = forward,
+    width = width, heads = heads, kv_heads = kv_heads, head_dim = head_dim,
+    causal = o.causal, window = o.window, rope = rope, dropout = check.between(op, "dropout", o.dropout, 0, 1),
+    qkv = Linear(width, (heads + 2 * kv_heads) * head_dim, { bias = o.bias }),
+    out = Linear(heads * head_dim, width, { bias = o.bias }),
+  }
+end
+
+return { MultiHeadAttention = MultiHeadAttention }

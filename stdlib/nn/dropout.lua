@@ -1,0 +1,21 @@
+-- nn/dropout.lua: Srivastava et al., Dropout (2014): in training, zero each value with probability p and scale the rest by
+-- 1 / (1 - p); in evaluation, nothing. The mask is never stored: the counter-based generator draws it again where needed.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local module = require("perilune.nn.module").module
+
+local function forward(self, x)
+  if not self.training or self.p == 0 then return x end
+  return pl.dropout(x, self.p)
+end
+
+---x (...) -> (...).
+---@param p number? 0.5 by default
+---@return perilune.Module
+local function Dropout(p)
+  p = check.between("nn.Dropout", "p", p or 0.5, 0, 1)
+  return module { kind = "Dropout", info = tostring(p), forward = forward, p = p }
+end
+
+return { Dropout = Dropout }

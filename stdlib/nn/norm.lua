@@ -1,0 +1,83 @@
+-- nn/norm.lua: norms whose statistics come from the sample alone. BatchNorm, which keeps statistics, has its own file.
+--
+-- Statistics are taken in f32 whatever the input's dtype (the ops see to that).
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local module = require("perilune.nn.module").module
+
+local function dims_of(op, dims)
+  if type(dims) ~= "table" then dims = { dims } end
+  for i, d in ipairs(dims) do dims[i] = check.whole(op, "dims", d) end
+  return dims
+end
+
+local function layer_norm(self, x)
+  return pl.layer_norm(x, self.weight, self.bias, { eps = self.eps })
+end
+
+local function plain_layer_norm(self, x) -- without a weight, whose shape tells the op over which dims
+  local last = {}
+  for i = 1, #self.dims do last[i] = -i end
+  local centred = x - x:mean(last, { keepdim = true })
+  return centred * ((centred * centred):mean(last, { keepdim = true }) + self.eps):rsqrt()
+end
+
+---Ba et al., Layer Normalization (2016). x (..., dims) -> the same shape.
+---@param dims integer|integer[] the last dims of x, over which the mean and variance are taken
+---@param opts {eps: number, bias: boolean, affine: boolean}?
+---@return perilune.Module
+local function LayerNorm(dims, opts)
+  dims = dims_of("nn.LayerNorm", dims)
+  local o = check.options("nn.LayerNorm", opts, { eps = 1e-5, bias = true, affine = true })
+  return module {
+    kind = "LayerNorm", info = table.concat(dims, ", "), eps = o.eps, dims = dims,
+    forward = o.affine and layer_norm or plain_layer_norm,
+    weight = o.affine and pl.state(pl.ones(dims)) or nil,
+    bias = o.affine and o.bias and pl.state(pl.zeros(dims)) or nil,
+  }
+end
+
+local function rms_norm(self, x)
+  return pl.rms_norm(x, self.weight, { eps = self.eps })
+end
+
+---Zhang and Sennrich, Root Mean Square Layer Normalization (2019). x (..., dim) -> x / rms(x) * weight.
+---@param dim integer
+---@param opts {eps: number, affine: boolean}?
+---@return perilune.Module
+local function RMSNorm(dim, opts)
+  check.whole("nn.RMSNorm", "dim", dim)
+  local o = check.options("nn.RMSNorm", opts, { eps = 1e-6, affine = true })
+  return module {
+    kind = "RMSNorm", info = tostring(dim), forward = rms_norm, eps = o.eps,
+    weight = o.affine and pl.state(pl.ones { dim }) or nil,
+  }
+end
+
+local function group_norm(self, x)
+  return pl.group_norm(x, self.groups, self.weight, self.bias, { eps = self.eps })
+end
+
+---Wu and He, Group Normalization (2018). x (B, channels, ...) -> the same shape.
+---@param groups integer divides channels
+---@param channels integer
+---@param opts {eps: number, affine: boolean}?
+---@return perilune.Module
+local function GroupNorm(groups, channels, opts)
+  check.whole("nn.GroupNorm", "groups", groups)
+  check.whole("nn.GroupNorm", "channels", channels)
+  if channels % groups ~= 0 then
+    pl.error("nn.GroupNorm", ("groups = %d does not divide channels = %d"):format(groups, channels),
+      "PyTorch's order: nn.GroupNorm(groups, channels)")
+  end
+  local o = check.options("nn.GroupNorm", opts, { eps = 1e-5, affine = true })
+  return module {
+    kind = "GroupNorm", info = ("%d groups of %d"):format(groups, channels // groups), forward = group_norm,
+    groups = groups, eps = o.eps,
+    weight = o.affine and pl.state(pl.ones { channels }) or nil,
+    bias = o.affine and pl.state(pl.zeros { channels }) or nil,
+  }
+end
+
+return { LayerNorm = LayerNorm, RMSNorm = RMSNorm, GroupNorm = GroupNorm }

@@ -1,0 +1,67 @@
+-- nn/shape.lua: changes of shape and pooling as modules, for nn.Sequential.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local module = require("perilune.nn.module").module
+
+local function flatten(self, x) return x:flatten(self.start, self.stop) end
+
+---x (B, ...) -> (B, n): joins the dims from `start` to `stop`, both included.
+---@param start integer? 1 by default
+---@param stop integer? -1 by default
+---@return perilune.Module
+local function Flatten(start, stop)
+  start = check.whole("nn.Flatten", "start", start or 1, false)
+  stop = check.whole("nn.Flatten", "stop", stop or -1, false)
+  return module { kind = "Flatten", info = ("%d to %d"):format(start, stop), forward = flatten, start = start, stop = stop }
+end
+
+local function unflatten(self, x)
+  local dim = self.dim < 0 and self.dim + x:dim() or self.dim
+  local shape = {}
+  for d, size in ipairs(x.shape) do
+    if d - 1 == dim then table.move(self.sizes, 1, #self.sizes, #shape + 1, shape) else shape[#shape + 1] = size end
+  end
+  return x:reshape(shape)
+end
+
+---Splits one dim: Unflatten(1, { 1, 8, 8 }) takes (B, 64) to (B, 1, 8, 8). One size may be -1.
+---@param dim integer
+---@param sizes integer[]
+---@return perilune.Module
+local function Unflatten(dim, sizes)
+  check.whole("nn.Unflatten", "dim", dim, false)
+  if type(sizes) ~= "table" then
+    pl.error("nn.Unflatten", "sizes is " .. check.show(sizes), "give a list, as in nn.Unflatten(1, { 1, 8, 8 })")
+  end
+  for _, size in ipairs(sizes) do check.whole("nn.Unflatten", "a size", size, -1) end
+  return module { kind = "Unflatten", info = ("%d to {%s}"):format(dim, table.concat(sizes, ", ")), forward = unflatten, dim = dim, sizes = sizes }
+end
+
+local function max_pool(self, x) return pl.max_pool2d(x, self.kernel, self.options) end
+local function avg_pool(self, x) return pl.avg_pool2d(x, self.kernel, self.options) end
+
+local function pool(kind, forward, kernel, opts)
+  local op = "nn." .. kind
+  kernel = check.sizes(op, "kernel", kernel, 2)
+  local o = check.options(op, opts, {}, { stride = "number|table", padding = "number|table" })
+  local options = {
+    stride = o.stride and check.sizes(op, "stride", o.stride, 2) or { kernel[1], kernel[2] },
+    padding = check.sizes(op, "padding", o.padding or 0, 2, 0),
+  }
+  return module { kind = kind, info = table.concat(kernel, "x"), forward = forward, kernel = kernel, options = options }
+end
+
+---x (B, C, H, W) -> (B, C, H', W'). The stride is the kernel's size unless given.
+---@param kernel integer|integer[]
+---@param opts {stride: integer|integer[], padding: integer|integer[]}?
+---@return perilune.Module
+local function MaxPool2d(kernel, opts) return pool("MaxPool2d", max_pool, kernel, opts) end
+
+---x (B, C, H, W) -> (B, C, H', W'); zeros of the padding count as values.
+---@param kernel integer|integer[]
+---@param opts {stride: integer|integer[], padding: integer|integer[]}?
+---@return perilune.Module
+local function AvgPool2d(kernel, opts) return pool("AvgPool2d", avg_pool, kernel, opts) end
+
+return { Flatten = Flatten, Unflatten = Unflatten, MaxPool2d = MaxPool2d, AvgPool2d = AvgPool2d }

@@ -1,0 +1,52 @@
+-- optim/adafactor.lua: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost (2018).
+--
+-- The second moment of a matrix is kept as its row and column means, so the memory grows with rows + columns. The numbers
+-- are those of torch.optim.Adafactor: relative steps, rate min(lr, 1 / sqrt(t)), update clipped to rms d. No first moment.
+
+local base = require "perilune.optim.base"
+
+local rule = { name = "adafactor" }
+
+local function rms(x)
+  return (x * x):mean():sqrt()
+end
+
+function rule.slots(w)
+  local shape = w.shape
+  if #shape < 2 then return { v = base.zeros(w) } end
+  local row, column = {}, {}
+  table.move(shape, 1, #shape, 1, row)
+  table.move(shape, 1, #shape, 1, column)
+  row[#row], column[#column - 1] = 1, 1
+  return { row = base.zeros(w, row), column = base.zeros(w, column) }
+end
+
+function rule.update(w, g, s, o, lr, step)
+  local fresh = step ^ o.beta2_decay -- the share of this gradient in the second moment
+  local tiny = w.dtype == "f64" and 2.220446049250313e-16 or 1.1920928955078125e-07
+  local square, v = g * g, nil
+  if #w.shape < 2 then
+    v = s.v * (1 - fresh) + square * fresh
+    s.v:assign(v)
+  else
+    local row = s.row * (1 - fresh) + square:mean(-1, { keepdim = true }) * fresh
+    local column = s.column * (1 - fresh) + square:mean(-2, { keepdim = true }) * fresh
+    s.row:assign(row)
+    s.column:assign(column)
+    v = row * column / row:mean(-2, { keepdim = true }):clamp(tiny)
+  end
+  local update = g * v:clamp(tiny * tiny):rsqrt()
+  local rate = rms(w):clamp(o.eps) * math.min(lr, 1 / math.sqrt(step))
+  local bound = (rms(update) / o.d):clamp(1)
+  w:assign(w * (1 - lr * o.weight_decay) - update * (rate / bound))
+end
+
+---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
+---@param opts {lr: number|perilune.Schedule, beta2_decay: number, eps: number, d: number, weight_decay: number, clip_norm: number, clip_value: number}?
+---@return perilune.Optimizer
+local function Adafactor(target, opts)
+  local defaults = { beta2_decay = -0.8, eps = 1e-3, d = 1.0, weight_decay = 0 }
+  return base.new("Adafactor", target, opts, defaults, nil, function(o) return rule, o end, 1e-2)
+end
+
+return { Adafactor = Adafactor, rule = rule }

@@ -1,0 +1,73 @@
+-- optim/adam.lua: Adam and AdamW through one fused op.
+--
+-- Kingma and Ba, Adam (2015); Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019). `pl.adamw_update` does
+-- the arithmetic in f32, with bias correction. Adam's own decay is L2: weight_decay * w joins the gradient.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local base = require "perilune.optim.base"
+
+local function slots(w)
+  return { m = base.zeros(w), v = base.zeros(w) }
+end
+
+local function fused(w, g, s, o, lr, step, weight_decay)
+  local w1, m1, v1 = pl.adamw_update(w, g, s.m, s.v,
+    { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
+  w:assign(w1)
+  s.m:assign(m1)
+  s.v:assign(v1)
+end
+
+local adamw = { name = "adamw", slots = slots }
+function adamw.update(w, g, s, o, lr, step)
+  fused(w, g, s, o, lr, step, o.weight_decay)
+end
+
+local adam = { name = "adam", slots = slots }
+function adam.update(w, g, s, o, lr, step)
+  if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
+  fused(w, g, s, o, lr, step, 0)
+end
+
+---Raises unless betas = { beta1, beta2 } with both in [0, 1).
+---@param op string
+---@param betas number[]
+local function check_betas(op, betas)
+  if type(betas) ~= "table" or #betas ~= 2 then
+    pl.error(op, "betas is " .. check.show(betas), "give both: betas = { 0.9, 0.999 }")
+  end
+  for i, beta in ipairs(betas) do
+    if type(beta) ~= "number" or beta < 0 or beta >= 1 then
+      pl.error(op, ("betas[%d] is %s, but must be a number from 0 to below 1"):format(i, check.show(beta)))
+    end
+  end
+end
+
+---@class perilune.AdamOptions
+---@field lr number|perilune.Schedule? 1e-3 by default
+---@field betas number[]? { 0.9, 0.999 } by default
+---@field eps number? 1e-8 by default
+---@field weight_decay number? Adam: 0, as L2; AdamW: 0.01, decoupled
+---@field clip_norm number?
+---@field clip_value number?
+
+local function new(kind, rule, weight_decay, target, opts)
+  local defaults = { betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay }
+  return base.new(kind, target, opts, defaults, nil, function(o)
+    check_betas("optim." .. kind, o.betas)
+    return rule, o
+  end, 1e-3)
+end
+
+---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
+---@param opts perilune.AdamOptions?
+---@return perilune.Optimizer
+local function Adam(target, opts) return new("Adam", adam, 0, target, opts) end
+
+---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
+---@param opts perilune.AdamOptions?
+---@return perilune.Optimizer
+local function AdamW(target, opts) return new("AdamW", adamw, 0.01, target, opts) end
+
+return { Adam = Adam, AdamW = AdamW, adamw_rule = adamw, check_betas = check_betas }

@@ -1,0 +1,220 @@
+-- optim/base.lua: what all optimizers share: parameter groups, clipping, the schedule, the step, path names.
+--
+-- An optimizer is a list of parameters, each with its group's options, its slots (States such as moments) and a rule. A
+-- rule says which slots a parameter needs and how one update is recorded; adam.lua and its neighbours are rules. The step
+-- records maths only: nothing is read back, and the numbers in it (rate, step count) are run-time slots of the plan.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local clip = require "perilune.optim.clip"
+local schedule = require "perilune.optim.schedule"
+
+---@class perilune.Rule
+---@field name string first part of the path of its slots
+---@field slots fun(weight: perilune.State, options: table): table<string, perilune.Tensor> starting values
+---@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: table, lr: number, step: integer)
+
+---@class perilune.Optimizer
+---@field kind string
+---@field count integer updates made so far
+---@field groups {options: table, params: table[]}[]
+local Optimizer = {}
+local meta = { __index = Optimizer }
+
+local base = {}
+
+---A zero slot for a weight: f32, or f64 for f64 weights.
+---@param weight perilune.State
+---@param shape integer[]?
+---@return perilune.Tensor
+function base.zeros(weight, shape)
+  return pl.zeros(shape or weight.shape, { dtype = weight.dtype == "f64" and "f64" or "f32" })
+end
+
+local function is_group(value)
+  return type(value) == "table" and not pl.is_tensor(value) and not getmetatable(value) and value.state == nil
+end
+
+---Whether `target` is a list of groups: some part is a plain table that is neither a State nor a { path =, state = }.
+local function has_groups(target)
+  if type(target) ~= "table" or getmetatable(target) then return false end
+  for _, part in ipairs(target) do
+    if is_group(part) then return true end
+  end
+  return false
+end
+
+---Groups as { entries =, given = }. A group's `params` is a list, a module, a function (path, state) -> boolean, or absent
+---for all that is left; the last two need the model: { model = model, { params = f, weight_decay = 0 }, {} }.
+local function read_groups(op, target)
+  local left, out = {}, {}
+  if target.model then
+    for _, entry in ipairs(clip.entries(op, target.model)) do left[#left + 1] = entry end
+  end
+  for i, group in ipairs(target) do
+    if not is_group(group) then pl.error(op, ("group %d is %s"):format(i, check.show(group)), "a group is { params = ..., lr = ... }") end
+    local given, want = {}, group.params
+    for k, v in pairs(group) do
+      if k ~= "params" then given[k] = v end
+    end
+    local entries = {}
+    if want == nil or check.is(want, "function") and not (getmetatable(want) and want.forward) then
+      if not target.model then
+        pl.error(op, ("group %d chooses by a function, but there is no model to choose from"):format(i),
+          "name it beside the groups: { model = model, { params = function(path, state) ... end }, {} }")
+      end
+      local rest = {}
+      for _, entry in ipairs(left) do
+        if want == nil or want(entry.path, entry.state) then entries[#entries + 1] = entry else rest[#rest + 1] = entry end
+      end
+      left = rest
+    else
+      local path_of = {}
+      for _, entry in ipairs(left) do path_of[entry.state] = entry.path end
+      local taken = {}
+      for _, entry in ipairs(clip.entries(op, want)) do
+        taken[entry.state] = true
+        local path = target.model and path_of[entry.state] or tree.join(tostring(i), entry.path)
+        entries[#entries + 1] = { path = path, state = entry.state }
+      end
+      local rest = {}
+      for _, entry in ipairs(left) do
+        if not taken[entry.state] then rest[#rest + 1] = entry end
+      end
+      left = rest
+    end
+    out[i] = { entries = entries, given = given }
+  end
+  if #left > 0 then
+    pl.error(op, ("%d parameters are in no group, the first is '%s'"):format(#left, left[1].path),
+      "add a last group without `params`, or freeze them: state.trainable = false")
+  end
+  return out
+end
+
+local common = { clip_norm = "number", clip_value = "number" }
+
+---A new optimizer.
+---@param kind string its name in `optim`
+---@param target any a module, a list of States, or a list of groups
+---@param given table? the options of the recipe
+---@param defaults table<string, any> defaults of the options that have one
+---@param loose table<string, string>? kinds of the other options; `lr` is always among them
+---@param choose fun(options: table, entry: perilune.Entry): perilune.Rule, table, any? the rule of a parameter, its options, and its rate if not the group's
+---@param lr number the default rate
+---@return perilune.Optimizer
+function base.new(kind, target, given, defaults, loose, choose, lr)
+  local op = "optim." .. kind
+  local group_loose, all_loose = { lr = "number|function" }, {}
+  for k, v in pairs(loose or {}) do group_loose[k] = v end
+  for k, v in pairs(group_loose) do all_loose[k] = v end
+  for k, v in pairs(common) do all_loose[k] = v end
+  local o = check.options(op, given, defaults, all_loose)
+  local shared = {}
+  for k in pairs(defaults) do shared[k] = o[k] end
+  for k in pairs(group_loose) do shared[k] = o[k] end
+
+  local parsed
+  if has_groups(target) then
+    parsed = read_groups(op, target)
+  else
+    parsed = { { entries = clip.entries(op, target), given = {} } }
+  end
+  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {} }, meta)
+  local seen, total = {}, 0
+  for i, group in ipairs(parsed) do
+    local merged = {}
+    for k, v in pairs(shared) do merged[k] = v end
+    for k, v in pairs(group.given) do merged[k] = v end
+    local options = check.options(op, merged, defaults, group_loose)
+    if options.lr == nil then options.lr = lr end
+    local params = {}
+    for j, entry in ipairs(group.entries) do
+      if seen[entry.state] then pl.error(op, ("parameter '%s' is there twice"):format(entry.path), "put each into one group") end
+      seen[entry.state] = true
+      local rule, rule_options, own_lr = choose(options, entry)
+      local slots = {}
+      local starts = rule.slots(entry.state, rule_options)
+      for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false }) end
+      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, lr = own_lr or options.lr, slots = slots }
+    end
+    total = total + #params
+    self.groups[i] = { options = options, params = params }
+  end
+  if total == 0 then pl.error(op, "there is nothing to train", "every State is frozen, or the model has none; see print(model)") end
+  return self
+end
+
+---The rate of the next update, of group `i` (the first unless given).
+---@param i integer?
+---@return number
+function Optimizer:lr(i)
+  return schedule.at("optim." .. self.kind, self.groups[i or 1].options.lr, self.count)
+end
+
+---Every slot, as { path = "adamw.m.<parameter's path>", state = } in a stable order.
+---@return perilune.Entry[]
+function Optimizer:states()
+  local out = {}
+  for _, group in ipairs(self.groups) do
+    for _, p in ipairs(group.params) do
+      for _, name in ipairs(tree.keys(p.slots)) do
+        out[#out + 1] = { path = ("%s.%s.%s"):format(p.rule.name, name, p.path), state = p.slots[name] }
+      end
+    end
+  end
+  return out
+end
+
+---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
+---Outside of a step scope this ends the implicit step.
+---@param opts {scale: number|perilune.Tensor}? a factor for all gradients, taken before clipping
+---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` is set
+function Optimizer:step(opts)
+  local op = "optim." .. self.kind
+  local scale = opts and check.options(op .. ":step", opts, {}, { scale = "number|tensor" }).scale
+  local params, grads = {}, {}
+  for _, group in ipairs(self.groups) do
+    for _, p in ipairs(group.params) do
+      local g = p.state.grad
+      if g then
+        g = clip.wide(g)
+        params[#params + 1] = p
+        grads[#grads + 1] = scale and g * scale or g
+      end
+    end
+  end
+  if #grads == 0 then
+    pl.error(op, "no parameter has a gradient at step()", "call loss:backward() before it, in the same step, on a loss made from the parameters")
+  end
+  if self.clip_value then
+    for i, g in ipairs(grads) do grads[i] = g:clamp(-self.clip_value, self.clip_value) end
+  end
+  local norm
+  if self.clip_norm then
+    norm = clip.total_norm(grads)
+    local factor = clip.factor(norm, self.clip_norm)
+    for i, g in ipairs(grads) do grads[i] = g * factor end
+  end
+  local rates = {} -- each schedule is asked once
+  for i, p in ipairs(params) do
+    local lr = rates[p.lr] or schedule.at(op, p.lr, self.count)
+    rates[p.lr] = lr
+    p.rule.update(p.state, grads[i], p.slots, p.options, lr, self.count + 1)
+  end
+  self.count = self.count + 1
+  if not pl.in_step() then pl.end_step() end
+  return norm
+end
+
+function meta.__tostring(self)
+  local lines = {}
+  for i, group in ipairs(self.groups) do
+    local lr = group.options.lr
+    lines[i] = ("%s  group %d: %d parameters, lr %s"):format(self.kind, i, #group.params, type(lr) == "function" and "by a function" or tostring(lr))
+  end
+  return table.concat(lines, "\n")
+end
+
+return base

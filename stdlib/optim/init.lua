@@ -1,0 +1,31 @@
+-- optim/init.lua: optimizers, learning-rate schedules, gradient clipping, weight averages.
+--
+--   local opt = optim.AdamW(model, { lr = optim.cosine { peak = 1e-3, warmup = 100, steps = 2000 }, clip_norm = 1 })
+--   loss:backward(); opt:step()
+--
+-- The first argument is a module, a list of States, or a list of groups with options of their own:
+--   optim.AdamW({ model = model, { params = function(path, w) return #w.shape < 2 end, weight_decay = 0 }, {} }, { lr = 1e-3 })
+
+local clip = require "perilune.optim.clip"
+local schedule = require "perilune.optim.schedule"
+
+return {
+  SGD = require("perilune.optim.sgd").SGD,
+  Adam = require("perilune.optim.adam").Adam,
+  AdamW = require("perilune.optim.adam").AdamW,
+  Lion = require("perilune.optim.lion").Lion,
+  RMSprop = require("perilune.optim.rmsprop").RMSprop,
+  Adafactor = require("perilune.optim.adafactor").Adafactor,
+  Muon = require("perilune.optim.muon").Muon,
+  EMA = require("perilune.optim.ema").EMA,
+
+  constant = schedule.constant,
+  linear_warmup = schedule.linear_warmup,
+  cosine = schedule.cosine,
+  wsd = schedule.wsd,
+  one_cycle = schedule.one_cycle,
+  piecewise = schedule.piecewise,
+
+  clip_grad_norm = clip.clip_grad_norm,
+  clip_grad_value = clip.clip_grad_value,
+}

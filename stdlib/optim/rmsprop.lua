@@ -1,0 +1,38 @@
+-- optim/rmsprop.lua: Tieleman and Hinton, Lecture 6.5 (2012), as in torch.optim.RMSprop.
+--
+-- v = alpha v + (1 - alpha) g^2;  w = w - lr g / (sqrt(v) + eps); centred: v - mean^2 instead of v.
+
+local base = require "perilune.optim.base"
+
+local rule = { name = "rmsprop" }
+
+function rule.slots(w, o)
+  return { v = base.zeros(w), mean = o.centered and base.zeros(w) or nil, momentum = o.momentum ~= 0 and base.zeros(w) or nil }
+end
+
+function rule.update(w, g, s, o, lr)
+  if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
+  local v = s.v * o.alpha + g * g * (1 - o.alpha)
+  s.v:assign(v)
+  if o.centered then
+    local mean = s.mean * o.alpha + g * (1 - o.alpha)
+    s.mean:assign(mean)
+    v = v - mean * mean
+  end
+  local update = g / (v:sqrt() + o.eps)
+  if o.momentum ~= 0 then
+    update = s.momentum * o.momentum + update
+    s.momentum:assign(update)
+  end
+  w:assign(w - update * lr)
+end
+
+---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
+---@param opts {lr: number|perilune.Schedule, alpha: number, eps: number, momentum: number, centered: boolean, weight_decay: number, clip_norm: number, clip_value: number}?
+---@return perilune.Optimizer
+local function RMSprop(target, opts)
+  local defaults = { alpha = 0.99, eps = 1e-8, momentum = 0, centered = false, weight_decay = 0 }
+  return base.new("RMSprop", target, opts, defaults, nil, function(o) return rule, o end, 1e-2)
+end
+
+return { RMSprop = RMSprop, rule = rule }

@@ -1,0 +1,154 @@
+-- optim/schedule.lua: learning rates (or any other number) as functions of the step.
+--
+-- A schedule is a callable table: `schedule(step)` with step = the number of updates already made, so 0 for the first one. It knows
+-- nothing else and keeps nothing, so a resumed or edited run needs no schedule state, and its fields can be read and
+-- printed. Any Lua function of the step works in its place. During warm-up the rate at step i is peak * (i + 1) /
+-- (warmup + 1): the first update is not wasted on a rate of 0.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local schedule = {}
+
+local meta = {}
+function meta.__call(self, step) return self.at(self, step) end
+function meta.__tostring(self)
+  local parts = {}
+  for k, v in pairs(self) do
+    if type(v) == "number" then parts[#parts + 1] = ("%s = %g"):format(k, v) end
+  end
+  table.sort(parts)
+  return ("%s { %s }"):format(self.kind, table.concat(parts, ", "))
+end
+
+---@class perilune.Schedule
+---@field kind string
+---@operator call(integer): number
+
+---@return perilune.Schedule
+local function new(kind, fields, at)
+  fields.kind, fields.at = kind, at
+  return setmetatable(fields, meta)
+end
+
+---Options that are all numbers; those of `required` have no default.
+local function numbers(op, given, required, defaults)
+  local loose = {}
+  for _, name in ipairs(required) do loose[name] = "number" end
+  local o = check.options(op, given, defaults, loose)
+  check.required(op, o, required)
+  return o
+end
+
+local function warming(self, step)
+  return self.peak * (step + 1) / (self.warmup + 1)
+end
+
+---The same rate at every step.
+---@param rate number
+---@return perilune.Schedule
+function schedule.constant(rate)
+  check.between("optim.constant", "the rate", rate, 0, math.huge)
+  return new("constant", { rate = rate }, function(self) return self.rate end)
+end
+
+---Rises in a line to `peak` during `warmup` steps and stays there.
+---@param opts {peak: number, warmup: integer}
+---@return perilune.Schedule
+function schedule.linear_warmup(opts)
+  local o = numbers("optim.linear_warmup", opts, { "peak", "warmup" }, {})
+  return new("linear_warmup", o, function(self, step)
+    return step < self.warmup and warming(self, step) or self.peak
+  end)
+end
+
+---Warm-up, then half a cosine from `peak` to `floor` at `steps`, then `floor`.
+---Loshchilov and Hutter, SGDR (2017), without restarts.
+---@param opts {peak: number, steps: integer, warmup: integer?, floor: number?}
+---@return perilune.Schedule
+function schedule.cosine(opts)
+  local o = numbers("optim.cosine", opts, { "peak", "steps" }, { warmup = 0, floor = 0 })
+  return new("cosine", o, function(self, step)
+    if step < self.warmup then return warming(self, step) end
+    local progress = math.min(1, (step - self.warmup) / math.max(1, self.steps - self.warmup))
+    return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+  end)
+end
+
+---Warm-up, stable, decay: `peak` until the last `decay` steps, which fall in a line to `floor`.
+---Hu et al., MiniCPM (2024).
+---@param opts {peak: number, steps: integer, decay: integer, warmup: integer?, floor: number?}
+---@return perilune.Schedule
+function schedule.wsd(opts)
+  local o = numbers("optim.wsd", opts, { "peak", "steps", "decay" }, { warmup = 0, floor = 0 })
+  if o.warmup + o.decay > o.steps then
+    pl.error("optim.wsd", ("warmup = %g and decay = %g do not fit into steps = %g"):format(o.warmup, o.decay, o.steps), "all three count steps")
+  end
+  return new("wsd", o, function(self, step)
+    if step < self.warmup then return warming(self, step) end
+    local left = math.max(0, math.min(1, (self.steps - step) / math.max(1, self.decay)))
+    return self.floor + (self.peak - self.floor) * left
+  end)
+end
+
+---Half a cosine up from peak / div during the first `start` of the steps, then one down to peak / div / final_div.
+---Smith and Topin, Super-Convergence (2018); the numbers are those of PyTorch's OneCycleLR.
+---@param opts {peak: number, steps: integer, start: number?, div: number?, final_div: number?}
+---@return perilune.Schedule
+function schedule.one_cycle(opts)
+  local o = numbers("optim.one_cycle", opts, { "peak", "steps" }, { start = 0.3, div = 25, final_div = 1e4 })
+  check.between("optim.one_cycle", "start", o.start, 0, 1)
+  return new("one_cycle", o, function(self, step)
+    local first, last = self.peak / self.div, self.peak / self.div / self.final_div
+    local top, final = self.start * self.steps - 1, self.steps - 1
+    local from, to, progress
+    if step <= top then
+      from, to, progress = first, self.peak, step / math.max(1, top)
+    else
+      from, to, progress = self.peak, last, math.min(1, (step - top) / math.max(1, final - top))
+    end
+    return to + (from - to) * 0.5 * (1 + math.cos(math.pi * progress))
+  end)
+end
+
+---A list of { step, rate }: each rate holds from its step on; with `linear = true` the rate moves in lines between them.
+---optim.piecewise { { 0, 1e-3 }, { 5000, 1e-4 } }
+---@param points {[integer]: {[1]: integer, [2]: number}, linear: boolean?}
+---@return perilune.Schedule
+function schedule.piecewise(points)
+  local op = "optim.piecewise"
+  if type(points) ~= "table" or #points == 0 then
+    pl.error(op, "no points: it got " .. check.show(points), "give a list: optim.piecewise { { 0, 1e-3 }, { 5000, 1e-4 } }")
+  end
+  for i, point in ipairs(points) do
+    if type(point) ~= "table" or type(point[1]) ~= "number" or type(point[2]) ~= "number" then
+      pl.error(op, ("point %d is %s"):format(i, check.show(point)), "a point is { step, rate }")
+    end
+    if i > 1 and point[1] <= points[i - 1][1] then
+      pl.error(op, ("point %d starts at step %g, not behind step %g"):format(i, point[1], points[i - 1][1]), "sort the points by their step")
+    end
+  end
+  return new("piecewise", { points = points, linear = points.linear or false }, function(self, step)
+    local p, i = self.points, 1
+    while i < #p and step >= p[i + 1][1] do i = i + 1 end
+    local a, b = p[i], p[i + 1]
+    if not self.linear or not b or step <= a[1] then return a[2] end
+    return a[2] + (b[2] - a[2]) * (step - a[1]) / (b[1] - a[1])
+  end)
+end
+
+---The rate at `step` of a number, a schedule or a function.
+---@param op string
+---@param rate number|perilune.Schedule|fun(step: integer): number
+---@param step integer
+---@return number
+function schedule.at(op, rate, step)
+  if type(rate) == "number" then return rate end
+  local value = rate(step)
+  if type(value) ~= "number" then
+    pl.error(op, ("the schedule gave %s at step %d"):format(check.show(value), step), "a schedule returns a number")
+  end
+  return value
+end
+
+return schedule

@@ -1,0 +1,50 @@
+-- optim/sgd.lua: stochastic gradient descent with momentum, as in torch.optim.SGD.
+--
+-- Sutskever et al., On the importance of initialization and momentum in deep learning (2013), in PyTorch's form:
+-- v = momentum v + (1 - dampening) g;  w = w - lr v   (Nesterov: w = w - lr (g + momentum v)).
+
+local pl = require "perilune"
+local base = require "perilune.optim.base"
+
+local rule = { name = "sgd" }
+
+function rule.slots(w, o)
+  return o.momentum ~= 0 and { momentum = base.zeros(w) } or {}
+end
+
+function rule.update(w, g, s, o, lr, step)
+  if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
+  if o.momentum ~= 0 then
+    local keep = step == 1 and 1 or 1 - o.dampening -- the first gradient enters whole
+    local v = s.momentum * o.momentum + g * keep
+    s.momentum:assign(v)
+    g = o.nesterov and g + v * o.momentum or v
+  end
+  w:assign(w - g * lr)
+end
+
+---@class perilune.SGDOptions
+---@field lr number|perilune.Schedule? 1e-3 by default
+---@field momentum number?
+---@field dampening number?
+---@field nesterov boolean?
+---@field weight_decay number? L2, added to the gradient
+---@field clip_norm number?
+---@field clip_value number?
+
+---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
+---@param opts perilune.SGDOptions?
+---@return perilune.Optimizer
+local function SGD(target, opts)
+  local defaults = { momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 }
+  local self = base.new("SGD", target, opts, defaults, nil, function(o)
+    if o.nesterov and (o.momentum == 0 or o.dampening ~= 0) then
+      pl.error("optim.SGD", ("nesterov with momentum = %g and dampening = %g"):format(o.momentum, o.dampening),
+        "Nesterov needs a momentum, such as 0.9, and dampening = 0")
+    end
+    return rule, o
+  end, 1e-3)
+  return self
+end
+
+return { SGD = SGD, rule = rule }

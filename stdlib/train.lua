@@ -1,0 +1,364 @@
+-- train.lua: the default training loop, as a `run` that a host drives one step at a time.
+--
+--   local run = train.new(recipe, params, { seed = 1 })
+--   while not run:finished() do run:step() end
+--   print(run:evaluate("valid").loss)
+--
+-- The command line, the prompt and a script drive it alike; it prints nothing, keeps no clock and reads nothing back
+-- except in `evaluate`. All that a run is at step k follows from the recipe, the params, the seed and its States: batches
+-- are functions of their number, schedules of the count of updates.
+--
+-- A recipe's loss(model, batch) returns the mean loss, optionally a table of metrics (scalar tensors), and optionally the
+-- weight of the batch (how many tokens or samples the mean is over: a number or a tensor). With `accumulate` = n one step
+-- takes n micro-batches and divides by the weights of them all, so that the result is the mean over everything in the step.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+
+local train = {}
+
+---@class perilune.Recipe
+---@field name string
+---@field params table<string, any>
+---@field data fun(params: table): table<string, perilune.Loader>
+---@field model fun(params: table, data: table): perilune.Module
+---@field optimizer (fun(params: table, model: perilune.Module): perilune.Optimizer)?
+---@field loss (fun(model: perilune.Module, batch: table): perilune.Tensor, table?, any)?
+---@field evaluate (fun(model: perilune.Module, batch: table): any, table?, any)? instead of loss, in evaluation
+---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? instead of the standard step
+---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? weights averaged; evaluation uses them
+---@field accumulate integer?
+---@field eval_every integer?
+---@field early_stop {metric: string, patience: integer, mode: string}?
+---@field finish fun(run: perilune.Run)?
+
+---@class perilune.Run
+---@field recipe perilune.Recipe
+---@field params table
+---@field data table<string, perilune.Loader>
+---@field model perilune.Module
+---@field opt perilune.Optimizer?
+---@field ema perilune.EMA?
+---@field steps integer steps of the whole run
+---@field count integer steps done
+---@field accumulate integer micro-batches in a step
+---@field eval_every integer?
+---@field batch table the training batch at the run's position, recorded anew when read
+local Run = {}
+
+local function is_loader(value)
+  return type(value) == "table" and type(value.batch_at) == "function" and type(value.batches) == "function"
+end
+
+local meta = {}
+function meta.__index(run, key)
+  if key == "batch" then return (run.data.train:batch_at(run.count * run.accumulate)) end
+  return Run[key]
+end
+
+---What a recipe's function must be.
+local function part(recipe, name, needed)
+  local fn = recipe[name]
+  if fn == nil and not needed then return nil end
+  if not check.is(fn, "function") then
+    pl.error("recipe", ("recipe.%s is %s"):format(name, check.show(fn)), ("write `function recipe.%s(...) ... end`"):format(name))
+  end
+  return fn
+end
+
+local function build_data(recipe, params)
+  local data = part(recipe, "data", true)(params)
+  if type(data) ~= "table" or not is_loader(data.train) then
+    local got = type(data) == "table" and "data.train as " .. check.show(data.train) or check.show(data)
+    pl.error("recipe.data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders, which :batch(n) or :windows{} make")
+  end
+  return data
+end
+
+local function early_stop_of(recipe)
+  if not recipe.early_stop then return nil end
+  local o = check.options("recipe.early_stop", recipe.early_stop, { metric = "valid/loss", patience = 5, mode = "min" })
+  check.word("recipe.early_stop", "mode", o.mode, { "min", "max" })
+  check.whole("recipe.early_stop", "patience", o.patience)
+  local split, metric = o.metric:match "^([^/]+)/(.+)$"
+  return { split = split or "valid", metric = metric or o.metric, mode = o.mode, patience = o.patience, bad = 0 }
+end
+
+---A run at its first step: builds data, model and optimizer, with all random numbers from the seed.
+---@param recipe perilune.Recipe
+---@param params table? every param with its final value; recipe.params by default
+---@param opts {seed: integer}? params.seed by default, else 0
+---@return perilune.Run
+function train.new(recipe, params, opts)
+  local op = "train.new"
+  params = params or recipe.params or {}
+  local o = check.options(op, opts, {}, { seed = "number" })
+  local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
+  local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe) }
+
+  pl.seed(seed)
+  run.data = build_data(recipe, params)
+  pl.seed(seed) -- what the data drew does not move the weights
+  run.model = part(recipe, "model", true)(params, run.data)
+  if #tree.states(run.model) == 0 then
+    pl.error("recipe.model", "it returned " .. check.show(run.model) .. " without any State", "return a module: nn.Sequential { ... } or nn.module(t)")
+  end
+  local optimizer = part(recipe, "optimizer", recipe.step == nil)
+  if optimizer then
+    run.opt = optimizer(params, run.model)
+    if type(run.opt) ~= "table" or type(run.opt.step) ~= "function" then
+      pl.error("recipe.optimizer", "it returned " .. check.show(run.opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
+    end
+  end
+  if recipe.ema then
+    local new = type(recipe.ema) == "number" and function() return require("perilune.optim.ema").EMA(run.model, recipe.ema) end or recipe.ema
+    run.ema = new(params, run.model)
+  end
+  part(recipe, "loss", recipe.step == nil)
+
+  run.accumulate = check.whole("recipe", "accumulate", params.accumulate or recipe.accumulate or 1)
+  local steps = params.steps or recipe.steps
+  if not steps and params.epochs then steps = math.ceil(params.epochs * run.data.train:batches() / run.accumulate) end
+  if not steps then pl.error("recipe", "neither params.steps nor params.epochs says how long to train", "add `steps = 1000` to recipe.params") end
+  run.steps = check.whole("recipe", "steps", steps, 0)
+  run.eval_every = params.eval_every or recipe.eval_every
+  return setmetatable(run, meta)
+end
+
+---What a loss function returned, checked: the loss, its metrics, the weight.
+local function outcome(op, count, loss, values, weight)
+  if not pl.is_tensor(loss) or loss:numel() ~= 1 then
+    local got = pl.is_tensor(loss) and ("a tensor of shape {%s}"):format(table.concat(loss.shape, ", ")) or check.show(loss)
+    pl.error(op, "it returned " .. got, "return the mean loss, a scalar tensor, first; reduce with :mean()")
+  end
+  if values ~= nil and type(values) ~= "table" then
+    pl.error(op, "its second value is " .. check.show(values), "metrics are a table: return loss, { accuracy = ... }")
+  end
+  return loss, values or {}, weight or count
+end
+
+---Sums over micro-batches of weight * value.
+local function add(sums, values, weight)
+  for _, name in ipairs(tree.names(values)) do
+    local v = values[name] * weight
+    if pl.is_tensor(v) then v = v:detach() end
+    sums[name] = sums[name] and sums[name] + v or v
+  end
+end
+
+---Records forward, backward and update over the micro-batches {batch, count}; returns loss and metrics.
+local function record(run, batches)
+  local recipe, model = run.recipe, run.model
+  if recipe.step then
+    local loss, values = recipe.step(run, batches[1][1])
+    if run.ema then run.ema:update() end
+    return outcome("recipe.step", 1, loss, values)
+  end
+  local loss, values, norm
+  if #batches == 1 then
+    local batch, count = table.unpack(batches[1])
+    loss, values = outcome("recipe.loss", count, recipe.loss(model, batch))
+    loss:backward()
+    norm = run.opt:step()
+  else
+    -- Micro-batch by micro-batch, so that activations of only one are alive; the weights' sum, perhaps known only on the
+    -- device, divides at the end.
+    local sums, extra, total = {}, {}, nil
+    for _, b in ipairs(batches) do
+      local l, v, weight = outcome("recipe.loss", b[2], recipe.loss(model, b[1]))
+      if pl.is_tensor(weight) then weight = weight:to("f32") end
+      (l * weight):backward()
+      add(sums, { loss = l }, weight)
+      add(extra, v, weight)
+      total = total and total + weight or weight
+    end
+    norm = run.opt:step { scale = 1 / total }
+    loss, values = sums.loss / total, {}
+    for _, name in ipairs(tree.names(extra)) do values[name] = extra[name] / total end
+  end
+  if norm and values.grad_norm == nil then values.grad_norm = norm end
+  if run.ema then run.ema:update() end
+  return loss, values
+end
+
+---A table's names in order, and its values as a list.
+local function unzip(values)
+  local names, list = tree.names(values), {}
+  for i, name in ipairs(names) do list[i] = values[name] end
+  return names, list
+end
+
+---Runs `fn` as a step scope; `fn` returns a table of tensors and numbers, which comes back evaluated.
+local function evaluated(fn)
+  local names
+  local results = { pl.step(function()
+    local list
+    names, list = unzip(fn())
+    return table.unpack(list)
+  end) }
+  local out = {}
+  for i, name in ipairs(names) do out[name] = results[i] end
+  return out
+end
+
+local function take_step(run, get_batches)
+  local samples = 0
+  local values = evaluated(function()
+    local batches = get_batches()
+    for _, b in ipairs(batches) do samples = samples + b[2] end
+    local loss, values = record(run, batches)
+    local all = { loss = loss }
+    for name, value in pairs(values) do all["." .. name] = value end
+    return all
+  end)
+  run.count = run.count + 1
+  local result = { loss = values.loss, metrics = {}, samples = samples }
+  for name, value in pairs(values) do
+    if name ~= "loss" then result.metrics[name:sub(2)] = value end
+  end
+  return result
+end
+
+---One optimizer step. With `n`, that many, and the result of the last.
+---@param n integer?
+---@return {loss: perilune.Tensor, metrics: table<string, perilune.Tensor>, samples: integer}
+function Run:step(n)
+  local result
+  self.model:train()
+  for _ = 1, n and check.whole("run:step", "n", n) or 1 do
+    result = take_step(self, function()
+      local batches = {}
+      for i = 1, self.accumulate do batches[i] = { self.data.train:batch_at(self.count * self.accumulate + i - 1) } end
+      return batches
+    end)
+  end
+  return result
+end
+
+---Whether all steps are done, or early stopping has ended the run.
+---@return boolean
+function Run:finished()
+  return self.stopped or self.count >= self.steps
+end
+
+local function watch(self, split, result)
+  local es = self.early_stop
+  if not es or es.split ~= split then return end
+  local value = result[es.metric]
+  if value == nil then
+    pl.error("recipe.early_stop", ("there is no metric '%s/%s'"):format(split, es.metric), "name one that recipe.loss or recipe.evaluate returns")
+  end
+  local better = es.best == nil or (es.mode == "min" and value < es.best) or (es.mode == "max" and value > es.best)
+  if better then es.best, es.bad = value, 0 else es.bad = es.bad + 1 end
+  self.stopped = es.bad >= es.patience
+end
+
+---Loss and metrics over a whole split, as plain numbers: means by weight over its batches, without gradients, in
+---evaluation mode, with the averaged weights if the recipe keeps some.
+---@param split string
+---@return table<string, number>
+function Run:evaluate(split)
+  local loader = self.data[split]
+  if not is_loader(loader) then
+    local names = {}
+    for name, value in pairs(self.data) do
+      if is_loader(value) then names[#names + 1] = name end
+    end
+    table.sort(names)
+    pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
+  end
+  local fn, op = self.recipe.evaluate, "recipe.evaluate"
+  if not fn then fn, op = part(self.recipe, "loss", true), "recipe.loss" end
+  local mean = require("perilune.metrics").Mean()
+  self.model:eval()
+  if self.ema then self.ema:swap() end
+  for k = 0, loader:batches() - 1 do
+    local weight
+    local values = evaluated(function()
+      return pl.no_grad(function()
+        local batch, count = loader:batch_at(k)
+        local first, second, third = fn(self.model, batch)
+        local all = {}
+        if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
+          for name, value in pairs(first) do all["." .. name] = value end
+          weight = second or count
+        else
+          local loss, extra, w = outcome(op, count, first, second, third)
+          for name, value in pairs(extra) do all["." .. name] = value end
+          all.loss, weight = loss, w
+        end
+        if pl.is_tensor(weight) then all.weight, weight = weight, nil end
+        return all
+      end)
+    end)
+    weight, values.weight = weight or values.weight, nil
+    local named = { loss = values.loss }
+    for name, value in pairs(values) do
+      if name ~= "loss" then named[name:sub(2)] = value end
+    end
+    mean:add(named, weight)
+  end
+  if self.ema then self.ema:swap() end
+  self.model:train()
+  local result = mean:result()
+  watch(self, split, result)
+  return result
+end
+
+---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*.
+---@return perilune.Entry[]
+function Run:states()
+  local out = {}
+  local function append(prefix, entries)
+    for _, entry in ipairs(entries) do out[#out + 1] = { path = tree.join(prefix, entry.path), state = entry.state } end
+  end
+  append("model", tree.states(self.model))
+  if self.opt then append("optim", self.opt:states()) end
+  if self.ema then append("ema", self.ema:states()) end
+  return out
+end
+
+---What a checkpoint holds besides the States: plain numbers, from which `seek` goes on.
+---@return table
+function Run:cursor()
+  local at = self.data.train:position(self.count * self.accumulate)
+  local es = self.early_stop
+  return {
+    step = self.count, epoch = at.epoch, index = at.index, seed = self.seed, stopped = self.stopped,
+    updates = self.opt and self.opt.count, ema_updates = self.ema and self.ema.count,
+    best = es and es.best, bad = es and es.bad,
+  }
+end
+
+---Goes to where `cursor` was taken. The States are loaded apart from it.
+---@param cursor table
+function Run:seek(cursor)
+  self.count = check.whole("run:seek", "step", cursor.step, 0)
+  self.stopped = cursor.stopped or false
+  if self.opt then self.opt.count = cursor.updates or self.count end
+  if self.ema then self.ema.count = cursor.ema_updates or self.count end
+  if self.early_stop then self.early_stop.best, self.early_stop.bad = cursor.best, cursor.bad or 0 end
+end
+
+---A test of model and loss: can they learn one batch by heart? If not, something is wrong that more data will not mend.
+---Trains on the first training batch until its loss is at most `threshold`.
+---@param recipe perilune.Recipe
+---@param params table?
+---@param opts {steps: integer, threshold: number, seed: integer}?
+---@return {ok: boolean, first: number, last: number, steps: integer}
+function train.memorise(recipe, params, opts)
+  local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })
+  local run = train.new(recipe, params, { seed = o.seed })
+  run.model:train()
+  local first, last, done = nil, math.huge, 0
+  while done < o.steps and last > o.threshold do
+    local result = take_step(run, function() return { { run.data.train:batch_at(0) } } end)
+    done = done + 1
+    if done == 1 then first = result.loss:item() end
+    if done % 10 == 0 or done == o.steps then last = result.loss:item() end
+  end
+  return { ok = last <= o.threshold, first = first, last = last, steps = done }
+end
+
+return train

@@ -1,0 +1,100 @@
+-- tree.lua: the walk over plain tables that finds States and gives them their path names.
+--
+-- A path is the keys from the root, joined by dots: `blocks.3.attn.wq.weight`; list parts count from 1, as Lua's tables
+-- do. Checkpoints, optimizers and shards key on these names, so the order of the walk is fixed: whole-number keys first,
+-- in numeric order, then names in natural order (`block9` before `block10`). A table or State met twice (tied weights)
+-- counts once, under its first path. Functions, numbers, strings and plain tensors are passed over.
+
+local pl = require "perilune"
+
+local tree = {}
+
+---A name as a list of texts and numbers, so that "block10" sorts behind "block9".
+local function pieces(name)
+  local out = {}
+  for text, digits in name:gmatch "(%D*)(%d*)" do
+    out[#out + 1] = text
+    out[#out + 1] = tonumber(digits) or -1
+  end
+  return out
+end
+
+---Natural order of two keys.
+---@param a string|integer
+---@param b string|integer
+---@return boolean
+function tree.before(a, b)
+  local num_a, num_b = type(a) == "number", type(b) == "number"
+  if num_a ~= num_b then return num_a end
+  if num_a then return a < b end
+  local p, q = pieces(a), pieces(b)
+  for i = 1, math.min(#p, #q) do
+    if p[i] ~= q[i] then return p[i] < q[i] end
+  end
+  if #p ~= #q then return #p < #q end
+  return a < b -- "a01" and "a1": alike to the eye, so by bytes
+end
+
+---The keys of `t` that can lead to a State, in order.
+---@param t table
+---@return (string|integer)[]
+function tree.keys(t)
+  local keys = {}
+  for k, v in pairs(t) do
+    local named = type(k) == "string" or math.type(k) == "integer"
+    if named and (type(v) == "table" or pl.is_state(v)) then keys[#keys + 1] = k end
+  end
+  table.sort(keys, tree.before)
+  return keys
+end
+
+---The names in `t`, in order. What records ops goes by this and never by `pairs`, whose order differs from process to
+---process: every process that runs a recipe must build the same graph.
+---@param t table<string, any>
+---@return string[]
+function tree.names(t)
+  local names = {}
+  for k in pairs(t) do names[#names + 1] = k end
+  table.sort(names, tree.before)
+  return names
+end
+
+---`path` and the key below it.
+---@param path string
+---@param key string|integer
+---@return string
+function tree.join(path, key)
+  return path == "" and tostring(key) or path .. "." .. key
+end
+
+---Calls `visit(path, value)` for `root` and every State and table below it, parents first.
+---@param root any
+---@param visit fun(path: string, value: any)
+function tree.walk(root, visit)
+  local seen = {}
+  local function go(path, value)
+    if seen[value] then return end
+    seen[value] = true
+    visit(path, value)
+    if pl.is_state(value) then return end
+    for _, k in ipairs(tree.keys(value)) do go(tree.join(path, k), value[k]) end
+  end
+  go("", root)
+end
+
+---@class perilune.Entry
+---@field path string
+---@field state perilune.State
+
+---All States below `root`, in path order.
+---@param root any
+---@return perilune.Entry[]
+function tree.states(root)
+  local out = {}
+  tree.walk(root, function(path, value)
+    if pl.is_state(value) then out[#out + 1] = { path = path, state = value } end
+  end)
+  return out
+end
+
+return tree
