@@ -1,8 +1,8 @@
 -- recipes/regression.lua: numbers from numbers: a CSV in, r2 and rmse out
 --
--- Predicts one column of a table from all others with a small MLP. The default table is the diabetes study of Efron et al. (2004):
--- 442 patients, 10 measurements, disease progression after a year. Expect a validation r2 of about 0.4 to 0.5 (a linear fit has the
--- same: the data is noisy), in a few seconds. Your own table:
+-- Predicts one column of a table from the others with a small MLP. Columns of numbers are normalised; a column of up to ten
+-- words becomes one input a word; one with more words (a name) is left out. The default table is UCI's Auto MPG: 392 cars,
+-- their fuel consumption from weight, power and so on. Expect a validation r2 of about 0.85, in a few seconds. Your own table:
 --
 --   perilune run recipes/regression.lua --set csv=/path/table.csv --set target=price
 
@@ -13,8 +13,9 @@ local recipe = pl.recipe {
   name = "regression",
   description = "predict one column of a CSV file from the others",
   params = {
-    csv = "data/diabetes.csv",
+    csv = "data/auto_mpg.csv",
     target = "",                -- a column's name; the last column if empty
+    max_words = 10,
     hidden = 32, dropout = 0.1, batch = 32, lr = 3e-3, weight_decay = 0.1, steps = 1000, seed = 1,
   },
 }
@@ -29,16 +30,23 @@ end
 
 function recipe.data(p)
   local rows = data.csv(p.csv)
-  local names, inputs = column_names(rows), {}
+  local names = column_names(rows)
   local target = p.target ~= "" and p.target or names[#names]
-  local columns, y = {}, nil
+  local inputs, y = {}, nil                  -- (rows, 1) a number, (rows, words) a word
   for _, name in ipairs(names) do
-    local t = rows:tensors { v = { column = name } }.columns.v
-    if name == target then y = t else inputs[#inputs + 1], columns[#columns + 1] = name, t end
+    local words = rows:words(name)
+    if name == target then
+      y = rows:tensors { y = { column = name } }.columns.y
+    elseif not words then
+      inputs[#inputs + 1] = rows:tensors { v = { columns = { name } } }.columns.v
+    elseif #words <= p.max_words then
+      local codes = rows:tensors { v = { column = name, labels = words } }.columns.v
+      inputs[#inputs + 1] = pl.one_hot(codes, #words):to("f32")
+    end
   end
   if not y then pl.error("regression", ("there is no column '%s'"):format(target), "columns: " .. table.concat(names, ", ")) end
 
-  local set = data.tensors { x = pl.stack(columns, 1), y = y }
+  local set = data.tensors { x = pl.cat(inputs, 1), y = y }
   local train, valid = set:split("train", 0.8, p.seed), set:split("valid", 0.2, p.seed)
 
   -- Mean 0 and deviation 1 for every column, measured on the training part alone.
@@ -48,7 +56,7 @@ function recipe.data(p)
     x_mean = pl.state(x_train:mean(0), { trainable = false }), x_std = pl.state(x_train:std(0) + 1e-6, { trainable = false }),
     y_mean = pl.state(y_train:mean(), { trainable = false }), y_std = pl.state(y_train:std() + 1e-6, { trainable = false }),
   }
-  return { train = train:shuffle(p.seed):batch(p.batch), valid = valid:batch(valid:size()), scale = scale, num_inputs = #inputs }
+  return { train = train:shuffle(p.seed):batch(p.batch), valid = valid:batch(valid:size()), scale = scale, num_inputs = set.columns.x:size(1) }
 end
 
 function recipe.model(p, d)

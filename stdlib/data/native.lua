@@ -8,7 +8,7 @@ local native = {}
 ---The table in a CSV file (plain or gzip), beside the recipe unless the path is absolute.
 ---@param path string
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
----@return any rows with :size() -> rows, columns; :names() -> list of names or nil; :columns(...) and :codes(...) as below
+---@return any rows with :size() -> rows, columns; :names() -> list of names or nil; :columns, :is_numeric and :codes as below
 function native.csv(path, opts)
   return pl.native.csv(path, opts)
 end
@@ -23,11 +23,20 @@ function native.columns(rows, columns, dtype, scale)
   return rows:columns(columns, { dtype = dtype, scale = scale })
 end
 
+---Whether every cell of a column is a number (or missing).
+---@param rows any
+---@param column integer|string
+---@return boolean
+function native.is_numeric(rows, column)
+  return rows:is_numeric(column)
+end
+
 ---A column of words as codes (rows) i64: the place of each word in `words`, or in the sorted list of those that occur.
 ---@param rows any
 ---@param column integer|string
 ---@param words string[]?
----@return perilune.Tensor
+---@return perilune.Tensor codes
+---@return string[] words
 function native.codes(rows, column, words)
   return rows:codes(column, words)
 end

@@ -35,6 +35,15 @@ function Rows:names()
   return self.native:names()
 end
 
+---The words in a column, sorted, or nil if it holds numbers.
+---@param column integer|string
+---@return string[]?
+function Rows:words(column)
+  if native.is_numeric(self.native, column) then return nil end
+  local _, words = native.codes(self.native, column)
+  return words
+end
+
 ---The list of columns that a spec names, and whether it is a single one.
 local function columns_of(op, name, spec)
   if spec.column ~= nil and spec.columns ~= nil or spec.column == nil and spec.columns == nil then

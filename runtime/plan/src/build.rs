@@ -218,7 +218,7 @@ impl Builder<'_> {
         for id in &self.low.roots {
             let v = self.value_of[id];
             let result = match self.values[v.0 as usize].storage {
-                Storage::Input(k) => Result_::Input(k),
+                Storage::Input(k) => Root::Input(k),
                 _ => {
                     let next = self.program.outputs.len() as u32;
                     let o = *outputs.entry(v).or_insert(next);
@@ -226,7 +226,7 @@ impl Builder<'_> {
                         self.program.outputs.push(self.values[v.0 as usize].nbytes());
                         self.values[v.0 as usize].storage = Storage::Output(o);
                     }
-                    Result_::Output(o)
+                    Root::Output(o)
                 }
             };
             self.program.results.push(result);

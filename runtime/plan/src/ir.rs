@@ -221,7 +221,7 @@ impl Kernel {
 
 /// One result of a program: which buffer holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Result_ {
+pub enum Root {
     /// A fresh output buffer.
     Output(u32),
     /// The k-th input itself, unchanged.
@@ -240,7 +240,7 @@ pub struct Program {
     /// Dtype of each run-time number.
     pub slots: Vec<DType>,
     /// Where each root is found, in the order asked.
-    pub results: Vec<Result_>,
+    pub results: Vec<Root>,
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: no allocator can do with less.
     pub live_bytes: usize,

@@ -1,0 +1,455 @@
+//! The engine: handles, evaluation, reading back.
+
+use crate::state::{Held, StateId, States};
+use crate::step::{Step, Switches};
+use perilune_core::error::{Error, Kind, Result};
+use perilune_core::graph::{Graph, NodeId, RngState};
+use perilune_core::ops::{self, Args, Class, Op, Value as Arg, create};
+use perilune_core::site::{Site, Sites};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_plan::ir::Root;
+use perilune_plan::trace::Source;
+use perilune_plan::{Backend, Buffer, Cache, Request, Tracer};
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+/// A node of some generation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Handle {
+    pub generation: u32,
+    pub id: NodeId,
+}
+
+/// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    pub error: Error,
+    pub site: Option<Site>,
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault { error, site: None }
+    }
+}
+
+/// Values behind evaluated nodes: a buffer that nothing writes to any more.
+#[derive(Debug)]
+pub(crate) struct Held1 {
+    pub uid: u64,
+    pub shape: Shape,
+    pub dtype: DType,
+    pub buffer: Buffer,
+}
+
+pub(crate) type Value = Rc<Held1>;
+
+/// A handle that outlived its generation with a value.
+struct Carried {
+    value: Value,
+    refs: u32,
+    /// The leaf that stands for it in the current generation.
+    leaf: Option<Handle>,
+}
+
+/// How many generations back a stale handle can still name its line.
+const REMEMBERED: usize = 8;
+
+/// What has happened, for people and tests.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Stats {
+    pub generation: u32,
+    pub nodes: usize,
+    pub plans: usize,
+    pub hits: u64,
+    pub misses: u64,
+    pub evictions: u64,
+    pub runs: u64,
+    /// Evaluations in the middle of a step scope.
+    pub splits: u64,
+    pub compile_ms: f64,
+    pub run_ms: f64,
+    /// Bytes of values and States held now.
+    pub held_bytes: usize,
+    pub arena_bytes: usize,
+    pub live_bytes: usize,
+}
+
+pub struct Engine {
+    pub graph: Graph,
+    pub sites: Sites,
+    pub switches: Switches,
+    pub(crate) backend: Rc<dyn Backend>,
+    cache: Cache,
+    tracer: Tracer,
+    generation: u32,
+    /// Values of the current generation's nodes, by node; shorter than the graph.
+    evaluated: Vec<Option<Value>>,
+    /// Live handles of the current generation's nodes, by node.
+    refs: Vec<u32>,
+    carried: HashMap<Handle, Carried>,
+    /// Buffers that leaves of the current generation read, by uid.
+    live: HashMap<u64, Value>,
+    next_uid: u64,
+    old_sites: VecDeque<(u32, Vec<Site>)>,
+    pub(crate) states: States,
+    pub(crate) step: Step,
+    pub(crate) stats: Stats,
+    /// Misses to report: recipe line and what differs.
+    pub notices: Vec<String>,
+    /// The text of every plan compiled, if the switch asks for it.
+    pub plans_shown: Vec<String>,
+}
+
+impl Engine {
+    pub fn new(backend: Rc<dyn Backend>) -> Engine {
+        Engine {
+            graph: Graph::new(),
+            sites: Sites::default(),
+            switches: Switches::from_env(),
+            backend,
+            cache: Cache::default(),
+            tracer: Tracer::default(),
+            generation: 1,
+            evaluated: Vec::new(),
+            refs: Vec::new(),
+            carried: HashMap::new(),
+            live: HashMap::new(),
+            next_uid: 1,
+            old_sites: VecDeque::new(),
+            states: States::default(),
+            step: Step::default(),
+            stats: Stats::default(),
+            notices: Vec::new(),
+            plans_shown: Vec::new(),
+        }
+    }
+
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn stats(&self) -> Stats {
+        let c = self.cache.counts;
+        let values: usize = self.live.values().map(|v| v.buffer.nbytes()).sum::<usize>()
+            + self.carried.values().filter(|c| !self.live.contains_key(&c.value.uid)).map(|c| c.value.buffer.nbytes()).sum::<usize>();
+        Stats {
+            generation: self.generation,
+            nodes: self.graph.len(),
+            plans: self.cache.len(),
+            hits: c.hits,
+            misses: c.misses,
+            evictions: c.evictions,
+            compile_ms: c.compile_ms,
+            held_bytes: values + self.states.nbytes(),
+            ..self.stats
+        }
+    }
+
+    pub fn seed(&mut self, seed: u64) {
+        self.graph.rng = RngState { seed, step: 0, occurrence: 0 };
+    }
+
+    // ---- handles -----------------------------------------------------------------------------------------------
+
+    /// A counted handle of a node of the current generation.
+    pub fn handle(&mut self, id: NodeId) -> Handle {
+        if self.refs.len() <= id.index() {
+            self.refs.resize(self.graph.len().max(id.index() + 1), 0);
+        }
+        self.refs[id.index()] += 1;
+        Handle { generation: self.generation, id }
+    }
+
+    /// Counts a copy of a handle.
+    pub fn retain(&mut self, h: Handle) {
+        if h.generation == self.generation {
+            self.refs[h.id.index()] += 1;
+        } else if let Some(c) = self.carried.get_mut(&h) {
+            c.refs += 1;
+        }
+    }
+
+    /// A handle is gone.
+    pub fn release(&mut self, h: Handle) {
+        if h.generation == self.generation {
+            if let Some(n) = self.refs.get_mut(h.id.index()) {
+                *n = n.saturating_sub(1);
+            }
+        } else if let Some(c) = self.carried.get_mut(&h) {
+            c.refs -= 1;
+            if c.refs == 0
+                && let Some(gone) = self.carried.remove(&h)
+                && let Some(leaf) = gone.leaf
+            {
+                self.release(leaf);
+            }
+        }
+    }
+
+    /// The node a handle means in the current generation.
+    pub fn node(&mut self, h: Handle) -> Result<NodeId> {
+        if h.generation == self.generation {
+            return Ok(h.id);
+        }
+        let generation = self.generation;
+        let Some(c) = self.carried.get_mut(&h) else { return Err(self.stale(h)) };
+        if let Some(leaf) = c.leaf.filter(|l| l.generation == generation) {
+            return Ok(leaf.id);
+        }
+        let value = c.value.clone();
+        let id = self.leaf(value);
+        if let Some(c) = self.carried.get_mut(&h) {
+            c.leaf = Some(Handle { generation, id });
+        }
+        Ok(id)
+    }
+
+    /// Shape and dtype without touching the graph.
+    pub fn meta(&self, h: Handle) -> Result<(Shape, DType)> {
+        if h.generation == self.generation {
+            let n = self.graph.node(h.id);
+            return Ok((n.shape, n.dtype));
+        }
+        self.carried.get(&h).map(|c| (c.value.shape, c.value.dtype)).ok_or_else(|| self.stale(h))
+    }
+
+    /// Whether the value is in memory already.
+    pub fn is_evaluated(&self, h: Handle) -> bool {
+        if h.generation != self.generation {
+            return self.carried.contains_key(&h);
+        }
+        let node = self.graph.node(h.id);
+        self.value(h.id).is_some() || matches!(node.op.class, Class::Leaf)
+    }
+
+    /// The line a handle was recorded at, if it is remembered.
+    pub fn site_of(&self, h: Handle) -> Option<Site> {
+        if h.generation == self.generation {
+            return Some(self.graph.site_of(h.id));
+        }
+        let (_, sites) = self.old_sites.iter().find(|(g, _)| *g == h.generation)?;
+        sites.get(h.id.index()).copied()
+    }
+
+    fn stale(&self, h: Handle) -> Error {
+        let at = match self.site_of(h).filter(|s| *s != Site::NONE) {
+            Some(site) => format!("recorded at {}", self.sites.show(site)),
+            None => "recorded in an earlier step".to_string(),
+        };
+        Error::new(
+            Kind::Stale,
+            "",
+            format!("this tensor was {at}, in a step that has ended, and was never evaluated: its value is gone"),
+        )
+        .hint("return it from the step, log it, or call pl.keep(x) inside the step")
+    }
+
+    // ---- leaves ------------------------------------------------------------------------------------------------
+
+    fn value(&self, id: NodeId) -> Option<&Value> {
+        self.evaluated.get(id.index()).and_then(Option::as_ref)
+    }
+
+    pub(crate) fn leaf(&mut self, value: Value) -> NodeId {
+        let id = self.graph.leaf(&create::LEAF, value.shape, value.dtype, &[], value.uid);
+        self.live.insert(value.uid, value);
+        id
+    }
+
+    pub(crate) fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer) -> Value {
+        self.next_uid += 1;
+        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer })
+    }
+
+    /// A tensor from host memory.
+    pub fn from_host(&mut self, t: &HostTensor) -> Result<NodeId> {
+        let buffer = self.backend.upload(&t.bytes)?;
+        let value = self.new_value(t.shape, t.dtype, buffer);
+        Ok(self.leaf(value))
+    }
+
+    // ---- recording ---------------------------------------------------------------------------------------------
+
+    /// Records a call of `op`; functions of the host evaluate their tensors first.
+    pub fn call(&mut self, op: &'static Op, args: &Args) -> std::result::Result<SmallVec<[NodeId; 2]>, Fault> {
+        let Class::Host(f) = op.class else {
+            let before = self.graph.len();
+            return ops::call(&mut self.graph, op, args).map_err(|e| {
+                self.graph.truncate(before);
+                e.into()
+            });
+        };
+        let mut inputs = Vec::new();
+        for v in &args.values {
+            if let Arg::Tensor(id) = v {
+                inputs.push(self.read_node(*id)?);
+            }
+        }
+        let mut out = SmallVec::new();
+        for t in f(&inputs, args)? {
+            out.push(self.from_host(&t)?);
+        }
+        Ok(out)
+    }
+
+    // ---- evaluation --------------------------------------------------------------------------------------------
+
+    /// Makes the values of `ids` and keeps them with their nodes. No State changes.
+    pub fn evaluate(&mut self, ids: &[NodeId]) -> std::result::Result<(), Fault> {
+        let roots: Vec<NodeId> = ids.iter().copied().filter(|id| self.value(*id).is_none()).filter(|id| !self.is_plain_leaf(*id)).collect();
+        if roots.is_empty() {
+            return Ok(());
+        }
+        if self.step.depth > 0 {
+            self.stats.splits += 1;
+        }
+        self.run(&Request { roots, commits: Vec::new() })
+    }
+
+    fn is_plain_leaf(&self, id: NodeId) -> bool {
+        self.graph.node(id).op == &create::LEAF
+    }
+
+    /// Plans and runs a request; afterwards its roots have values.
+    pub(crate) fn run(&mut self, request: &Request) -> std::result::Result<(), Fault> {
+        let evaluated = &self.evaluated;
+        self.tracer.run(&self.graph, request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
+        let options = perilune_plan::Options { fusion: self.switches.fusion };
+        let difference = self.step.warm().then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
+        let (plan, hit) = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend)?;
+        if !hit {
+            if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
+                self.notices.push(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
+            }
+            if self.switches.print_plan {
+                self.plans_shown.push(perilune_plan::show::show(&plan.program, &self.sites));
+            }
+        }
+        let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
+        for source in &self.tracer.trace.inputs {
+            inputs.push(match source {
+                Source::State(k) => self.states.buffer(StateId(*k), &*self.backend)?,
+                Source::Leaf(uid) => match self.live.get(uid) {
+                    Some(v) => v.buffer.clone(),
+                    None => return Err(Error::system("plan", "this is a bug: a leaf lost its buffer").into()),
+                },
+            });
+        }
+        let mut outputs: Vec<Buffer> = Vec::with_capacity(plan.program.outputs.len());
+        for nbytes in &plan.program.outputs {
+            outputs.push(self.backend.alloc(*nbytes)?);
+        }
+        let start = std::time::Instant::now();
+        plan.exec
+            .run(&inputs, &self.tracer.trace.slots, &outputs)
+            .map_err(|f| Fault { error: f.error, site: Some(f.site) })?;
+        self.stats.runs += 1;
+        self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
+        self.stats.arena_bytes = plan.program.arena_bytes;
+        self.stats.live_bytes = plan.program.live_bytes;
+        self.evaluated.resize(self.graph.len(), None);
+        for (root, found) in request.roots.iter().zip(&plan.program.results) {
+            let buffer = match found {
+                Root::Output(k) => outputs[*k as usize].clone(),
+                Root::Input(k) => inputs[*k as usize].clone(),
+            };
+            let node = self.graph.node(*root);
+            let (shape, dtype) = (node.shape, node.dtype);
+            let value = self.new_value(shape, dtype, buffer);
+            self.live.insert(value.uid, value.clone());
+            self.evaluated[root.index()] = Some(value);
+        }
+        Ok(())
+    }
+
+    /// The value of a node, evaluated if need be.
+    pub(crate) fn value_of(&mut self, id: NodeId) -> std::result::Result<Value, Fault> {
+        self.evaluate(&[id])?;
+        if let Some(v) = self.value(id) {
+            return Ok(v.clone());
+        }
+        let payload = self.graph.node(id).payload;
+        match self.live.get(&payload) {
+            Some(v) => Ok(v.clone()),
+            None => Err(Error::system("eval", "this is a bug: an evaluated node has no value").into()),
+        }
+    }
+
+    /// A node's value in host memory.
+    pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
+        let v = self.value_of(id)?;
+        let bytes = self.backend.download(&v.buffer, v.shape.numel() * v.dtype.size())?;
+        Ok(HostTensor::new(v.dtype, v.shape, bytes))
+    }
+
+    /// A handle's value in host memory.
+    pub fn read(&mut self, h: Handle) -> std::result::Result<HostTensor, Fault> {
+        let id = self.node(h)?;
+        self.read_node(id)
+    }
+
+    /// The plan that evaluating `ids` would run, as text; nothing runs.
+    pub fn show_plan(&mut self, ids: &[NodeId]) -> std::result::Result<String, Fault> {
+        let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+        let evaluated = &self.evaluated;
+        self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
+        let options = perilune_plan::Options { fusion: self.switches.fusion };
+        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
+        Ok(perilune_plan::show::show(&program, &self.sites))
+    }
+
+    // ---- generations -------------------------------------------------------------------------------------------
+
+    /// Nodes of the current generation that somebody holds a handle of.
+    pub(crate) fn held(&self) -> Vec<NodeId> {
+        (0..self.refs.len().min(self.graph.len()) as u32).map(NodeId).filter(|id| self.refs[id.index()] > 0).collect()
+    }
+
+    /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.
+    pub(crate) fn turn(&mut self) {
+        let generation = self.generation;
+        for i in 0..self.refs.len().min(self.graph.len()) {
+            if self.refs[i] == 0 {
+                continue;
+            }
+            let id = NodeId(i as u32);
+            let value = match self.value(id) {
+                Some(v) => Some(v.clone()),
+                None if self.is_plain_leaf(id) => self.live.get(&self.graph.node(id).payload).cloned(),
+                None => None,
+            };
+            if let Some(value) = value {
+                self.carried.insert(Handle { generation, id }, Carried { value, refs: self.refs[i], leaf: None });
+            }
+        }
+        for c in self.carried.values_mut() {
+            c.leaf = None;
+        }
+        let sites = self.graph.ids().map(|id| self.graph.site_of(id)).collect();
+        self.old_sites.push_back((generation, sites));
+        if self.old_sites.len() > REMEMBERED {
+            self.old_sites.pop_front();
+        }
+        self.graph.clear();
+        self.evaluated.clear();
+        self.refs.clear();
+        self.live.clear();
+        self.generation += 1;
+    }
+
+    pub(crate) fn held_grad(&mut self, held: &Held) -> NodeId {
+        match held {
+            Held::Node(id) => *id,
+            Held::Value(v) => {
+                let v = v.clone();
+                self.leaf(v)
+            }
+        }
+    }
+}

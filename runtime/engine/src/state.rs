@@ -1,0 +1,321 @@
+//! States: named buffers that change. A weight, a moment, a counter.
+//!
+//! A State has one buffer for life. `assign` never writes at once: it makes the new value the one that later reads of the
+//! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole
+//! model's initial values are computed by one plan.
+
+use crate::engine::{Engine, Fault, Value};
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{create, movement};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_plan::{Backend, Buffer};
+use std::collections::HashMap;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct StateId(pub u64);
+
+/// A value that may be a node of the current generation or survive it.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Node(NodeId),
+    Value(Value),
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub shape: Shape,
+    pub dtype: DType,
+    pub trainable: bool,
+    buffer: Option<Buffer>,
+    /// What reads mean now: the leaf of the current generation, or the value assigned in it.
+    current: Option<NodeId>,
+    /// The value to be written at the end of the generation.
+    assigned: Option<NodeId>,
+    /// For a State made in this generation: its initial value, which stands if the step fails.
+    initial: Option<NodeId>,
+    pub grad: Option<Held>,
+    refs: u32,
+}
+
+/// What people may know of a State.
+#[derive(Clone, Copy, Debug)]
+pub struct StateInfo {
+    pub shape: Shape,
+    pub dtype: DType,
+    pub trainable: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct States {
+    all: HashMap<u64, State>,
+    next: u64,
+    /// Nodes of the current generation through which a State is read, for `backward`.
+    reads: Vec<(NodeId, StateId)>,
+    /// States with an assignment, in order of their first.
+    order: Vec<StateId>,
+    /// States whose handles are all gone, dropped when the generation ends.
+    gone: Vec<StateId>,
+}
+
+impl States {
+    pub fn nbytes(&self) -> usize {
+        self.all.values().map(|s| s.shape.numel() * s.dtype.size()).sum()
+    }
+
+    fn get(&self, id: StateId) -> Result<&State> {
+        self.all.get(&id.0).ok_or_else(|| Error::system("state", "this is a bug: no such State"))
+    }
+
+    fn get_mut(&mut self, id: StateId) -> Result<&mut State> {
+        self.all.get_mut(&id.0).ok_or_else(|| Error::system("state", "this is a bug: no such State"))
+    }
+
+    /// The State's buffer, made when first needed.
+    pub fn buffer(&mut self, id: StateId, backend: &dyn Backend) -> Result<Buffer> {
+        let s = self.get_mut(id)?;
+        if s.buffer.is_none() {
+            s.buffer = Some(backend.alloc(s.shape.numel() * s.dtype.size())?);
+        }
+        s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
+    }
+
+    /// (payload, value) of every assignment not yet written, in order.
+    pub fn pending(&self) -> Vec<(u64, NodeId)> {
+        self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
+    }
+
+    /// Takes back the assignments of a failed step; States made in it get their initial value.
+    pub fn roll_back(&mut self) {
+        self.order.retain(|id| match self.all.get_mut(&id.0) {
+            Some(s) => {
+                s.assigned = s.initial;
+                s.assigned.is_some()
+            }
+            None => false,
+        });
+        for s in self.all.values_mut() {
+            s.grad = None;
+        }
+    }
+
+    /// Everything was written: the next generation reads the buffers.
+    pub fn written(&mut self) {
+        for s in self.all.values_mut() {
+            s.current = None;
+            s.assigned = None;
+            s.initial = None;
+        }
+        self.reads.clear();
+        self.order.clear();
+        for id in std::mem::take(&mut self.gone) {
+            if self.all.get(&id.0).is_some_and(|s| s.refs == 0) {
+                self.all.remove(&id.0);
+            }
+        }
+    }
+
+    pub fn clear_grads(&mut self) {
+        for s in self.all.values_mut() {
+            s.grad = None;
+        }
+    }
+
+    pub fn grads_mut(&mut self) -> impl Iterator<Item = &mut Held> {
+        self.all.values_mut().filter_map(|s| s.grad.as_mut())
+    }
+}
+
+impl Engine {
+    /// A new State that starts as `init`. Trainable States take part in `backward`.
+    pub fn new_state(&mut self, init: NodeId, trainable: bool) -> Result<StateId> {
+        let (shape, dtype) = (self.graph.shape(init), self.graph.dtype(init));
+        if trainable && !dtype.is_float() {
+            return Err(Error::dtype("state", format!("a trainable State must be a float, not {dtype}"))
+                .hint("pass {trainable = false}, or convert the tensor"));
+        }
+        self.states.next += 1;
+        let id = StateId(self.states.next);
+        let current = self.boundary(init)?;
+        let state = State {
+            shape,
+            dtype,
+            trainable,
+            buffer: None,
+            current: Some(current),
+            assigned: Some(init),
+            initial: Some(init),
+            grad: None,
+            refs: 1,
+        };
+        self.states.all.insert(id.0, state);
+        self.states.order.push(id);
+        self.states.reads.push((current, id));
+        Ok(id)
+    }
+
+    /// A node that means `x` and stops gradients: what reading an assigned State gives.
+    fn boundary(&mut self, x: NodeId) -> Result<NodeId> {
+        let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
+        let y = movement::detach(&mut self.graph, x);
+        self.graph.no_grad = no_grad;
+        y
+    }
+
+    pub fn state_info(&self, id: StateId) -> Result<StateInfo> {
+        self.states.get(id).map(|s| StateInfo { shape: s.shape, dtype: s.dtype, trainable: s.trainable })
+    }
+
+    pub fn set_trainable(&mut self, id: StateId, on: bool) -> Result<()> {
+        let s = self.states.get_mut(id)?;
+        if on && !s.dtype.is_float() {
+            return Err(Error::dtype("state", format!("a trainable State must be a float, not {}", s.dtype)));
+        }
+        s.trainable = on;
+        Ok(())
+    }
+
+    pub fn retain_state(&mut self, id: StateId) {
+        if let Ok(s) = self.states.get_mut(id) {
+            s.refs += 1;
+        }
+    }
+
+    pub fn release_state(&mut self, id: StateId) {
+        if let Ok(s) = self.states.get_mut(id) {
+            s.refs -= 1;
+            if s.refs == 0 {
+                self.states.gone.push(id);
+            }
+        }
+    }
+
+    /// The node that reading a State means now.
+    pub fn state_node(&mut self, id: StateId) -> Result<NodeId> {
+        let s = self.states.get(id)?;
+        if let Some(node) = s.current {
+            return Ok(node);
+        }
+        let (shape, dtype) = (s.shape, s.dtype);
+        let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
+        let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
+        self.graph.no_grad = no_grad;
+        self.states.get_mut(id)?.current = Some(node);
+        self.states.reads.push((node, id));
+        Ok(node)
+    }
+
+    /// Makes `value` the State's value: for reads from now on, and in memory when the step ends.
+    pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
+        let s = self.states.get(id)?;
+        let (shape, dtype) = (s.shape, s.dtype);
+        let from = self.graph.shape(value);
+        if Shape::broadcast(&from, &shape) != Some(shape) {
+            return Err(Error::shape("assign", format!("a tensor of shape {from} does not fit a State of shape {shape}"))
+                .hint("a State keeps its shape for life"));
+        }
+        let value = self.graph.cast(value, dtype)?;
+        let value = self.graph.expand(value, shape)?;
+        let current = self.boundary(value)?;
+        let s = self.states.get_mut(id)?;
+        s.current = Some(current);
+        s.grad = None;
+        if s.assigned.replace(value).is_none() {
+            self.states.order.push(id);
+        }
+        self.states.reads.push((current, id));
+        Ok(())
+    }
+
+    /// The gradient that `backward` has added up for a State in this step.
+    pub fn state_grad(&mut self, id: StateId) -> Result<Option<NodeId>> {
+        let Some(held) = self.states.get_mut(id)?.grad.take() else { return Ok(None) };
+        let node = self.held_grad(&held);
+        self.states.get_mut(id)?.grad = Some(Held::Node(node));
+        Ok(Some(node))
+    }
+
+    pub fn set_state_grad(&mut self, id: StateId, grad: Option<NodeId>) -> Result<()> {
+        if let Some(g) = grad
+            && self.graph.shape(g) != self.states.get(id)?.shape
+        {
+            let (got, want) = (self.graph.shape(g), self.states.get(id)?.shape);
+            return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}")));
+        }
+        self.states.get_mut(id)?.grad = grad.map(Held::Node);
+        Ok(())
+    }
+
+    /// Gradients of `y` (seeded with `seed`, or ones for a scalar), added to every trainable State that it depends on.
+    pub fn backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<usize> {
+        let seed = self.seed_for("backward", y, seed)?;
+        let reads: Vec<(NodeId, StateId)> =
+            self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
+        let wrt: Vec<NodeId> = reads.iter().map(|r| r.0).collect();
+        let grads = perilune_core::grad::grad(&mut self.graph, y, seed, &wrt, create_graph)?;
+        let mut reached = 0;
+        for ((_, id), d) in reads.into_iter().zip(grads) {
+            let Some(d) = d else { continue };
+            reached += 1;
+            let before = self.state_grad(id)?;
+            let sum = match before {
+                Some(b) => self.graph.add_(b, d)?,
+                None => d,
+            };
+            self.states.get_mut(id)?.grad = Some(Held::Node(sum));
+        }
+        if reached == 0 {
+            return Err(Error::gradient("backward", "the tensor depends on no trainable State")
+                .hint("make weights with pl.state(t), and check for detach, no_grad or integer dtypes on the way"));
+        }
+        Ok(reached)
+    }
+
+    /// Gradients of `y` with respect to any nodes.
+    pub fn grad(&mut self, y: NodeId, seed: Option<NodeId>, wrt: &[NodeId], create_graph: bool) -> Result<Vec<Option<NodeId>>> {
+        let seed = self.seed_for("grad", y, seed)?;
+        perilune_core::grad::grad(&mut self.graph, y, seed, wrt, create_graph)
+    }
+
+    fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {
+        let (shape, dtype) = (self.graph.shape(y), self.graph.dtype(y));
+        if !dtype.is_float() {
+            return Err(Error::gradient(op, format!("a {dtype} tensor has no gradient")));
+        }
+        match seed {
+            Some(s) if self.graph.shape(s) != shape => {
+                Err(Error::shape(op, format!("the gradient's shape {} must be the tensor's {shape}", self.graph.shape(s))))
+            }
+            Some(s) => self.graph.cast(s, dtype),
+            None if shape.numel() != 1 => {
+                Err(Error::shape(op, format!("needs a scalar, not shape {shape}")).hint("sum or average it first, or pass a gradient of its shape"))
+            }
+            None => self.graph.filled(1.0, shape, dtype),
+        }
+    }
+
+    /// A State's value in host memory.
+    pub fn read_state(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
+        let s = self.states.get(id)?;
+        if s.assigned.is_none()
+            && let Some(buffer) = s.buffer.clone()
+        {
+            let (shape, dtype) = (s.shape, s.dtype);
+            let bytes = self.backend.download(&buffer, shape.numel() * dtype.size())?;
+            return Ok(HostTensor::new(dtype, shape, bytes));
+        }
+        let node = self.state_node(id)?;
+        self.read_node(node)
+    }
+
+    /// Overwrites a State from host memory (a checkpoint): same shape and dtype, between steps.
+    pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
+        let s = self.states.get(id)?;
+        if s.shape != t.shape || s.dtype != t.dtype {
+            let message = format!("a {} tensor of shape {} does not fit a {} State of shape {}", t.dtype, t.shape, s.dtype, s.shape);
+            return Err(Error::shape("load", message));
+        }
+        let node = self.from_host(t)?;
+        self.assign(id, node)
+    }
+}

@@ -1,0 +1,182 @@
+//! The step scope and its plain sibling, the flush.
+
+use crate::engine::{Engine, Fault};
+use crate::state::Held;
+use perilune_core::error::Error;
+use perilune_core::graph::NodeId;
+use perilune_plan::Request;
+
+/// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switches {
+    /// `PERILUNE_FUSION=0`: every primitive is a kernel of its own.
+    pub fusion: bool,
+    /// `PERILUNE_PRINT_PLAN=1`: show every plan when it is compiled.
+    pub print_plan: bool,
+    /// `PERILUNE_CHECK_NAN=1`: a NaN or infinity in what a step hands out or assigns is an error.
+    pub check_nan: bool,
+    /// `PERILUNE_REPORT_MISSES=1`: say why a warmed-up loop needed a new plan.
+    pub report_misses: bool,
+}
+
+impl Switches {
+    pub fn from_env() -> Switches {
+        let on = |name: &str, default: bool| match std::env::var(name) {
+            Ok(v) => !matches!(v.as_str(), "0" | "" | "off" | "false"),
+            Err(_) => default,
+        };
+        Switches {
+            fusion: on("PERILUNE_FUSION", true),
+            print_plan: on("PERILUNE_PRINT_PLAN", false),
+            check_nan: on("PERILUNE_CHECK_NAN", false),
+            report_misses: on("PERILUNE_REPORT_MISSES", true),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub depth: u32,
+    keep: Vec<NodeId>,
+    finished: u64,
+}
+
+/// Steps after which a new plan is worth a word.
+const WARM: u64 = 8;
+
+impl Step {
+    pub fn warm(&self) -> bool {
+        self.finished > WARM
+    }
+}
+
+/// Nodes after which a recording outside any step is flushed.
+const FLUSH_NODES: usize = 50_000;
+
+impl Engine {
+    pub fn in_step(&self) -> bool {
+        self.step.depth > 0
+    }
+
+    /// Whether something was recorded or assigned since the generation began.
+    pub fn is_dirty(&self) -> bool {
+        !self.graph.is_empty() || !self.states.pending().is_empty()
+    }
+
+    /// Whether a recording outside a step has grown so long that it should be flushed.
+    pub fn wants_flush(&self) -> bool {
+        self.step.depth == 0 && self.graph.len() > FLUSH_NODES
+    }
+
+    /// Evaluates everything that is still held, writes all assignments and starts a new generation.
+    ///
+    /// The caller collects garbage first, so that "held" means what the script can reach.
+    pub fn flush(&mut self) -> Result<(), Fault> {
+        let roots = self.held();
+        self.finish(roots, true)
+    }
+
+    /// Ends an implicit step of a plain loop: a flush that also moves the random counters on.
+    pub fn end_implicit_step(&mut self) -> Result<(), Fault> {
+        self.flush()?;
+        self.states.clear_grads();
+        self.advance();
+        Ok(())
+    }
+
+    /// Opens a step scope. The generation must be clean: flush first.
+    pub fn begin_step(&mut self) -> Result<(), Fault> {
+        if self.step.depth > 0 {
+            return Err(Error::argument("step", "a step cannot be opened inside a step").into());
+        }
+        if self.is_dirty() {
+            return Err(Error::system("step", "this is a bug: a step begins on an unflushed recording").into());
+        }
+        self.step.depth = 1;
+        self.step.keep.clear();
+        Ok(())
+    }
+
+    /// Names a node of the open step that must survive it.
+    pub fn keep(&mut self, id: NodeId) {
+        self.step.keep.push(id);
+    }
+
+    /// Closes the step: evaluates `results` and kept nodes, writes assignments. On an error the States are as before.
+    pub fn end_step(&mut self, results: &[NodeId]) -> Result<(), Fault> {
+        let mut roots = std::mem::take(&mut self.step.keep);
+        roots.extend_from_slice(results);
+        self.step.depth = 0;
+        self.finish(roots, false)?;
+        self.advance();
+        Ok(())
+    }
+
+    /// Closes a step that failed: its assignments are dropped.
+    pub fn abort_step(&mut self) -> Result<(), Fault> {
+        self.step.depth = 0;
+        self.step.keep.clear();
+        self.states.roll_back();
+        self.finish(Vec::new(), false)
+    }
+
+    fn advance(&mut self) {
+        self.step.finished += 1;
+        self.graph.rng.step = self.graph.rng.step.wrapping_add(1);
+        self.graph.rng.occurrence = 0;
+    }
+
+    fn finish(&mut self, mut roots: Vec<NodeId>, keep_grads: bool) -> Result<(), Fault> {
+        if keep_grads {
+            for held in self.states.grads_mut() {
+                if let Held::Node(id) = held {
+                    roots.push(*id);
+                }
+            }
+        }
+        roots.sort_unstable();
+        roots.dedup();
+        let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
+        roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
+        let commits = self.states.pending();
+        if !roots.is_empty() || !commits.is_empty() {
+            let request = Request { roots, commits };
+            if let Err(fault) = self.run(&request) {
+                // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
+                self.states.roll_back();
+                let initial = Request { roots: Vec::new(), commits: self.states.pending() };
+                if !initial.commits.is_empty() {
+                    self.run(&initial)?;
+                }
+                self.states.written();
+                self.turn();
+                return Err(fault);
+            }
+        }
+        if keep_grads {
+            let mut kept = Vec::new();
+            for held in self.states.grads_mut() {
+                if let Held::Node(id) = held {
+                    kept.push(*id);
+                }
+            }
+            for id in kept {
+                let value = self.value_of(id)?;
+                for held in self.states.grads_mut() {
+                    if matches!(held, Held::Node(n) if *n == id) {
+                        *held = Held::Value(value.clone());
+                    }
+                }
+            }
+        } else {
+            self.states.clear_grads();
+        }
+        self.states.written();
+        self.turn();
+        Ok(())
+    }
+
+    fn has_value(&self, id: NodeId) -> bool {
+        self.is_evaluated(crate::Handle { generation: self.generation(), id }) && self.graph.node(id).op != &perilune_core::ops::create::STATE
+    }
+}
