@@ -19,8 +19,8 @@ local function test_image(size)
   return pl.stack({ rings * disc, checks * 0.8 + 0.0 * y, (x * 0.5 + 0.5) * (1 - disc) + 0.3 * disc }, 0)
 end
 
--- One kernel for every channel: image (C, H, W), kernel (h, w). The border repeats by reflection of nothing: zeros lie outside, and
--- dividing by the filtered weight of the inside takes their darkness away where the kernel is an average.
+-- One kernel for every channel: image (C, H, W), kernel (h, w). Zeros lie outside the image; where the kernel is an average,
+-- dividing by the filtered weight of the inside takes their darkness away from the border.
 local function filter(image, kernel, average)
   local function apply(x, h, w)
     local rows, columns = kernel:size(0), kernel:size(1)

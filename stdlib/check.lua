@@ -61,7 +61,7 @@ function check.options(op, given, defaults, loose)
   for k, kinds in pairs(loose) do
     local v = given and given[k]
     if v ~= nil and not check.is(v, kinds) then
-      pl.error(op, ("option '%s' is %s"):format(k, check.show(v)), "it must be a " .. kinds:gsub("|", " or a "))
+      pl.error(op, ("option '%s' is %s"):format(k, check.show(v)), "it must be a " .. (kinds:gsub("|", " or a ")))
     end
     out[k] = v
   end

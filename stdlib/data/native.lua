@@ -61,7 +61,15 @@ end
 ---@param n integer
 ---@return integer[] list
 function native.permutation(seed, epoch, n)
-  return pl.native.permutation(seed, epoch, n):tolist()
+  return pl.native.permutation(seed, epoch, n, "shuffle"):tolist()
+end
+
+---The order in which a split deals its samples: another stream than the epochs', so that one seed may serve both.
+---@param seed integer
+---@param n integer
+---@return integer[] list
+function native.split_order(seed, n)
+  return pl.native.permutation(seed, 0, n, "split"):tolist()
 end
 
 ---Starts of windows `first` .. `first + count - 1` of an endless random sequence: each in 0 .. n - length, a pure function of (seed, index).

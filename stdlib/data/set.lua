@@ -70,7 +70,7 @@ function Set:split(name, fraction, seed)
   seed = check.whole("set:split", "seed", seed or 0, 0)
   self.parts[seed] = self.parts[seed] or part.new(self.n)
   local low, high = part.take("set:split", self.parts[seed], name, fraction)
-  local order, index = native.permutation(seed, 0, self.n), {}
+  local order, index = native.split_order(seed, self.n), {}
   for i = low + 1, high do
     local at = order[i]
     index[#index + 1] = self.index and self.index[at + 1] or at

@@ -20,7 +20,7 @@ local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
   local T, S = q_BHTD:size(2), k_BKSD:size(2)
   local score_BHTS = q_BHTD:matmul(k_BKSD:transpose(-2, -1)) * (1 / math.sqrt(q_BHTD:size(3)))
   local i, j = pl.arange(T):unsqueeze(1), pl.arange(S)
-  if opts.is_causal then score_BHTS = score_BHTS:masked_fill(j:gt(i), -math.huge) end
+  if opts.is_causal or opts.window then score_BHTS = score_BHTS:masked_fill(j:gt(i), -math.huge) end
   if opts.window then score_BHTS = score_BHTS:masked_fill((i - j):ge(opts.window), -math.huge) end
   if opts.mask then
     if opts.mask.dtype == "bool" then
@@ -76,7 +76,7 @@ end
 ---@field head_dim integer? width // heads by default
 ---@field bias boolean? true by default
 ---@field causal boolean? each position sees itself and those before it
----@field window integer? each position sees at most the last `window` positions, itself included
+---@field window integer? each position sees the last `window` positions, itself included: causal too
 ---@field rope boolean|{base: number, interleaved: boolean}? rotary positions for queries and keys
 ---@field dropout number? of the attention weights, in training
 

@@ -17,10 +17,7 @@ local function layer_norm(self, x)
 end
 
 local function plain_layer_norm(self, x) -- without a weight, whose shape tells the op over which dims
-  local last = {}
-  for i = 1, #self.dims do last[i] = -i end
-  local centred = x - x:mean(last, { keepdim = true })
-  return centred * ((centred * centred):mean(last, { keepdim = true }) + self.eps):rsqrt()
+  return pl.layer_norm(x, nil, nil, { eps = self.eps, dims = #self.dims })
 end
 
 ---Ba et al., Layer Normalization (2016). x (..., dims) -> the same shape.

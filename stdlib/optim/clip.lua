@@ -68,7 +68,8 @@ function clip.entries(op, params)
     elseif type(p) == "table" and pl.is_state(p.state) and type(p.path) == "string" then
       out[i] = { path = p.path, state = p.state }
     else
-      pl.error(op, ("parameter %d is %s"):format(i, check.show(p)), "a parameter is a State, as in pl.state(pl.zeros({8})); a module is given as it is, not in a list")
+      pl.error(op, ("parameter %d is %s"):format(i, check.show(p)),
+        "a parameter is a State, as in pl.state(pl.zeros({8})); a module is given as it is, not in a list")
     end
   end
   return out

@@ -27,8 +27,18 @@ function rule.update(w, g, s, o, lr)
   w:assign(w - update * lr)
 end
 
+---@class perilune.RMSpropOptions
+---@field lr number|perilune.Schedule? 1e-2 by default
+---@field alpha number? decay of the second moment, 0.99 by default
+---@field eps number?
+---@field momentum number?
+---@field centered boolean?
+---@field weight_decay number? L2, added to the gradient
+---@field clip_norm number?
+---@field clip_value number?
+
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
----@param opts {lr: number|perilune.Schedule, alpha: number, eps: number, momentum: number, centered: boolean, weight_decay: number, clip_norm: number, clip_value: number}?
+---@param opts perilune.RMSpropOptions?
 ---@return perilune.Optimizer
 local function RMSprop(target, opts)
   local defaults = { alpha = 0.99, eps = 1e-8, momentum = 0, centered = false, weight_decay = 0 }

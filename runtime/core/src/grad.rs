@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Class, Grad, GradCtx, Grads, movement};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 /// What gradients have reached a node and not been added up yet.
 type Pending = HashMap<NodeId, SmallVec<[NodeId; 2]>>;
@@ -17,35 +18,103 @@ type Pending = HashMap<NodeId, SmallVec<[NodeId; 2]>>;
 /// Gradients of `output`, seeded with `seed` (same shape; ones for a loss), with respect to `wrt`.
 ///
 /// `None` where `output` does not depend on the node. Unless `create_graph`, the gradients are constants to any later
-/// differentiation.
+/// differentiation. A graph with functions of the host's own (see [`Backward`]) is an error here.
 pub fn grad(g: &mut Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Result<Vec<Option<NodeId>>> {
-    let site = g.site;
-    let before = g.no_grad;
-    let autocast = g.autocast.take();
-    g.no_grad = !create_graph;
-    let result = (|| {
+    let mut b = Backward::new(g, output, seed, wrt, create_graph);
+    match b.advance(g)? {
+        None => b.finish(g),
+        Some(_) => Err(Error::gradient("custom", "a custom function needs its host to run its backward")),
+    }
+}
+
+/// A host function's backward that must run before the pass can go on.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The `custom` node.
+    pub node: NodeId,
+    pub grad: NodeId,
+}
+
+/// A backward pass that can be stopped to let the host (Lua) run a backward of its own, and taken up again.
+///
+/// `advance` until it returns `None`, answering each [`Call`] with `supply`; then `finish`.
+#[derive(Debug)]
+pub struct Backward {
+    sweep: Sweep,
+    wrt: Vec<NodeId>,
+    create_graph: bool,
+    reached: bool,
+}
+
+impl Backward {
+    pub fn new(g: &Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
         let needs = needed(g, output, wrt, 0);
-        if !needs.get(output.index()).copied().unwrap_or(false) {
-            return Ok(vec![None; wrt.len()]);
-        }
+        let reached = needs.get(output.index()).copied().unwrap_or(false);
         let mut pending = Pending::new();
         pending.entry(output).or_default().push(seed);
-        sweep(g, &mut pending, &needs, output.index() + 1, 0, wrt)?;
-        wrt.iter().map(|w| pending.remove(w).map(|p| total(g, p)).transpose()).collect()
-    })();
-    g.site = site;
-    g.no_grad = before;
-    g.autocast = autocast;
-    let mut found: Vec<Option<NodeId>> = result?;
-    // The same node may be asked for twice; the first `remove` took its gradient.
-    for i in 1..wrt.len() {
-        if found[i].is_none()
-            && let Some(k) = wrt[..i].iter().position(|w| *w == wrt[i])
-        {
-            found[i] = found[k];
-        }
+        let next = if reached { output.index() + 1 } else { 0 };
+        let sweep = Sweep { pending, parts: HashMap::new(), needs, next, floor: 0, stop: wrt.iter().copied().collect() };
+        Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
-    Ok(found)
+
+    /// Whether gradients recorded now may be differentiated again.
+    pub fn create_graph(&self) -> bool {
+        self.create_graph
+    }
+
+    /// Goes on to the end, or to the next host function.
+    pub fn advance(&mut self, g: &mut Graph) -> Result<Option<Call>> {
+        let (create_graph, sweep) = (self.create_graph, &mut self.sweep);
+        aside(g, create_graph, |g| sweep.run(g))
+    }
+
+    /// The gradients of a host function's inputs behind the first.
+    pub fn supply(&mut self, g: &mut Graph, call: &Call, grads: &[Option<NodeId>]) -> Result<()> {
+        let node = g.node(call.node).clone();
+        let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| self.sweep.needs[x.index()]).collect();
+        let mut all = Grads::new();
+        all.push(None);
+        for (i, d) in grads.iter().enumerate() {
+            all.push(match (d, node.inputs.get(i + 1)) {
+                (Some(d), Some(&x)) => {
+                    let (shape, dtype) = (g.shape(x), g.dtype(x));
+                    if g.shape(*d) != shape {
+                        let message = format!("its backward gave a gradient of shape {} for input {} of shape {shape}", g.shape(*d), i + 1);
+                        return Err(Error::gradient("custom", message));
+                    }
+                    Some(aside(g, self.create_graph, |g| g.cast(*d, dtype))?)
+                }
+                _ => None,
+            });
+        }
+        file(g, &mut self.sweep.pending, &node.inputs, &wants, all)
+    }
+
+    /// The gradients of `wrt`, in order.
+    pub fn finish(mut self, g: &mut Graph) -> Result<Vec<Option<NodeId>>> {
+        if !self.reached {
+            return Ok(vec![None; self.wrt.len()]);
+        }
+        let mut found: HashMap<NodeId, Option<NodeId>> = HashMap::new();
+        for &w in &self.wrt {
+            if let Entry::Vacant(e) = found.entry(w) {
+                let arrived = self.sweep.pending.remove(&w);
+                e.insert(arrived.map(|p| aside(g, self.create_graph, |g| total(g, p))).transpose()?);
+            }
+        }
+        Ok(self.wrt.iter().map(|w| found[w]).collect())
+    }
+}
+
+/// Records under the modes of a backward pass and restores what was set.
+fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
+    let (site, no_grad, autocast) = (g.site, g.no_grad, g.autocast.take());
+    g.no_grad = !create_graph;
+    let out = f(g);
+    g.site = site;
+    g.no_grad = no_grad;
+    g.autocast = autocast;
+    out
 }
 
 /// Which nodes from `floor` on lie between `wrt` and `output`.
@@ -69,51 +138,70 @@ fn is_part(class: Class) -> bool {
     matches!(class, Class::Part)
 }
 
-/// Carries the pending gradients from the nodes below `top` down to `floor`. Nodes of `stop` keep theirs.
-fn sweep(g: &mut Graph, pending: &mut Pending, needs: &[bool], top: usize, floor: usize, stop: &[NodeId]) -> Result<()> {
-    let mut parts: HashMap<NodeId, SmallVec<[Option<NodeId>; 4]>> = HashMap::new();
-    for i in (floor..top).rev() {
-        let id = NodeId(i as u32);
-        if stop.contains(&id) && !continues(g, id, needs) {
-            continue;
-        }
-        let from_parts = parts.remove(&id);
-        let Some(arrived) = pending.get(&id).cloned() else {
-            if let Some(mut grads) = from_parts.filter(|_| needs[i]) {
-                grads[0] = Some(zeros(g, id)?);
-                back(g, pending, needs, id, &grads)?;
+/// The loop over ids, downwards from `next` to `floor`.
+#[derive(Debug)]
+struct Sweep {
+    pending: Pending,
+    /// Gradients of the outputs of many-valued ops, until the op itself is reached.
+    parts: HashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
+    needs: Vec<bool>,
+    next: usize,
+    floor: usize,
+    /// Nodes that keep what reached them.
+    stop: HashSet<NodeId>,
+}
+
+impl Sweep {
+    fn run(&mut self, g: &mut Graph) -> Result<Option<Call>> {
+        while self.next > self.floor {
+            self.next -= 1;
+            let i = self.next;
+            let id = NodeId(i as u32);
+            let stops = self.stop.contains(&id);
+            if stops && !continues(g, id, &self.needs) {
+                continue;
             }
-            continue;
-        };
-        if !needs[i] {
-            pending.remove(&id);
-            continue;
-        }
-        g.site = g.site_of(id);
-        let sum = total(g, arrived)?;
-        if stop.contains(&id) {
-            pending.insert(id, SmallVec::from_slice(&[sum]));
-        } else {
-            pending.remove(&id);
-        }
-        let node = g.node(id);
-        if is_part(node.op.class) {
-            let (main, k) = (node.inputs[0], node.attrs[0] as usize);
-            let slots = parts.entry(main).or_default();
-            if slots.len() <= k {
-                slots.resize(k + 1, None);
+            let from_parts = self.parts.remove(&id);
+            let Some(arrived) = self.pending.get(&id).cloned() else {
+                if let Some(mut grads) = from_parts.filter(|_| self.needs[i]) {
+                    grads[0] = Some(zeros(g, id)?);
+                    back(g, &mut self.pending, &self.needs, id, &grads)?;
+                }
+                continue;
+            };
+            if !self.needs[i] {
+                self.pending.remove(&id);
+                continue;
             }
-            slots[k] = Some(sum);
-            continue;
+            g.site = g.site_of(id);
+            let sum = total(g, arrived)?;
+            if stops {
+                self.pending.insert(id, SmallVec::from_slice(&[sum]));
+            } else {
+                self.pending.remove(&id);
+            }
+            let node = g.node(id);
+            if is_part(node.op.class) {
+                let (main, k) = (node.inputs[0], node.attrs[0] as usize);
+                let slots = self.parts.entry(main).or_default();
+                if slots.len() <= k {
+                    slots.resize(k + 1, None);
+                }
+                slots[k] = Some(sum);
+                continue;
+            }
+            if matches!(node.op.grad, Grad::Host) {
+                return Ok(Some(Call { node: id, grad: sum }));
+            }
+            let mut grads = from_parts.unwrap_or_default();
+            if grads.is_empty() {
+                grads.push(None);
+            }
+            grads[0] = Some(sum);
+            back(g, &mut self.pending, &self.needs, id, &grads)?;
         }
-        let mut grads = from_parts.unwrap_or_default();
-        if grads.is_empty() {
-            grads.push(None);
-        }
-        grads[0] = Some(sum);
-        back(g, pending, needs, id, &grads)?;
+        Ok(None)
     }
-    Ok(())
 }
 
 /// Whether a node of `stop` has inputs that other nodes of `stop` lie below.
@@ -177,6 +265,7 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
     let Some(grad) = grads[0] else { return Ok(()) };
     match node.op.grad {
         Grad::Zero => {}
+        Grad::Host => return Err(Error::gradient(node.op.name, "this is a bug: a host function without its host")),
         Grad::Missing(why) => return Err(Error::gradient(node.op.name, why)),
         Grad::Rule(rule) => {
             let ctx = GradCtx { op: node.op, out: id, inputs: &node.inputs, attrs: &node.attrs, grad, grads, needs: &wants };
@@ -208,9 +297,13 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
                 let flows = !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
                 inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
             }
-            sweep(g, &mut inner, &inside, top, floor, &[])?;
+            let (parts, stop) = (HashMap::new(), HashSet::new());
+            let mut within = Sweep { pending: inner, parts, needs: inside, next: top, floor, stop };
+            if within.run(g)?.is_some() {
+                return Err(Error::gradient(node.op.name, "this is a bug: a host function inside a decomposition"));
+            }
             for w in wrt {
-                if let Some(p) = inner.remove(&w) {
+                if let Some(p) = within.pending.remove(&w) {
                     pending.entry(w).or_default().extend(p);
                 }
             }

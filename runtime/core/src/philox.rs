@@ -19,6 +19,14 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
+/// The uniform number in [0, 1) that `element` of a random tensor draws: 24 bits of a group of four shared words.
+pub fn uniform(seed: u64, counter: u64, element: u64) -> f32 {
+    let group = element / 4;
+    let words = [group as u32, (group >> 32) as u32, counter as u32, (counter >> 32) as u32];
+    let bits = philox4x32(words, [seed as u32, (seed >> 32) as u32])[(element % 4) as usize];
+    (bits >> 8) as f32 * (1.0 / 16_777_216.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,8 +31,12 @@ pub struct Permutation {
     stream: Stream,
 }
 
-/// Six rounds mix small domains well (see the tests); each costs one Philox.
-const ROUNDS: u32 = 6;
+/// Rounds of the network, one Philox each. By chi-square over where each sample lands in 800,000 / n epochs, a set of
+/// 5 was 18 standard deviations off uniform with 6 rounds and 5 with 8; from 12 on no size was beyond 2.7, which is
+/// chance. Sets of 17 and more were there with 6.
+const fn rounds(half: u32) -> u32 {
+    if half <= 3 { 24 } else { 8 }
+}
 
 impl Permutation {
     /// The order of epoch `epoch`. `n` is at most 2^62, more than any shape allows.
@@ -65,7 +69,7 @@ impl Permutation {
         let mask = (1u64 << self.half) - 1;
         let (mut left, mut right) = (x >> self.half, x & mask);
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        for round in 0..ROUNDS {
+        for round in 0..rounds(self.half) {
             let tag = round | (self.stream as u32) << 8;
             let word = philox4x32([right as u32, tag, self.epoch as u32, (self.epoch >> 32) as u32], key)[0];
             (left, right) = (right, left ^ (u64::from(word) & mask));

@@ -5,6 +5,7 @@
 //! directories made on the way (a misspelt path should fail), or memory maps.
 
 use crate::error::{Error, Result, quote};
+use perilune_core::error::did_you_mean;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -14,13 +15,11 @@ pub(crate) const MAX_NAME: usize = 512;
 
 /// An open regular file and its length. A directory, pipe or device is refused, since its length is not known.
 pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
-    let meta = std::fs::metadata(path).map_err(|e| {
-        let missing = e.kind() == std::io::ErrorKind::NotFound;
-        let error = Error::io(path, "open", e);
-        match missing {
-            true => error.hint("a path in a recipe is relative to the recipe's own folder"),
-            false => error,
+    let meta = std::fs::metadata(path).map_err(|e| match (e.kind(), neighbour(path)) {
+        (std::io::ErrorKind::NotFound, Some(name)) => {
+            Error::io(path, "open", e).hint(format!("did you mean {}?", quote(&name)))
         }
+        _ => Error::io(path, "open", e),
     })?;
     if !meta.is_file() {
         let kind = if meta.is_dir() { "a directory" } else { "not a regular file" };
@@ -30,12 +29,25 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, meta.len()))
 }
 
-/// Writes a file so that `path` is never seen half-written. `write` gets a buffered writer over the temporary file.
-pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> Result<()>) -> Result<()> {
-    let parent = match path.parent() {
+/// A file in the same directory whose name is nearly that of `path`.
+fn neighbour(path: &Path) -> Option<String> {
+    let wanted = path.file_name()?.to_str()?;
+    let entries = std::fs::read_dir(parent_of(path)).ok()?.take(1000);
+    let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    did_you_mean(wanted, names.iter().map(String::as_str)).map(String::from)
+}
+
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),
-    };
+    }
+}
+
+/// Writes a file so that `path` is never seen half-written. `write` gets a buffered writer over the temporary file.
+pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> Result<()>) -> Result<()> {
+    let parent = parent_of(path);
     if path.is_dir() || path.file_name().is_none() {
         return Err(Error::argument(path.display().to_string(), "is a directory; a file name is needed"));
     }
@@ -112,8 +124,10 @@ mod tests {
     #[test]
     fn only_regular_files_open() {
         assert!(matches!(open(Path::new("/")), Err(Error::Unsupported { .. })));
-        let missing = open(Path::new("no-such-file")).map(|_| ()).map_err(|e| e.to_string());
-        assert!(missing.is_err_and(|m| m.contains("no-such-file") && m.contains("hint")));
+        let missing = open(Path::new("Cargo.tmol")).map(|_| ()).map_err(|e| e.to_string());
+        assert!(
+            missing.is_err_and(|m| m.contains("Cargo.tmol: cannot open") && m.contains("did you mean 'Cargo.toml'"))
+        );
         #[cfg(target_os = "linux")]
         assert!(open(Path::new("/dev/zero")).is_err());
     }

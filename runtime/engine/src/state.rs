@@ -6,6 +6,7 @@
 
 use crate::engine::{Engine, Fault, Value};
 use perilune_core::error::{Error, Result};
+use perilune_core::grad::Backward;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
 use perilune_core::{DType, HostTensor, Shape};
@@ -246,20 +247,32 @@ impl Engine {
         Ok(())
     }
 
-    /// Gradients of `y` (seeded with `seed`, or ones for a scalar), added to every trainable State that it depends on.
-    pub fn backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<usize> {
+    /// Begins the pass that adds gradients of `y` (seeded with `seed`, or ones for a scalar) to every trainable State.
+    ///
+    /// The caller drives the [`Backward`] (functions of the host stop it) and hands both back to `end_backward`.
+    pub fn begin_backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<(Backward, Vec<StateId>)> {
         let seed = self.seed_for("backward", y, seed)?;
         let reads: Vec<(NodeId, StateId)> =
             self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
         let wrt: Vec<NodeId> = reads.iter().map(|r| r.0).collect();
-        let grads = perilune_core::grad::grad(&mut self.graph, y, seed, &wrt, create_graph)?;
+        Ok((Backward::new(&self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
+    }
+
+    /// Files the gradients of a finished pass; how many States they reached.
+    pub fn end_backward(&mut self, pass: Backward, states: Vec<StateId>) -> Result<usize> {
+        let grads = pass.finish(&mut self.graph)?;
         let mut reached = 0;
-        for ((_, id), d) in reads.into_iter().zip(grads) {
+        for (id, d) in states.into_iter().zip(grads) {
             let Some(d) = d else { continue };
             reached += 1;
             let before = self.state_grad(id)?;
             let sum = match before {
-                Some(b) => self.graph.add_(b, d)?,
+                Some(b) => {
+                    let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
+                    let sum = self.graph.add_(b, d);
+                    self.graph.no_grad = no_grad;
+                    sum?
+                }
                 None => d,
             };
             self.states.get_mut(id)?.grad = Some(Held::Node(sum));
@@ -271,10 +284,19 @@ impl Engine {
         Ok(reached)
     }
 
-    /// Gradients of `y` with respect to any nodes.
-    pub fn grad(&mut self, y: NodeId, seed: Option<NodeId>, wrt: &[NodeId], create_graph: bool) -> Result<Vec<Option<NodeId>>> {
+    /// `begin_backward` to `end_backward` for a graph without host functions.
+    pub fn backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<usize> {
+        let (mut pass, states) = self.begin_backward(y, seed, create_graph)?;
+        if pass.advance(&mut self.graph)?.is_some() {
+            return Err(Error::gradient("custom", "a custom function needs its host to run its backward"));
+        }
+        self.end_backward(pass, states)
+    }
+
+    /// Begins a pass for gradients of `y` with respect to any nodes.
+    pub fn begin_grad(&mut self, y: NodeId, seed: Option<NodeId>, wrt: &[NodeId], create_graph: bool) -> Result<Backward> {
         let seed = self.seed_for("grad", y, seed)?;
-        perilune_core::grad::grad(&mut self.graph, y, seed, wrt, create_graph)
+        Ok(Backward::new(&self.graph, y, seed, wrt, create_graph))
     }
 
     fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {

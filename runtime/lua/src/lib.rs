@@ -1,1 +1,28 @@
+//! The Lua face: the only crate that sees mlua.
+//!
+//! A [`Runtime`] is one Lua state with one engine behind it. Tensor methods and `pl.*` functions are made from the op
+//! registry; everything else of the `perilune` module is a few primitives (States, the step scope, gradients, files)
+//! and the standard library, which is Lua embedded in the binary.
 
+#![deny(unsafe_code)]
+
+mod args;
+mod errors;
+mod functions;
+mod grads;
+mod host;
+mod indexing;
+mod loader;
+mod native;
+mod options;
+mod print;
+mod reference;
+mod runtime;
+mod table;
+mod tensor;
+
+pub use errors::RecipeError;
+pub use loader::stdlib_files;
+pub use reference::{reference_markdown, stubs};
+pub use runtime::{Params, Runtime, RuntimeOptions};
+pub use tensor::{Ref, Tensor};

@@ -12,8 +12,20 @@ use smallvec::smallvec;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 pub static OPS: &[&Op] = &[
-    &RELU, &GELU, &GELU_BACKWARD, &SILU, &SOFTPLUS, &ELU, &SELU, &LEAKY_RELU, &MISH, &HARDSWISH, &HARDSIGMOID, &RELU6,
-    &LOGSIGMOID, &SOFTSIGN,
+    &RELU,
+    &GELU,
+    &GELU_BACKWARD,
+    &SILU,
+    &SOFTPLUS,
+    &ELU,
+    &SELU,
+    &LEAKY_RELU,
+    &MISH,
+    &HARDSWISH,
+    &HARDSIGMOID,
+    &RELU6,
+    &LOGSIGMOID,
+    &SOFTSIGN,
 ];
 
 const UNARY: &[&str] = &["f(2,3)", "f(0,3)", "f()", "f(2,1,4)"];

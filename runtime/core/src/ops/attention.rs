@@ -1,5 +1,438 @@
-//! To be written.
+//! Attention and rotary positions.
+//!
+//! Letters: B batch, H query heads, G key heads (H = G r), T queries, S keys, D and E head sizes. The decomposition of
+//! attention holds the T x S scores, in f32; its backward computes them again from q, k and v, so that nothing of that
+//! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole.
 
-use super::Op;
+use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, one, out_of, real};
+use crate::amp::Amp;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Meta, NodeId};
+use crate::{DType, Shape};
+use smallvec::{SmallVec, smallvec};
 
-pub static OPS: &[&Op] = &[];
+pub static OPS: &[&Op] = &[&ATTENTION, &ATTENTION_BACKWARD, &ROPE];
+
+// ---- scaled dot product attention --------------------------------------------------------------------------------
+
+/// `attrs` of attention: [1 if causal, scale bits, window or 0].
+struct Scores {
+    causal: bool,
+    scale: f64,
+    window: i64,
+    /// Query heads for each key head.
+    r: usize,
+}
+
+/// Query heads for each key head, where the tensors have heads (dim -3); `None` if they do not fit.
+fn groups(q: Shape, k: Shape) -> Option<usize> {
+    let (n, m) = (q.rank(), k.rank());
+    if n != m || n < 3 {
+        return (n == m).then_some(1);
+    }
+    let (h, g) = (q.dims()[n - 3], k.dims()[n - 3]);
+    match (h, g) {
+        _ if q.dims()[..n - 3] != k.dims()[..n - 3] => None,
+        _ if h == g => Some(1),
+        (_, 0) => None,
+        _ => h.is_multiple_of(g).then_some(h / g),
+    }
+}
+
+impl Scores {
+    fn of(g: &Graph, q: NodeId, k: NodeId, attrs: &[i64]) -> Scores {
+        let r = groups(g.shape(q), g.shape(k)).unwrap_or(1);
+        Scores { causal: attrs[0] != 0, scale: real(attrs[1]), window: attrs[2], r }
+    }
+
+    /// (..., H, T, N) as (..., G, r, T, N).
+    fn part(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+        let shape = g.shape(x);
+        if self.r == 1 {
+            return Ok(x);
+        }
+        let at = shape.rank() - 3;
+        let shape = shape.with(at, shape.dims()[at] / self.r).insert(at + 1, self.r)?;
+        movement::reshape(g, x, shape)
+    }
+
+    /// (..., G, r, T, N) as (..., H, T, N).
+    fn join(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+        let shape = g.shape(x);
+        if self.r == 1 {
+            return Ok(x);
+        }
+        let at = shape.rank() - 4;
+        movement::reshape(g, x, shape.remove(at).with(at, shape.dims()[at] * self.r))
+    }
+
+    /// (..., H, T, N) as (..., G, r T, N): all queries that meet one key head.
+    fn merge(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+        let shape = g.shape(x);
+        if self.r == 1 {
+            return Ok(x);
+        }
+        let at = shape.rank() - 3;
+        let shape = shape.with(at, shape.dims()[at] / self.r).with(at + 1, shape.dims()[at + 1] * self.r);
+        movement::reshape(g, x, shape)
+    }
+
+    /// (..., G, S, N) seen as (..., G, r, S, N), each head r times.
+    fn spread(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+        if self.r == 1 {
+            return Ok(x);
+        }
+        let at = g.shape(x).rank() - 2;
+        let y = g.unsqueeze(x, at)?;
+        let wide = g.shape(y).with(at, self.r);
+        g.expand(y, wide)
+    }
+
+    /// x (..., H, T, N) times y (..., G, N, M) -> (..., H, T, M).
+    fn product(&self, g: &mut Graph, x: NodeId, y: NodeId) -> Result<NodeId> {
+        let (x, y) = (self.part(g, x)?, self.spread(g, y)?);
+        let z = g.matmul(x, y)?;
+        self.join(g, z)
+    }
+
+    /// Which keys a query may see by its position: key j for query i if j <= i, and j > i - window.
+    fn visible(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
+        if !self.causal && self.window == 0 {
+            return Ok(None);
+        }
+        let (i, j) = (g.iota_along(t, 0, 2)?, g.iota_along(s, 1, 2)?);
+        let past = g.le(j, i)?;
+        if self.window == 0 {
+            return Ok(Some(past));
+        }
+        let edge = g.add_c(i, -self.window as f64)?;
+        let near = g.gt(j, edge)?;
+        g.logical_and(past, near).map(Some)
+    }
+
+    /// softmax(scale q k^T + mask) in f32: (..., H, T, S). A row without any key is 0.
+    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId, mask: Option<NodeId>) -> Result<NodeId> {
+        let (q, k) = (g.widen(q)?, g.widen(k)?);
+        let q = g.mul_c(q, self.scale)?;
+        let k = g.t(k)?;
+        let mut x = self.product(g, q, k)?;
+        let shape = g.shape(x);
+        let last = shape.rank() - 1;
+        let never = g.constant_like(f64::NEG_INFINITY, x);
+        if let Some(mask) = mask {
+            x = if g.dtype(mask) == DType::Bool {
+                g.where_(mask, x, never)?
+            } else {
+                let m = g.widen(mask)?;
+                g.add_(x, m)?
+            };
+        }
+        if let Some(seen) = self.visible(g, shape.dims()[last - 1], shape.dims()[last])? {
+            x = g.where_(seen, x, never)?;
+        }
+        let top = g.max(x, &[last], true)?;
+        let top = movement::detach(g, top)?;
+        let none = g.eq(top, never)?;
+        let zero = g.constant_like(0.0, top);
+        let top = g.where_(none, zero, top)?;
+        let x = g.sub(x, top)?;
+        let e = g.exp(x)?;
+        let sum = g.sum(e, &[last], true)?;
+        let one = g.constant_like(1.0, sum);
+        let sum = g.where_(none, one, sum)?;
+        g.div(e, sum)
+    }
+}
+
+/// Inputs: q, k, v, mask?; `attrs` as [`Scores`].
+pub static ATTENTION: Op = Op {
+    name: "scaled_dot_product_attention",
+    sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false",
+    doc: "q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.\n\
+          scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,\n\
+          added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees\n\
+          no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
+          Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
+          Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
+    class: Class::Fused(|g, x, attrs| {
+        let s = Scores::of(g, x[0], x[1], attrs);
+        let p = s.weights(g, x[0], x[1], x.get(3).copied())?;
+        let dtype = g.dtype(x[0]);
+        let p = g.cast(p, dtype)?;
+        s.product(g, p, x[2]).map(one)
+    }),
+    infer: |i| {
+        i.float(0)?;
+        let (q, v) = (i.shape(0), i.shape(2));
+        Ok(Meta { shape: q.with(q.rank() - 1, v.dims()[v.rank() - 1]), dtype: i.dtype(0) })
+    },
+    call: Some(call_attention),
+    grad: Grad::Rule(|g, c| {
+        let mut inputs: SmallVec<[NodeId; 5]> = smallvec![c.x(0), c.x(1), c.x(2), c.grad];
+        let mut parts: SmallVec<[(Shape, DType); 3]> = SmallVec::new();
+        for &x in &c.inputs[1..3] {
+            parts.push((g.shape(x), g.dtype(x)));
+        }
+        if let Some(&mask) = c.inputs.get(3) {
+            inputs.push(mask);
+            if g.dtype(mask).is_float() {
+                parts.push((g.shape(mask), g.dtype(mask)));
+            }
+        }
+        let main = g.push(&ATTENTION_BACKWARD, &inputs, c.attrs)?;
+        Ok(out_of(g, main, &parts).into_iter().map(Some).collect())
+    }),
+    amp: Amp::Low,
+    samples: &[
+        "f(2,3,4,5), f(2,3,6,5), f(2,3,6,5)",
+        "f(2,3,4,5), f(2,3,4,5), f(2,3,4,2), is_causal=true",
+        "f(4,5), f(6,5), f(6,5)",
+        "f(2,4,3,5), f(2,2,3,5), f(2,2,3,5), enable_gqa=true, is_causal=true",
+        "f(2,4,5), f(2,6,5), f(2,6,5), mask=b(4,6)",
+        "f(2,4,5), f(2,6,5), f(2,6,5), mask=f(2,1,6), scale=0.3",
+        "f(2,7,4), f(2,7,4), f(2,7,4), window=3",
+        "f(1,2,0,4), f(1,2,3,4), f(1,2,3,4)",
+        "f(1,6,3,4), f(1,1,3,4), f(1,1,3,4), enable_gqa=true, mask=f(3,3)",
+    ],
+    smooth: true,
+    ..Op::BASE
+};
+
+fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
+    let op = "scaled_dot_product_attention";
+    let given = [a.tensor(0)?, a.tensor(1)?, a.tensor(2)?];
+    let dtype = given.iter().fold(g.dtype(given[0]), |d, &x| DType::promote(d, g.dtype(x))).to_float();
+    let [q, k, v] = given.map(|x| g.shape(x));
+    let n = q.rank();
+    let wrong = |why: &str| Err(Error::shape(op, format!("q {q}, k {k}, v {v}: {why}")));
+    if n < 2 || k.rank() != n || v.rank() != n {
+        return wrong("must be (..., T, D), (..., S, D) and (..., S, E), with the same number of dims");
+    }
+    if q.dims()[n - 1] != k.dims()[n - 1] {
+        return wrong("the last dims of q and k must be equal");
+    }
+    if k.dims()[..n - 1] != v.dims()[..n - 1] {
+        return wrong("all dims of k and v but the last must be equal");
+    }
+    let Some(r) = groups(q, k) else {
+        return wrong("the leading dims of q and k must be equal; heads (dim -3) of q may be a multiple of those of k");
+    };
+    if r != 1 && !a.bool(7) {
+        let e = Error::shape(op, format!("q has {} heads (dim -3) and k has {}", q.dims()[n - 3], k.dims()[n - 3]));
+        return Err(e.hint("enable_gqa = true lets query heads share key heads"));
+    }
+    let window = match a.opt_int(6) {
+        Some(w) if w < 1 => return Err(Error::argument(op, format!("window is {w}; it must be 1 or more"))),
+        w => w.unwrap_or(0),
+    };
+    let mut inputs: SmallVec<[NodeId; 4]> = SmallVec::new();
+    for x in given {
+        inputs.push(g.cast(x, dtype)?);
+    }
+    if let Some(mask) = a.opt_tensor(3) {
+        let (m, dtype) = (g.shape(mask), g.dtype(mask));
+        let scores = q.with(n - 1, k.dims()[n - 2]);
+        if Shape::broadcast(&scores, &m) != Some(scores) {
+            return Err(Error::shape(op, format!("mask {m} does not broadcast to the scores {scores}")));
+        }
+        if dtype != DType::Bool && !dtype.is_float() {
+            let e = Error::dtype(op, format!("mask must be bool (true takes part) or float (added), not {dtype}"));
+            return Err(e.hint("mask:to(\"bool\") makes it a choice of keys"));
+        }
+        inputs.push(mask);
+    }
+    let scale = a.opt_float(5).unwrap_or(1.0 / (q.dims()[n - 1] as f64).sqrt());
+    g.push(&ATTENTION, &inputs, &[i64::from(a.bool(4)), bits(scale), window]).map(one)
+}
+
+/// Inputs: q, k, v, gradient, mask? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
+pub static ATTENTION_BACKWARD: Op = Op {
+    name: "scaled_dot_product_attention_backward",
+    class: Class::Fused(|g, x, attrs| {
+        let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
+        let mask = x.get(4).copied();
+        let s = Scores::of(g, q, k, attrs);
+        let dtype = g.dtype(q);
+        let p = s.weights(g, q, k, mask)?;
+        let last = g.shape(p).rank() - 1;
+        // dv = p^T d, summed over the query heads that share a key head by the product itself.
+        let low = g.cast(p, dtype)?;
+        let (pm, dm) = (s.merge(g, low)?, s.merge(g, d)?);
+        let pt = g.t(pm)?;
+        let dv = g.matmul(pt, dm)?;
+        // ds = p (dp - sum(p dp)), dp = d v^T
+        let (dw, vw) = (g.widen(d)?, g.widen(v)?);
+        let vt = g.t(vw)?;
+        let dp = s.product(g, dw, vt)?;
+        let row = g.mul(p, dp)?;
+        let row = g.sum(row, &[last], true)?;
+        let ds = g.sub(dp, row)?;
+        let ds = g.mul(p, ds)?;
+        let low = g.mul_c(ds, s.scale)?;
+        let low = g.cast(low, dtype)?;
+        let dq = s.product(g, low, k)?;
+        let (sm, qm) = (s.merge(g, low)?, s.merge(g, q)?);
+        let st = g.t(sm)?;
+        let dk = g.matmul(st, qm)?;
+        let mut out: Out = smallvec![dq, dk, dv];
+        if let Some(mask) = mask.filter(|&m| g.dtype(m).is_float()) {
+            let (shape, dtype) = (g.shape(mask), g.dtype(mask));
+            let dmask = g.sum_to(ds, shape)?;
+            out.push(g.cast(dmask, dtype)?);
+        }
+        Ok(out)
+    }),
+    infer: create::same,
+    grad: Grad::Expand,
+    smooth: true,
+    ..Op::BASE
+};
+
+// ---- rotary positions --------------------------------------------------------------------------------------------
+
+/// Inputs: x, positions?; `attrs`: [1 if interleaved, 1 or -1 (the direction of rotation), base bits].
+pub static ROPE: Op = Op {
+    name: "rope",
+    sig: "x: tensor, positions: tensor?, *, base: float = 10000.0, interleaved: bool = false",
+    doc: "x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by\n\
+          position * base^(-2i / D), i from 0 to D/2 - 1. Positions are 0 to T - 1 unless given. A pair is elements i and\n\
+          i + D/2 (Llama, NeoX), or 2i and 2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic\n\
+          too. Su et al., arXiv:2104.09864.",
+    class: Class::Fused(|g, x, attrs| {
+        let shape = g.shape(x[0]);
+        let rank = shape.rank();
+        let (t, half) = (shape.dims()[rank - 2], shape.dims()[rank - 1] / 2);
+        let (interleaved, sign, base) = (attrs[0] != 0, attrs[1] as f64, real(attrs[2]));
+        // The pair is a dim of its own: before the D/2 dim, or behind it.
+        let (pair, index) = if interleaved { (rank, rank - 1) } else { (rank - 1, rank) };
+        g.island(x[0], |g, w| {
+            let dtype = g.dtype(w);
+            let i = g.iota_along(half, index, rank + 1)?;
+            let i = g.cast(i, dtype)?;
+            let rate = g.mul_c(i, -base.ln() / half.max(1) as f64)?;
+            let rate = g.exp(rate)?;
+            let at = match x.get(1) {
+                Some(&p) => {
+                    let p = g.cast(p, dtype)?;
+                    let r = g.shape(p).rank();
+                    let p = g.unsqueeze(p, r)?;
+                    g.unsqueeze(p, r)?
+                }
+                None => {
+                    let p = g.iota_along(t, 0, 3)?;
+                    g.cast(p, dtype)?
+                }
+            };
+            let angle = g.mul(at, rate)?;
+            let (cos, sin) = (g.cos(angle)?, g.sin(angle)?);
+            // The first of a pair takes minus the second, the second plus the first.
+            let side = g.iota_along(2, pair, rank + 1)?;
+            let side = g.cast(side, dtype)?;
+            let side = g.mul_c(side, 2.0 * sign)?;
+            let side = g.add_c(side, -sign)?;
+            let sin = g.mul(sin, side)?;
+            let split = shape.with(rank - 1, half).insert(pair, 2)?;
+            let w = movement::reshape(g, w, split)?;
+            let other = g.flip(w, pair)?;
+            let (a, b) = (g.mul(w, cos)?, g.mul(other, sin)?);
+            let y = g.add_(a, b)?;
+            movement::reshape(g, y, shape)
+        })
+        .map(one)
+    }),
+    infer: |i| {
+        i.float(0)?;
+        create::same(i)
+    },
+    call: Some(|g, a| {
+        let x = g.to_float(a.tensor(0)?)?;
+        let shape = g.shape(x);
+        let rank = shape.rank();
+        if rank < 2 || !shape.dims()[rank - 1].is_multiple_of(2) {
+            return Err(Error::shape("rope", format!("needs x (..., T, D) with D even, not shape {shape}")));
+        }
+        let base = a.float(2)?;
+        if base.is_nan() || base <= 0.0 || base.is_infinite() {
+            return Err(Error::argument("rope", format!("base is {base}; it must be above 0")));
+        }
+        let mut inputs: SmallVec<[NodeId; 2]> = smallvec![x];
+        if let Some(p) = a.opt_tensor(1) {
+            let (at, want) = (g.shape(p), shape.remove(rank - 1));
+            if at.is_scalar() || Shape::broadcast(&want, &at) != Some(want) {
+                let message =
+                    format!("positions {at} do not broadcast to {want}, the shape of x {shape} without its last dim");
+                return Err(Error::shape("rope", message));
+            }
+            inputs.push(p);
+        }
+        g.push(&ROPE, &inputs, &[i64::from(a.bool(3)), 1, bits(base)]).map(one)
+    }),
+    grad: Grad::Rule(|g, c| {
+        let mut inputs: SmallVec<[NodeId; 2]> = c.inputs.into();
+        inputs[0] = c.grad;
+        let back = g.push(&ROPE, &inputs, &[c.attrs[0], -c.attrs[1], c.attrs[2]])?;
+        let mut out: Grads = smallvec![Some(back)];
+        if c.needs.get(1) == Some(&true) {
+            return Err(
+                Error::gradient("rope", "positions have no gradient").hint("detach them with positions:detach()")
+            );
+        }
+        out.resize(c.inputs.len(), None);
+        Ok(out)
+    }),
+    samples: &[
+        "f(2,3,4,6)",
+        "f(5,4)",
+        "f(2,5,4), i(9;5)",
+        "f(2,5,4), i(9;2,5), base=500",
+        "f(2,5,4), interleaved=true",
+        "f(2,5,3,4), i(9;5,1), interleaved=true",
+        "f(0,4)",
+        "f(3,0,4)",
+    ],
+    smooth: true,
+    ..Op::BASE
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::Number;
+    use crate::ops::{Value, call};
+
+    fn leaf(g: &mut Graph, dims: &[usize]) -> Value {
+        Value::Tensor(g.leaf(&create::LEAF, Shape::of(dims), DType::F32, &[], 0))
+    }
+
+    fn attend(q: &[usize], k: &[usize], v: &[usize], mask: &[usize], gqa: bool) -> Result<Shape> {
+        let g = &mut Graph::new();
+        let (q, k, v) = (leaf(g, q), leaf(g, k), leaf(g, v));
+        let mask = if mask.is_empty() { Value::None } else { leaf(g, mask) };
+        let rest = [Value::Bool(false), Value::None, Value::None, Value::Bool(gqa)];
+        let args = Args::new(&ATTENTION, [q, k, v, mask].into_iter().chain(rest));
+        call(g, &ATTENTION, &args).map(|out| g.shape(out[0]))
+    }
+
+    #[test]
+    fn attention_checks_what_must_fit() {
+        let shape = attend(&[2, 4, 3, 8], &[2, 2, 5, 8], &[2, 2, 5, 6], &[3, 5], true).unwrap();
+        assert_eq!(shape.dims(), [2, 4, 3, 6]);
+        let e = attend(&[2, 4, 3, 8], &[2, 2, 5, 8], &[2, 2, 5, 6], &[], false).unwrap_err();
+        assert_eq!(e.hint.as_deref(), Some("enable_gqa = true lets query heads share key heads"));
+        let e = attend(&[2, 3, 8], &[2, 5, 7], &[2, 5, 7], &[], false).unwrap_err();
+        assert!(e.message.ends_with("the last dims of q and k must be equal"), "{e}");
+        let e = attend(&[2, 3, 8], &[2, 5, 8], &[2, 5, 8], &[4, 5], false).unwrap_err();
+        assert_eq!(e.message, "mask {4, 5} does not broadcast to the scores {2, 3, 5}");
+    }
+
+    #[test]
+    fn rope_turns_back_in_its_gradient() {
+        let g = &mut Graph::new();
+        let x = leaf(g, &[2, 3, 4]);
+        let base = Value::Number(Number::Float(1e4));
+        let y = call(g, &ROPE, &Args::new(&ROPE, [x.clone(), Value::None, base, Value::Bool(false)])).unwrap()[0];
+        let Value::Tensor(x) = x else { panic!() };
+        let d = crate::grad::grad(g, y, y, &[x], false).unwrap()[0].unwrap();
+        assert_eq!((g.node(d).op, g.node(d).attrs[1]), (&ROPE, -1));
+    }
+}

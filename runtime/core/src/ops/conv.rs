@@ -1,5 +1,810 @@
-//! To be written.
+//! Convolution, pooling and resampling: fused nodes made of padding, window views and matrix products.
+//!
+//! x is (N, C, spatial dims...), as in PyTorch; a tensor without the batch dim works too. A convolution reads its
+//! windows as columns (N, groups, C/groups * kernel, positions), so that the product with the weight is already in the
+//! layout of the result. One function serves every number of spatial dims; `attrs` hold one entry per dim and option.
 
-use super::Op;
+use super::{Args, Class, Expand, Grad, Op, Out, bits, index, movement, one, real};
+use crate::amp::Amp;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Infer, Meta, NodeId};
+use crate::shape::Dims;
+use crate::{DType, Shape};
+use smallvec::{SmallVec, smallvec};
 
-pub static OPS: &[&Op] = &[];
+pub static OPS: &[&Op] = &[
+    &CONV1D,
+    &CONV2D,
+    &CONV_TRANSPOSE1D,
+    &CONV_TRANSPOSE2D,
+    &MAX_POOL1D,
+    &MAX_POOL2D,
+    &AVG_POOL1D,
+    &AVG_POOL2D,
+    &ADAPTIVE_AVG_POOL2D,
+    &INTERPOLATE,
+];
+
+type Vec8 = SmallVec<[usize; 8]>;
+type Attrs = SmallVec<[i64; 12]>;
+
+const FUSED: Op = Op { grad: Grad::Expand, smooth: true, ..Op::BASE };
+
+// ---- arguments ---------------------------------------------------------------------------------------------------
+
+/// Argument `i`, one int for all spatial dims or one for each, at least `min`.
+fn per_dim(a: &Args, i: usize, what: &str, n: usize, min: i64) -> Result<SmallVec<[i64; 2]>> {
+    let given = a.ints(i)?;
+    let all: SmallVec<[i64; 2]> = match given.len() {
+        1 => smallvec![given[0]; n],
+        k if k == n => given.into(),
+        k => return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be 1 or {n}"))),
+    };
+    if let Some(bad) = all.iter().find(|v| **v < min) {
+        return Err(Error::argument(a.op.name, format!("{what} is {bad}; it must be {min} or more")));
+    }
+    Ok(all)
+}
+
+/// x with a batch dim, and whether it was added.
+fn batched(g: &mut Graph, a: &Args, n: usize) -> Result<(NodeId, bool)> {
+    let x = a.tensor(0)?;
+    let shape = g.shape(x);
+    match shape.rank() {
+        r if r == n + 2 => Ok((x, false)),
+        r if r == n + 1 => Ok((g.unsqueeze(x, 0)?, true)),
+        _ => {
+            let want = if n == 1 { "(N, C, L)" } else { "(N, C, H, W)" };
+            Err(Error::shape(a.op.name, format!("needs x {want}, or one without N, not shape {shape}")))
+        }
+    }
+}
+
+fn unbatched(g: &mut Graph, y: NodeId, added: bool) -> Result<Out> {
+    if !added {
+        return Ok(one(y));
+    }
+    let shape = g.shape(y).remove(0);
+    movement::reshape(g, y, shape).map(one)
+}
+
+// ---- windows -----------------------------------------------------------------------------------------------------
+
+/// Kernel, stride, padding and dilation of each spatial dim.
+struct Sliding {
+    kernel: Vec8,
+    stride: Vec8,
+    padding: Vec8,
+    dilation: Vec8,
+}
+
+impl Sliding {
+    /// From `attrs` [kernel.., stride.., padding.., dilation..] of `n` dims each.
+    fn of(attrs: &[i64], n: usize) -> Sliding {
+        let take = |k: usize| attrs[k * n..(k + 1) * n].iter().map(|&v| v as usize).collect();
+        Sliding { kernel: take(0), stride: take(1), padding: take(2), dilation: take(3) }
+    }
+
+    fn n(&self) -> usize {
+        self.kernel.len()
+    }
+
+    /// How many positions dim `d` of size `size` has.
+    fn positions(&self, d: usize, size: usize) -> usize {
+        movement::windows(size + 2 * self.padding[d], self.kernel[d], self.stride[d], self.dilation[d])
+    }
+
+    /// The spatial dims of the result, or an error where the kernel does not fit.
+    fn out(&self, op: &str, spatial: &[usize]) -> Result<Vec8> {
+        let dims: Vec8 = spatial.iter().enumerate().map(|(d, &size)| self.positions(d, size)).collect();
+        if let Some(d) = dims.iter().position(|&k| k == 0) {
+            let message = format!(
+                "a kernel of {} (dilation {}) does not fit dim {} of size {} (padding {})",
+                self.kernel[d],
+                self.dilation[d],
+                d + 2,
+                spatial[d],
+                self.padding[d]
+            );
+            return Err(Error::shape(op, message));
+        }
+        Ok(dims)
+    }
+
+    /// (N, C, spatial...) -> (N, C, positions..., kernel...), padded with `fill`.
+    fn windows(&self, g: &mut Graph, x: NodeId, fill: f64) -> Result<NodeId> {
+        let mut x = x;
+        for (d, &p) in self.padding.iter().enumerate() {
+            let size = g.shape(x).dims()[d + 2];
+            x = movement::place(g, x, d + 2, p, 1, size + 2 * p, fill)?;
+        }
+        for d in 0..self.n() {
+            x = movement::window(g, x, d + 2, self.kernel[d], self.stride[d], self.dilation[d])?;
+        }
+        Ok(x)
+    }
+
+    /// The axes of the kernel in what `windows` gives.
+    fn kernel_axes(&self) -> Vec8 {
+        (2 + self.n()..2 + 2 * self.n()).collect()
+    }
+}
+
+fn product(dims: &[usize]) -> usize {
+    dims.iter().product()
+}
+
+// ---- convolution -------------------------------------------------------------------------------------------------
+
+/// `attrs` of a convolution: [stride.., padding.., dilation.., groups]. The kernel is in the weight's shape.
+fn conv_sliding(attrs: &[i64], weight: Shape) -> (Sliding, usize) {
+    let n = weight.rank() - 2;
+    let mut all: Attrs = weight.dims()[2..].iter().map(|&k| k as i64).collect();
+    all.extend_from_slice(&attrs[..3 * n]);
+    (Sliding::of(&all, n), attrs[3 * n] as usize)
+}
+
+/// Weight (O, C/groups, kernel...) as (O, K), or (groups, O/groups, K).
+fn weight_matrix(g: &mut Graph, w: NodeId, groups: usize) -> Result<NodeId> {
+    let shape = g.shape(w);
+    let (o, k) = (shape.dims()[0], product(&shape.dims()[1..]));
+    if groups == 1 { g.reshape(w, &[o, k]) } else { g.reshape(w, &[groups, o / groups, k]) }
+}
+
+/// Adds bias (C) to y (N, C, ...).
+fn add_bias(g: &mut Graph, y: NodeId, bias: Option<&NodeId>) -> Result<NodeId> {
+    let Some(&b) = bias else { return Ok(y) };
+    let mut dims: Vec8 = smallvec![1; g.shape(y).rank() - 1];
+    dims[0] = g.shape(b).numel();
+    let b = g.reshape(b, &dims)?;
+    g.add_(y, b)
+}
+
+const CONV_EXPAND: Expand = |g, x, attrs| {
+    let (s, groups) = conv_sliding(attrs, g.shape(x[1]));
+    let n = s.n();
+    let cols = s.windows(g, x[0], 0.0)?;
+    let shape = g.shape(cols);
+    let (batch, c) = (shape.dims()[0], shape.dims()[1]);
+    let out: Vec8 = shape.dims()[2..2 + n].into();
+    // (N, C, positions, kernel) -> (N, C, kernel, positions): rows of the columns matrix are one weight element each.
+    let mut axes: Vec8 = smallvec![0, 1];
+    axes.extend(s.kernel_axes());
+    axes.extend(2..2 + n);
+    let cols = g.permute(cols, &axes)?;
+    let k = c / groups * product(&s.kernel);
+    let cols = if groups == 1 {
+        g.reshape(cols, &[batch, k, product(&out)])?
+    } else {
+        g.reshape(cols, &[batch, groups, k, product(&out)])?
+    };
+    let w = weight_matrix(g, x[1], groups)?;
+    let y = g.matmul(w, cols)?;
+    let mut dims: Vec8 = smallvec![batch, g.shape(x[1]).dims()[0]];
+    dims.extend(out);
+    let y = g.reshape(y, &dims)?;
+    add_bias(g, y, x.get(2)).map(one)
+};
+
+fn infer_conv(i: &Infer) -> Result<Meta> {
+    let (s, _) = conv_sliding(i.attrs, i.shape(1));
+    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], i.shape(1).dims()[0]];
+    dims.extend(s.out(i.op, &i.shape(0).dims()[2..])?);
+    Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
+}
+
+/// x (with batch), weight and bias in one dtype; the weight must have `rank` dims and bias `out` elements.
+fn conv_inputs(
+    g: &mut Graph,
+    a: &Args,
+    x: NodeId,
+    n: usize,
+    want: &str,
+    out: impl Fn(Shape) -> usize,
+) -> Result<SmallVec<[NodeId; 4]>> {
+    let op = a.op.name;
+    let w = a.tensor(1)?;
+    let shape = g.shape(w);
+    if shape.rank() != n + 2 || shape.numel() == 0 {
+        return Err(Error::shape(op, format!("weight must be {want}, not {shape}")));
+    }
+    let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x, w];
+    if let Some(b) = a.opt_tensor(2) {
+        let o = out(shape);
+        if g.shape(b).dims() != [o] {
+            return Err(Error::shape(op, format!("bias is {}, but must be {}", g.shape(b), Dims(&[o]))));
+        }
+        inputs.push(b);
+    }
+    let dtype = inputs.iter().fold(g.dtype(x), |d, &t| DType::promote(d, g.dtype(t))).to_float();
+    for t in &mut inputs {
+        *t = g.cast(*t, dtype)?;
+    }
+    Ok(inputs)
+}
+
+fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
+    let op = a.op.name;
+    let (x, added) = batched(g, a, n)?;
+    let groups = a.int(6)?;
+    let want = if n == 1 { "(O, C / groups, k)" } else { "(O, C / groups, kh, kw)" };
+    let mut attrs = Attrs::new();
+    attrs.extend(per_dim(a, 3, "stride", n, 1)?);
+    attrs.extend(per_dim(a, 4, "padding", n, 0)?);
+    attrs.extend(per_dim(a, 5, "dilation", n, 1)?);
+    attrs.push(groups);
+    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[0])?;
+    let (c, w) = (g.shape(x).dims()[1], g.shape(inputs[1]));
+    let fits = groups >= 1
+        && c.is_multiple_of(groups as usize)
+        && w.dims()[0].is_multiple_of(groups as usize)
+        && w.dims()[1] == c / groups as usize;
+    if !fits {
+        let message = format!(
+            "x has {c} channels, weight is {w}, groups is {groups}: weight must be (O, {c} / groups, ...) and groups must divide O and {c}"
+        );
+        return Err(Error::shape(op, message));
+    }
+    let y = g.push(a.op, &inputs, &attrs)?;
+    unbatched(g, y, added)
+}
+
+const CONV: Op = Op { class: Class::Fused(CONV_EXPAND), infer: infer_conv, amp: Amp::Low, ..FUSED };
+
+/// Inputs: x, weight, bias?; `attrs`: [stride, padding, dilation, groups].
+pub static CONV1D: Op = Op {
+    name: "conv1d",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, dilation: ints = 1, groups: int = 1",
+    doc: "x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.\n\
+          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L).",
+    call: Some(|g, a| call_conv(g, a, 1)),
+    samples: &[
+        "f(2,3,7), f(4,3,3), f(4)",
+        "f(2,3,7), f(4,3,3), nil, stride=2, padding=1",
+        "f(2,4,9), f(6,2,3), f(6), groups=2, dilation=2",
+        "f(3,5), f(2,3,5)",
+        "f(0,3,7), f(4,3,3)",
+    ],
+    ..CONV
+};
+
+/// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding h, w, dilation h, w, groups].
+pub static CONV2D: Op = Op {
+    name: "conv2d",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, dilation: ints = 1, groups: int = 1",
+    doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
+          OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.\n\
+          x may be (C, H, W).",
+    call: Some(|g, a| call_conv(g, a, 2)),
+    samples: &[
+        "f(2,3,6,5), f(4,3,3,3), f(4)",
+        "f(2,3,6,5), f(4,3,3,2), nil, stride=2, padding=1",
+        "f(1,4,5,5), f(4,1,3,3), f(4), groups=4, padding=1",
+        "f(2,4,7,6), f(6,2,3,2), f(6), groups=2, dilation=[2,1], stride=[1,2]",
+        "f(3,4,4), f(2,3,1,1)",
+        "f(0,3,5,5), f(4,3,3,3)",
+    ],
+    ..CONV
+};
+
+// ---- transposed convolution --------------------------------------------------------------------------------------
+
+/// `attrs`: [stride.., padding.., dilation.., output padding.., groups].
+fn transpose_sliding(attrs: &[i64], weight: Shape) -> (Sliding, Vec8, usize) {
+    let n = weight.rank() - 2;
+    let (s, _) = conv_sliding(attrs, weight);
+    let extra = attrs[3 * n..4 * n].iter().map(|&v| v as usize).collect();
+    (s, extra, attrs[4 * n] as usize)
+}
+
+/// The size that dim `d` of `size` positions spans before padding is cut off.
+fn span(s: &Sliding, d: usize, size: usize) -> usize {
+    if size == 0 { 0 } else { (size - 1) * s.stride[d] + s.dilation[d] * (s.kernel[d] - 1) + 1 }
+}
+
+const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
+    let (s, extra, groups) = transpose_sliding(attrs, g.shape(x[1]));
+    let (n, xs, ws) = (s.n(), g.shape(x[0]), g.shape(x[1]));
+    let (batch, c) = (xs.dims()[0], xs.dims()[1]);
+    let spatial: Vec8 = xs.dims()[2..].into();
+    let o = ws.dims()[1];
+    // Weight (C, O / groups, kernel) transposed: every position yields one column, and columns add up where they overlap.
+    let k = o * product(&s.kernel);
+    let (w, x3) = if groups == 1 {
+        (g.reshape(x[1], &[c, k])?, g.reshape(x[0], &[batch, c, product(&spatial)])?)
+    } else {
+        let per = c / groups;
+        (g.reshape(x[1], &[groups, per, k])?, g.reshape(x[0], &[batch, groups, per, product(&spatial)])?)
+    };
+    let w = g.t(w)?;
+    let cols = g.matmul(w, x3)?;
+    let mut dims: Vec8 = smallvec![batch, o * groups];
+    dims.extend_from_slice(&s.kernel);
+    dims.extend_from_slice(&spatial);
+    let cols = g.reshape(cols, &dims)?;
+    let mut axes: Vec8 = smallvec![0, 1];
+    axes.extend(2 + n..2 + 2 * n);
+    axes.extend(2..2 + n);
+    let mut y = g.permute(cols, &axes)?;
+    for d in (0..n).rev() {
+        let total = span(&s, d, spatial[d]);
+        let attrs = [d + 2, s.kernel[d], s.stride[d], s.dilation[d], total].map(|v| v as i64);
+        y = g.push(&movement::UNWINDOW, &[y], &attrs)?;
+    }
+    for d in 0..n {
+        let total = span(&s, d, spatial[d]);
+        let size = (total + extra[d]).saturating_sub(2 * s.padding[d]);
+        let lo = s.padding[d].min(total);
+        y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
+        y = movement::place(g, y, d + 2, 0, 1, size, 0.0)?;
+    }
+    add_bias(g, y, x.get(2)).map(one)
+};
+
+fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
+    let (s, extra, groups) = transpose_sliding(i.attrs, i.shape(1));
+    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], i.shape(1).dims()[1] * groups];
+    for (d, &size) in i.shape(0).dims()[2..].iter().enumerate() {
+        match (span(&s, d, size) + extra[d]).checked_sub(2 * s.padding[d]) {
+            Some(n) if n > 0 => dims.push(n),
+            _ => {
+                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.padding[d], d + 2);
+                return Err(Error::shape(i.op, message));
+            }
+        }
+    }
+    Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
+}
+
+fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
+    let op = a.op.name;
+    let (x, added) = batched(g, a, n)?;
+    let groups = a.int(6)?;
+    let (stride, dilation, extra) =
+        (per_dim(a, 3, "stride", n, 1)?, per_dim(a, 7, "dilation", n, 1)?, per_dim(a, 5, "output_padding", n, 0)?);
+    for d in 0..n {
+        if extra[d] >= stride[d].max(dilation[d]) {
+            let message = format!(
+                "output_padding is {}; it must be below stride ({}) or dilation ({})",
+                extra[d], stride[d], dilation[d]
+            );
+            return Err(Error::argument(op, message));
+        }
+    }
+    let mut attrs: Attrs = stride.into_iter().collect();
+    attrs.extend(per_dim(a, 4, "padding", n, 0)?);
+    attrs.extend(dilation);
+    attrs.extend(extra);
+    attrs.push(groups);
+    let want = if n == 1 { "(C, O / groups, k)" } else { "(C, O / groups, kh, kw)" };
+    let c = g.shape(x).dims()[1];
+    if groups < 1 || !c.is_multiple_of(groups as usize) {
+        return Err(Error::argument(op, format!("{c} channels do not part into {groups} equal groups")));
+    }
+    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1] * groups as usize)?;
+    let w = g.shape(inputs[1]);
+    if w.dims()[0] != c {
+        return Err(Error::shape(op, format!("x has {c} channels, weight is {w}; its first dim must be {c}")));
+    }
+    let y = g.push(a.op, &inputs, &attrs)?;
+    unbatched(g, y, added)
+}
+
+const CONV_TRANSPOSE: Op =
+    Op { class: Class::Fused(CONV_TRANSPOSE_EXPAND), infer: infer_conv_transpose, amp: Amp::Low, ..FUSED };
+
+/// Inputs: x, weight, bias?; `attrs`: [stride, padding, dilation, output padding, groups].
+pub static CONV_TRANSPOSE1D: Op = Op {
+    name: "conv_transpose1d",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, output_padding: ints = 0, groups: int = 1, dilation: ints = 1",
+    doc: "x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.\n\
+          M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L).",
+    call: Some(|g, a| call_conv_transpose(g, a, 1)),
+    samples: &[
+        "f(2,3,5), f(3,4,3), f(4)",
+        "f(2,3,5), f(3,4,3), nil, stride=2, padding=1, output_padding=1",
+        "f(2,4,5), f(4,3,2), f(6), groups=2",
+        "f(3,5), f(3,2,2)",
+    ],
+    ..CONV_TRANSPOSE
+};
+
+/// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding h, w, dilation h, w, output padding h, w, groups].
+pub static CONV_TRANSPOSE2D: Op = Op {
+    name: "conv_transpose2d",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, output_padding: ints = 0, groups: int = 1, dilation: ints = 1",
+    doc: "x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to\n\
+          its input. OH = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1, OW likewise. Options are one\n\
+          int or {h, w}. x may be (C, H, W).",
+    call: Some(|g, a| call_conv_transpose(g, a, 2)),
+    samples: &[
+        "f(2,3,4,5), f(3,4,3,3), f(4)",
+        "f(2,3,4,5), f(3,4,3,2), nil, stride=2, padding=1, output_padding=1",
+        "f(1,4,3,3), f(4,2,3,3), f(4), groups=2, dilation=2",
+        "f(3,4,4), f(3,2,2,2), nil, stride=[2,3]",
+        "f(1,2,3,3), f(2,2,1,1), nil, stride=2, output_padding=1",
+    ],
+    ..CONV_TRANSPOSE
+};
+
+// ---- pooling -----------------------------------------------------------------------------------------------------
+
+/// `attrs` of a pool: [kernel.., stride.., padding.., dilation.., count_include_pad].
+fn infer_pool(i: &Infer) -> Result<Meta> {
+    i.float(0)?;
+    let x = i.shape(0);
+    let s = Sliding::of(i.attrs, x.rank() - 2);
+    let mut dims: Vec8 = x.dims()[..2].into();
+    dims.extend(s.out(i.op, &x.dims()[2..])?);
+    Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
+}
+
+/// Arguments: x, kernel, stride?, padding, then for max pools dilation, for average pools count_include_pad.
+fn call_pool(g: &mut Graph, a: &Args, n: usize, max: bool) -> Result<Out> {
+    let (x, added) = batched(g, a, n)?;
+    let x = g.to_float(x)?;
+    let kernel = per_dim(a, 1, "kernel", n, 1)?;
+    let stride = if a.is_none(2) { kernel.clone() } else { per_dim(a, 2, "stride", n, 1)? };
+    let padding = per_dim(a, 3, "padding", n, 0)?;
+    for d in 0..n {
+        if padding[d] > kernel[d] / 2 {
+            let message = format!("padding is {}; it must be at most half the kernel ({})", padding[d], kernel[d]);
+            return Err(Error::argument(a.op.name, message));
+        }
+    }
+    let mut attrs: Attrs = kernel.into_iter().collect();
+    attrs.extend(stride);
+    attrs.extend(padding);
+    if max {
+        attrs.extend(per_dim(a, 4, "dilation", n, 1)?);
+    } else {
+        attrs.extend(std::iter::repeat_n(1, n));
+    }
+    attrs.push(i64::from(max || a.bool(4)));
+    let y = g.push(a.op, &[x], &attrs)?;
+    unbatched(g, y, added)
+}
+
+const MAX_POOL: Op = Op {
+    class: Class::Fused(|g, x, attrs| {
+        let s = Sliding::of(attrs, g.shape(x[0]).rank() - 2);
+        let w = s.windows(g, x[0], f64::NEG_INFINITY)?;
+        g.max(w, &s.kernel_axes(), false).map(one)
+    }),
+    infer: infer_pool,
+    smooth: false,
+    ..FUSED
+};
+
+pub static MAX_POOL1D: Op = Op {
+    name: "max_pool1d",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1",
+    doc: "x (N, C, L) -> (N, C, M): the largest element of each window. See max_pool2d.",
+    call: Some(|g, a| call_pool(g, a, 1, true)),
+    samples: &["f(2,3,8), 2", "f(2,3,8), 3, stride=2, padding=1", "f(3,8), 2, dilation=2"],
+    ..MAX_POOL
+};
+
+pub static MAX_POOL2D: Op = Op {
+    name: "max_pool2d",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1",
+    doc: "x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart\n\
+          (the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to\n\
+          the first). Sizes as in conv2d. x may be (C, H, W).",
+    call: Some(|g, a| call_pool(g, a, 2, true)),
+    samples: &[
+        "f(2,3,6,8), 2",
+        "f(2,3,6,7), 3, stride=2, padding=1",
+        "f(3,6,6), [2,3], dilation=[2,1]",
+        "f(0,3,4,4), 2",
+    ],
+    ..MAX_POOL
+};
+
+/// Sums over windows by their element counts, which without count_include_pad leave out the padding.
+const AVG_POOL: Op = Op {
+    class: Class::Fused(|g, x, attrs| {
+        let shape = g.shape(x[0]);
+        let s = Sliding::of(attrs, shape.rank() - 2);
+        let axes = s.kernel_axes();
+        let w = s.windows(g, x[0], 0.0)?;
+        let whole = attrs[4 * s.n()] != 0 || s.padding.iter().all(|&p| p == 0);
+        g.island(w, |g, w| {
+            let sum = g.sum(w, &axes, false)?;
+            if whole {
+                return g.mul_c(sum, 1.0 / product(&s.kernel) as f64);
+            }
+            let inside = g.filled(1.0, shape.with(0, 1).with(1, 1), g.dtype(w))?;
+            let count = s.windows(g, inside, 0.0)?;
+            let count = g.sum(count, &axes, false)?;
+            g.div(sum, count)
+        })
+        .map(one)
+    }),
+    infer: infer_pool,
+    ..FUSED
+};
+
+pub static AVG_POOL1D: Op = Op {
+    name: "avg_pool1d",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true",
+    doc: "x (N, C, L) -> (N, C, M): the mean of each window. See avg_pool2d.",
+    call: Some(|g, a| call_pool(g, a, 1, false)),
+    samples: &["f(2,3,8), 2", "f(2,3,8), 3, stride=2, padding=1", "f(3,8), 3, padding=1, count_include_pad=false"],
+    ..AVG_POOL
+};
+
+pub static AVG_POOL2D: Op = Op {
+    name: "avg_pool2d",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true",
+    doc: "x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the\n\
+          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d.\n\
+          x may be (C, H, W).",
+    call: Some(|g, a| call_pool(g, a, 2, false)),
+    samples: &[
+        "f(2,3,6,8), 2",
+        "f(2,3,6,7), 3, stride=2, padding=1",
+        "f(3,6,6), [2,3], padding=1, count_include_pad=false",
+        "f(0,3,4,4), 2",
+    ],
+    ..AVG_POOL
+};
+
+/// The matrix (out, n) whose row i averages elements floor(i n / out) to ceil((i + 1) n / out) - 1.
+fn averaging(g: &mut Graph, out: usize, n: usize, dtype: DType) -> Result<NodeId> {
+    let i = g.iota_along(out, 0, 2)?;
+    let size = g.constant_like(n as f64, i);
+    let parts = g.constant_like(out as f64, i);
+    let lo = g.mul(i, size)?;
+    let hi = g.add_(lo, size)?;
+    let hi = g.add_c(hi, out as f64 - 1.0)?;
+    let lo = g.map(&super::elementwise::FLOOR_DIV, &[lo, parts])?;
+    let hi = g.map(&super::elementwise::FLOOR_DIV, &[hi, parts])?;
+    let j = g.iota_along(n, 1, 2)?;
+    let (a, b) = (g.ge(j, lo)?, g.lt(j, hi)?);
+    let inside = g.logical_and(a, b)?;
+    let inside = g.cast(inside, dtype)?;
+    let count = g.sub(hi, lo)?;
+    let count = g.cast(count, dtype)?;
+    g.div(inside, count)
+}
+
+/// `attrs`: [out h, out w].
+pub static ADAPTIVE_AVG_POOL2D: Op = Op {
+    name: "adaptive_avg_pool2d",
+    sig: "x: tensor, size: ints",
+    doc: "x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole\n\
+          elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).",
+    class: Class::Fused(|g, x, attrs| {
+        let shape = g.shape(x[0]);
+        let (h, w) = (shape.dims()[2], shape.dims()[3]);
+        let (oh, ow) = (attrs[0] as usize, attrs[1] as usize);
+        if h.is_multiple_of(oh) && w.is_multiple_of(ow) {
+            let y = g.reshape(x[0], &[shape.dims()[0], shape.dims()[1], oh, h / oh, ow, w / ow])?;
+            return g.mean(y, &[3, 5], false).map(one);
+        }
+        g.island(x[0], |g, x| {
+            let dtype = g.dtype(x);
+            let (rows, cols) = (averaging(g, oh, h, dtype)?, averaging(g, ow, w, dtype)?);
+            let cols = g.t(cols)?;
+            let y = g.matmul(x, cols)?;
+            g.matmul(rows, y)
+        })
+        .map(one)
+    }),
+    infer: |i| {
+        i.float(0)?;
+        Ok(Meta { shape: Shape::new(i.shape(0).with(2, i.attr(0)).with(3, i.attr(1)).dims())?, dtype: i.dtype(0) })
+    },
+    call: Some(|g, a| {
+        let (x, added) = batched(g, a, 2)?;
+        let x = g.to_float(x)?;
+        let size = per_dim(a, 1, "size", 2, 1)?;
+        if g.shape(x).dims()[2..].contains(&0) {
+            return Err(Error::shape(a.op.name, format!("no elements to average in shape {}", g.shape(x))));
+        }
+        let y = g.push(a.op, &[x], &size)?;
+        unbatched(g, y, added)
+    }),
+    samples: &["f(2,3,6,8), 1", "f(2,3,6,8), [3,4]", "f(2,3,5,7), [3,2]", "f(3,4,4), 6"],
+    ..FUSED
+};
+
+// ---- resampling --------------------------------------------------------------------------------------------------
+
+/// Nearest: out element i is in element floor(i n / out), or floor(i / scale) where a scale is given.
+fn nearest(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64) -> Result<NodeId> {
+    let shape = g.shape(x);
+    let n = shape.dims()[at];
+    if step == 0.0 && out.is_multiple_of(n) {
+        // Whole multiples are a view.
+        let y = g.unsqueeze(x, at + 1)?;
+        let y = g.expand(y, shape.insert(at + 1, out / n)?)?;
+        return movement::reshape(g, y, shape.with(at, out));
+    }
+    let i = super::create::iota(g, out);
+    let i = if step == 0.0 {
+        let (size, parts) = (g.constant_like(n as f64, i), g.constant_like(out as f64, i));
+        let i = g.mul(i, size)?;
+        g.map(&super::elementwise::FLOOR_DIV, &[i, parts])?
+    } else {
+        let i = g.cast(i, DType::F64)?;
+        let i = g.mul_c(i, step)?;
+        g.cast(i, DType::I64)?
+    };
+    let i = g.minimum_c(i, n as f64 - 1.0)?;
+    index::index_select(g, x, at, i)
+}
+
+/// Linear: out element i lies at (i + 1/2) step - 1/2, or at i step with aligned corners; cut at the ends.
+fn linear(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64, align: bool) -> Result<NodeId> {
+    let (n, rank, dtype) = (g.shape(x).dims()[at], g.shape(x).rank(), g.dtype(x));
+    let i = super::create::iota(g, out);
+    let mut p = g.cast(i, dtype)?;
+    if align {
+        p = g.mul_c(p, step)?;
+    } else {
+        p = g.add_c(p, 0.5)?;
+        p = g.mul_c(p, step)?;
+        p = g.add_c(p, -0.5)?;
+        p = g.maximum_c(p, 0.0)?;
+    }
+    let lo = g.cast(p, DType::I64)?;
+    let lo = g.minimum_c(lo, n as f64 - 1.0)?;
+    let hi = g.add_c(lo, 1.0)?;
+    let hi = g.minimum_c(hi, n as f64 - 1.0)?;
+    let base = g.cast(lo, dtype)?;
+    let part = g.sub(p, base)?;
+    let mut dims: Vec8 = smallvec![1; rank];
+    dims[at] = out;
+    let part = g.reshape(part, &dims)?;
+    let rest = g.rsub_c(1.0, part)?;
+    let (a, b) = (index::index_select(g, x, at, lo)?, index::index_select(g, x, at, hi)?);
+    let (a, b) = (g.mul(a, rest)?, g.mul(b, part)?);
+    g.add_(a, b)
+}
+
+/// `attrs`: [1 for linear, 1 for align_corners, out.., step bits..]; a step of 0 in nearest mode means size / out exactly.
+pub static INTERPOLATE: Op = Op {
+    name: "interpolate",
+    sig: "x: tensor, *, size: ints?, scale: float?, mode: 'nearest'|'linear'|'bilinear' = 'nearest', align_corners: bool = false",
+    doc: "x (N, C, L) or (N, C, H, W) -> (N, C, out...): resampled to `size`, one int or one for each dim, or by the factor\n\
+          `scale` (sizes rounded down). Coordinates as in PyTorch: element centres coincide at the ends of the image, or the\n\
+          centres of the corner elements if align_corners. \"linear\" is for one dim, \"bilinear\" for two; f32 for 16-bit\n\
+          floats. Nearest computes its indices exactly.",
+    class: Class::Fused(|g, x, attrs| {
+        let n = g.shape(x[0]).rank() - 2;
+        let (out, steps) = (&attrs[2..2 + n], &attrs[2 + n..]);
+        if attrs[0] == 0 {
+            let mut y = x[0];
+            for d in 0..n {
+                y = nearest(g, y, d + 2, out[d] as usize, real(steps[d]))?;
+            }
+            return Ok(one(y));
+        }
+        g.island(x[0], |g, mut y| {
+            for d in 0..n {
+                y = linear(g, y, d + 2, out[d] as usize, real(steps[d]), attrs[1] != 0)?;
+            }
+            Ok(y)
+        })
+        .map(one)
+    }),
+    infer: |i| {
+        i.float(0)?;
+        let mut shape = i.shape(0);
+        for d in 2..shape.rank() {
+            shape = shape.with(d, i.attr(d));
+        }
+        Ok(Meta { shape: Shape::new(shape.dims())?, dtype: i.dtype(0) })
+    },
+    call: Some(|g, a| {
+        let op = a.op.name;
+        let x = g.to_float(a.tensor(0)?)?;
+        let shape = g.shape(x);
+        if !(3..=4).contains(&shape.rank()) || shape.dims()[2..].contains(&0) {
+            return Err(Error::shape(
+                op,
+                format!("needs x (N, C, L) or (N, C, H, W) with elements, not shape {shape}"),
+            ));
+        }
+        let n = shape.rank() - 2;
+        let (mode, align) = (a.str(3), a.bool(4));
+        let fitting = if n == 1 { "linear" } else { "bilinear" };
+        if mode != "nearest" && mode != fitting {
+            return Err(Error::argument(op, format!("mode \"{mode}\" does not fit x {shape}"))
+                .hint(format!("use \"{fitting}\"")));
+        }
+        if mode == "nearest" && align {
+            return Err(Error::argument(op, "align_corners has no meaning with mode \"nearest\""));
+        }
+        let (sizes, scale): (SmallVec<[i64; 2]>, Option<f64>) = match (a.is_none(1), a.opt_float(2)) {
+            (false, None) => (per_dim(a, 1, "size", n, 1)?, None),
+            (true, Some(s)) if s > 0.0 && s.is_finite() => {
+                (shape.dims()[2..].iter().map(|&d| (d as f64 * s).floor() as i64).collect(), Some(s))
+            }
+            (true, Some(s)) => return Err(Error::argument(op, format!("scale is {s}; it must be above 0"))),
+            _ => return Err(Error::argument(op, "give either size or scale")),
+        };
+        let mut attrs: Attrs = smallvec![i64::from(mode != "nearest"), i64::from(align)];
+        attrs.extend_from_slice(&sizes);
+        for (d, &out) in sizes.iter().enumerate() {
+            let size = shape.dims()[d + 2] as f64;
+            if out < 1 {
+                return Err(Error::argument(
+                    op,
+                    format!("scale {} leaves nothing of dim {} of size {size}", scale.unwrap_or(0.0), d + 2),
+                ));
+            }
+            attrs.push(bits(match (mode, align, scale) {
+                // A factor that gives an exact size is that size.
+                ("nearest", _, Some(s)) if size * s != out as f64 => 1.0 / s,
+                ("nearest", ..) => 0.0,
+                (_, true, _) => {
+                    if out > 1 {
+                        (size - 1.0) / (out as f64 - 1.0)
+                    } else {
+                        0.0
+                    }
+                }
+                (_, _, Some(s)) => 1.0 / s,
+                _ => size / out as f64,
+            }));
+        }
+        g.push(&INTERPOLATE, &[x], &attrs).map(one)
+    }),
+    samples: &[
+        "f(2,3,4,5), size=[8,10]",
+        "f(2,3,4,5), size=[7,3]",
+        "f(2,3,4,5), scale=2",
+        "f(2,3,5), scale=1.5",
+        "f(2,3,4,5), size=[7,9], mode='bilinear'",
+        "f(2,3,4,5), size=[7,3], mode='bilinear', align_corners=true",
+        "f(2,3,5), size=8, mode='linear'",
+        "f(1,1,4,4), scale=0.5, mode='bilinear'",
+        "f(1,1,4,4), scale=1.7, mode='bilinear'",
+        "f(1,2,3,3), size=1, mode='bilinear', align_corners=true",
+    ],
+    ..FUSED
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Value, call, create};
+
+    fn conv(x: &[usize], w: &[usize], stride: &[i64], padding: &[i64]) -> Result<Shape> {
+        let g = &mut Graph::new();
+        let mut leaf = |dims: &[usize]| Value::Tensor(g.leaf(&create::LEAF, Shape::of(dims), DType::F32, &[], 0));
+        let (x, w) = (leaf(x), leaf(w));
+        let ints = |v: &[i64]| Value::Ints(v.into());
+        let groups = Value::Number(crate::Number::Int(1));
+        let args = Args::new(&CONV2D, [x, w, Value::None, ints(stride), ints(padding), ints(&[1]), groups]);
+        call(g, &CONV2D, &args).map(|out| g.shape(out[0]))
+    }
+
+    #[test]
+    fn shapes_follow_stride_and_padding() {
+        assert_eq!(conv(&[2, 3, 8, 7], &[4, 3, 3, 3], &[2, 1], &[1]).unwrap().dims(), [2, 4, 4, 7]);
+        assert_eq!(conv(&[3, 8, 8], &[4, 3, 3, 3], &[1], &[0]).unwrap().dims(), [4, 6, 6]);
+    }
+
+    #[test]
+    fn mistakes_name_the_numbers() {
+        let message = |x: &[usize], w: &[usize], stride: &[i64]| conv(x, w, stride, &[0]).unwrap_err().to_string();
+        assert_eq!(
+            message(&[2, 3, 8, 8], &[4, 1, 3, 3], &[1]),
+            "conv2d: x has 3 channels, weight is {4, 1, 3, 3}, groups is 1: weight must be (O, 3 / groups, ...) and groups \
+             must divide O and 3"
+        );
+        assert_eq!(
+            message(&[2, 3, 2, 8], &[4, 3, 3, 3], &[1]),
+            "conv2d: a kernel of 3 (dilation 1) does not fit dim 2 of size 2 (padding 0)"
+        );
+        assert_eq!(message(&[2, 3, 8, 8], &[4, 3, 3, 3], &[0]), "conv2d: stride is 0; it must be 1 or more");
+        assert_eq!(
+            message(&[8, 8], &[4, 3, 3, 3], &[1]),
+            "conv2d: needs x (N, C, H, W), or one without N, not shape {8, 8}"
+        );
+    }
+}

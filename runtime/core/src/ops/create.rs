@@ -3,13 +3,13 @@
 //! Nothing here holds bytes: `zeros` is a constant seen through an expanding view, `arange` an index ramp. Tensors from
 //! Lua tables (`pl.tensor`) and files are leaves made by the engine.
 
-use super::{Class, Generator, Op, Out, one};
+use super::{Class, Generator, Grad, Op, Out, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId, Number};
 use crate::{DType, Shape};
 
 pub static OPS: &[&Op] =
-    &[&LEAF, &STATE, &SCALAR, &CONSTANT, &IOTA, &PART, &ZEROS, &ONES, &FULL, &ZEROS_LIKE, &ONES_LIKE, &FULL_LIKE, &ARANGE, &LINSPACE, &EYE];
+    &[&LEAF, &STATE, &SCALAR, &CONSTANT, &IOTA, &PART, &CUSTOM, &ZEROS, &ONES, &FULL, &ZEROS_LIKE, &ONES_LIKE, &FULL_LIKE, &ARANGE, &LINSPACE, &EYE];
 
 /// An evaluated value held by the engine; `payload` is its identity.
 pub static LEAF: Op = Op { name: "leaf", class: Class::Leaf, ..Op::BASE };
@@ -23,6 +23,15 @@ pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generat
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
 /// Output `attrs[0]` of the many-valued op that is its input.
 pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
+
+/// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
+pub static CUSTOM: Op = Op {
+    name: "custom",
+    class: Class::View(|l, _, _| Some(*l)),
+    infer: |i| Ok(i.inputs[0]),
+    grad: Grad::Host,
+    ..Op::BASE
+};
 
 pub fn iota(g: &mut Graph, n: usize) -> NodeId {
     g.leaf(&IOTA, Shape::of(&[n]), DType::I64, &[n as i64], 0)

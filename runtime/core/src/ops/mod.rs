@@ -158,6 +158,8 @@ pub enum Grad {
     Rule(fn(&mut Graph, &GradCtx) -> Result<Grads>),
     /// Through the decomposition of a `Fused` op.
     Expand,
+    /// Through a function of the host (Lua): the pass stops there (see [`crate::grad::Backward`]).
+    Host,
     /// Not known; asking is an error that says so.
     Missing(&'static str),
 }

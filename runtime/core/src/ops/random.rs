@@ -50,7 +50,9 @@ fn draw_for(g: &mut Graph, shape: Shape, dtype: DType) -> Result<NodeId> {
 fn float_dtype(op: &str, dtype: Option<DType>) -> Result<DType> {
     let dtype = dtype.unwrap_or(DType::F32);
     if !dtype.is_float() {
-        return Err(Error::dtype(op, format!("draws floats, not {dtype}")).hint("randint draws integers, bernoulli 0 and 1"));
+        return Err(
+            Error::dtype(op, format!("draws floats, not {dtype}")).hint("randint draws integers, bernoulli 0 and 1")
+        );
     }
     Ok(dtype)
 }
@@ -105,7 +107,10 @@ pub static UNIFORM: Op = Op {
         let (shape, dtype) = (create::shape_of("uniform", a.ints(0)?)?, float_dtype("uniform", a.dtype(3))?);
         let (low, high) = (a.float(1)?, a.float(2)?);
         if !(low <= high && (high - low).is_finite()) {
-            return Err(Error::argument("uniform", format!("low is {low} and high is {high}; low must not be above high")));
+            return Err(Error::argument(
+                "uniform",
+                format!("low is {low} and high is {high}; low must not be above high"),
+            ));
         }
         g.without_autocast(|g| {
             let u = draw_for(g, shape, dtype)?;
@@ -189,10 +194,16 @@ pub static BERNOULLI: Op = Op {
             (Some(p), _) => {
                 let (shape, dtype) = (g.shape(p), g.dtype(p));
                 if !dtype.is_float() {
-                    return Err(Error::dtype("bernoulli", format!("p must be a float tensor of probabilities, not {dtype}")));
+                    return Err(Error::dtype(
+                        "bernoulli",
+                        format!("p must be a float tensor of probabilities, not {dtype}"),
+                    ));
                 }
                 if !a.is_none(1) {
-                    return Err(Error::argument("bernoulli", "the shape of p is the shape of the result; give no other"));
+                    return Err(Error::argument(
+                        "bernoulli",
+                        "the shape of p is the shape of the result; give no other",
+                    ));
                 }
                 (shape, dtype)
             }
@@ -201,7 +212,9 @@ pub static BERNOULLI: Op = Op {
                     return Err(Error::argument("bernoulli", format!("p is {p}; it must be from 0 to 1")));
                 }
                 let Some(dims) = a.opt_ints(1) else {
-                    return Err(Error::argument("bernoulli", "a number p needs a shape").hint("pl.bernoulli(0.5, {2, 3})"));
+                    return Err(
+                        Error::argument("bernoulli", "a number p needs a shape").hint("pl.bernoulli(0.5, {2, 3})")
+                    );
                 };
                 (create::shape_of("bernoulli", dims)?, DType::F32)
             }

@@ -115,7 +115,13 @@ pub static UNIQUE: Op = Op {
           Reads the tensor on the host: it splits the step.",
     class: Class::Host(|xs, a| unique(&xs[0], a)),
     call: Some(never_recorded),
-    samples: &["i(4;9)", "i(3;2,5), return_inverse=true", "f(5), return_counts=true", "i(5;0)", "b(6), return_inverse=true, return_counts=true"],
+    samples: &[
+        "i(4;9)",
+        "i(3;2,5), return_inverse=true",
+        "f(5), return_counts=true",
+        "i(5;0)",
+        "b(6), return_inverse=true, return_counts=true",
+    ],
     ..Op::BASE
 };
 

@@ -1,0 +1,352 @@
+//! A naive interpreter of primitive nodes in f64: slow, short, and with nothing in common with the backends.
+
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{Class, Generator, ReduceFn};
+use perilune_core::philox::uniform;
+use perilune_core::scalar::Real;
+use perilune_core::{DType, Graph, Layout, NodeId, Shape};
+use std::collections::HashMap;
+
+/// Expands all fused nodes that `roots` need; returns what stands for each node.
+pub fn lower(g: &mut Graph, roots: &[NodeId], map: &mut HashMap<NodeId, NodeId>) -> Vec<NodeId> {
+    let mut stack: Vec<NodeId> = roots.to_vec();
+    while let Some(&id) = stack.last() {
+        if map.contains_key(&id) {
+            stack.pop();
+            continue;
+        }
+        let node = g.node(id).clone();
+        let waiting: Vec<NodeId> = node.inputs.iter().filter(|x| !map.contains_key(x)).copied().collect();
+        if !waiting.is_empty() {
+            stack.extend(waiting);
+            continue;
+        }
+        let inputs: Vec<NodeId> = node.inputs.iter().map(|x| map[x]).collect();
+        let to = match node.op.class {
+            Class::Fused(expand) => {
+                let outs = expand(g, &inputs, &node.attrs).unwrap_or_else(|e| panic!("{}: {e}", node.op.name));
+                assert_eq!(
+                    (g.shape(outs[0]), g.dtype(outs[0])),
+                    (node.shape, node.dtype),
+                    "{}: main output",
+                    node.op.name
+                );
+                lower(g, &outs, map)[0]
+            }
+            Class::Part => {
+                let main = g.node(node.inputs[0]).clone();
+                let Class::Fused(expand) = main.op.class else { panic!("part of {}", main.op.name) };
+                let inputs: Vec<NodeId> = main.inputs.iter().map(|x| map[x]).collect();
+                let outs = expand(g, &inputs, &main.attrs).unwrap();
+                let out = outs[node.attrs[0] as usize];
+                assert_eq!(
+                    (g.shape(out), g.dtype(out)),
+                    (node.shape, node.dtype),
+                    "{}: part {}",
+                    main.op.name,
+                    node.attrs[0]
+                );
+                lower(g, &[out], map)[0]
+            }
+            Class::Leaf | Class::Generator(_) => id,
+            _ => {
+                let mut copy = node.clone();
+                copy.inputs = inputs.into_iter().collect();
+                if copy.inputs == node.inputs { id } else { g.add(copy) }
+            }
+        };
+        map.insert(id, to);
+        map.insert(to, to);
+        stack.pop();
+    }
+    roots.iter().map(|r| map[r]).collect()
+}
+
+fn positions(l: &Layout) -> Vec<usize> {
+    let mut out = Vec::with_capacity(l.numel());
+    each(l.shape, |i| {
+        let p: isize = l.offset + i.iter().zip(l.strides()).map(|(a, b)| *a as isize * b).sum::<isize>();
+        out.push(p as usize);
+    });
+    out
+}
+
+fn each(shape: Shape, mut f: impl FnMut(&[usize])) {
+    let mut i = vec![0; shape.rank()];
+    for _ in 0..shape.numel() {
+        f(&i);
+        for d in (0..shape.rank()).rev() {
+            i[d] += 1;
+            if i[d] < shape.dims()[d] {
+                break;
+            }
+            i[d] = 0;
+        }
+    }
+}
+
+fn at(shape: Shape, i: &[usize]) -> usize {
+    i.iter().zip(shape.strides()).map(|(a, b)| a * b as usize).sum()
+}
+
+fn map_fn(f: MapFn, a: &[f64]) -> f64 {
+    use MapFn::*;
+    let (x, y) = (a[0], a.get(1).copied().unwrap_or(0.0));
+    let t = |b: bool| f64::from(b);
+    match f {
+        Copy => x,
+        Neg => -x,
+        Abs => x.abs(),
+        Sign => {
+            if x == 0.0 || x.is_nan() {
+                x
+            } else {
+                x.signum()
+            }
+        }
+        Exp => x.exp(),
+        Log => x.ln(),
+        Log1p => x.ln_1p(),
+        Expm1 => x.exp_m1(),
+        Sqrt => x.sqrt(),
+        Rsqrt => 1.0 / x.sqrt(),
+        Reciprocal => 1.0 / x,
+        Sin => x.sin(),
+        Cos => x.cos(),
+        Tan => x.tan(),
+        Tanh => x.tanh(),
+        Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Erf => Real::erf(x),
+        Floor => x.floor(),
+        Ceil => x.ceil(),
+        Round => x.round_ties_even(),
+        Relu => {
+            if x > 0.0 || x.is_nan() {
+                x
+            } else {
+                0.0
+            }
+        }
+        Add => x + y,
+        Sub => x - y,
+        Mul => x * y,
+        Div => x / y,
+        FloorDiv => (x / y).floor(),
+        Remainder => x - (x / y).floor() * y,
+        Pow => x.powf(y),
+        Maximum => {
+            if x.is_nan() || x > y {
+                x
+            } else {
+                y
+            }
+        }
+        Minimum => {
+            if x.is_nan() || x < y {
+                x
+            } else {
+                y
+            }
+        }
+        Eq => t(x == y),
+        Ne => t(x != y),
+        Lt => t(x < y),
+        Le => t(x <= y),
+        Gt => t(x > y),
+        Ge => t(x >= y),
+        IsNan => t(x.is_nan()),
+        IsInf => t(x.is_infinite()),
+        LogicalAnd => t(x != 0.0 && y != 0.0),
+        LogicalOr => t(x != 0.0 || y != 0.0),
+        LogicalXor => t((x != 0.0) != (y != 0.0)),
+        LogicalNot => t(x == 0.0),
+        Where => {
+            if x != 0.0 {
+                y
+            } else {
+                a[2]
+            }
+        }
+    }
+}
+
+/// The value of every lowered node that `roots` need.
+pub fn eval(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, roots: &[NodeId]) -> Vec<Vec<f64>> {
+    let mut needs = vec![false; g.len()];
+    roots.iter().for_each(|r| needs[r.index()] = true);
+    for i in (0..g.len()).rev() {
+        if needs[i] {
+            g.nodes()[i].inputs.iter().for_each(|x| needs[x.index()] = true);
+        }
+    }
+    // Lowering appends, so ids are still in topological order.
+    let mut v: Vec<Vec<f64>> = vec![Vec::new(); g.len()];
+    for id in g.ids().filter(|i| needs[i.index()]) {
+        v[id.index()] = node(g, leaves, &v, id);
+    }
+    roots.iter().map(|r| v[r.index()].clone()).collect()
+}
+
+fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeId) -> Vec<f64> {
+    let n = g.node(id);
+    let x = |k: usize| &v[n.inputs[k].index()];
+    let shape = |k: usize| g.shape(n.inputs[k]);
+    let attr = |k: usize| n.attrs[k] as usize;
+    match n.op.class {
+        Class::Leaf => leaves[&id].clone(),
+        Class::Generator(Generator::Scalar) => vec![number(n.payload, n.dtype)],
+        Class::Generator(Generator::Constant) => vec![number(n.attrs[0] as u64, n.dtype)],
+        Class::Generator(Generator::Iota) => (0..n.shape.numel()).map(|i| i as f64).collect(),
+        Class::Generator(Generator::Uniform) => {
+            let (seed, counter) = (g.node(n.inputs[0]).payload, g.node(n.inputs[1]).payload);
+            (0..n.shape.numel()).map(|p| f64::from(uniform(seed, counter, p as u64))).collect()
+        }
+        Class::View(f) => match f(&Layout::contiguous(shape(0)), &n.attrs, &n.shape) {
+            Some(l) => positions(&l).into_iter().map(|p| x(0)[p]).collect(),
+            None => x(0).clone(),
+        },
+        Class::Map(f) => {
+            let wide: Vec<Vec<usize>> =
+                (0..n.inputs.len()).map(|k| positions(&Layout::contiguous(shape(k)).expand(n.shape))).collect();
+            (0..n.shape.numel())
+                .map(|i| map_fn(f, &wide.iter().enumerate().map(|(k, p)| x(k)[p[i]]).collect::<Vec<_>>()))
+                .collect()
+        }
+        Class::Cast => x(0)
+            .iter()
+            .map(|&a| match n.dtype {
+                DType::Bool => f64::from(a != 0.0),
+                d if d.is_float() => a,
+                _ => a.trunc(),
+            })
+            .collect(),
+        Class::Reduce(f) => {
+            let s = shape(0);
+            let (lo, hi) = (attr(0), attr(1));
+            let mid: usize = s.dims()[lo..hi].iter().product();
+            let inner: usize = s.dims()[hi..].iter().product();
+            (0..n.shape.numel())
+                .map(|o| {
+                    let (a, b) = (o / inner, o % inner);
+                    let all = (0..mid).map(|m| x(0)[(a * mid + m) * inner + b]);
+                    match f {
+                        ReduceFn::Sum => all.sum(),
+                        ReduceFn::Prod => all.product(),
+                        ReduceFn::Max => all.fold(f64::NEG_INFINITY, |p, q| map_fn(MapFn::Maximum, &[p, q])),
+                        ReduceFn::Min => all.fold(f64::INFINITY, |p, q| map_fn(MapFn::Minimum, &[p, q])),
+                    }
+                })
+                .collect()
+        }
+        Class::Library => {
+            library(n.op.name, n.shape, &n.attrs, &(0..n.inputs.len()).map(|k| (shape(k), x(k))).collect::<Vec<_>>())
+        }
+        _ => panic!("{} is not primitive", n.op.name),
+    }
+}
+
+fn number(bits: u64, dtype: DType) -> f64 {
+    if dtype.is_float() { f64::from_bits(bits) } else { bits as i64 as f64 }
+}
+
+fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -> Vec<f64> {
+    let axis = attrs.first().map_or(0, |&a| a as usize);
+    let mut out = vec![0.0; shape.numel()];
+    let (s0, x0) = xs[0];
+    match name {
+        "matmul" => {
+            let r = shape.rank();
+            let (m, n, k) = (shape.dims()[r - 2], shape.dims()[r - 1], s0.dims()[r - 1]);
+            for b in 0..shape.dims()[..r - 2].iter().product::<usize>() {
+                for i in 0..m {
+                    for j in 0..n {
+                        out[(b * m + i) * n + j] =
+                            (0..k).map(|q| x0[(b * m + i) * k + q] * xs[1].1[(b * k + q) * n + j]).sum();
+                    }
+                }
+            }
+        }
+        "place" => {
+            out.fill(f64::from_bits(attrs[4] as u64));
+            each(s0, |i| {
+                let mut j = i.to_vec();
+                j[axis] = attrs[1] as usize + i[axis] * attrs[2] as usize;
+                out[at(shape, &j)] = x0[at(s0, i)];
+            });
+        }
+        "unwindow" => each(s0, |i| {
+            let (last, mut j) = (i[i.len() - 1], i[..i.len() - 1].to_vec());
+            j[axis] = i[axis] * attrs[2] as usize + last * attrs[3] as usize;
+            out[at(shape, &j)] += x0[at(s0, i)];
+        }),
+        "cat" => {
+            let mut lo = 0;
+            for (s, x) in xs {
+                each(*s, |i| {
+                    let mut j = i.to_vec();
+                    j[axis] += lo;
+                    out[at(shape, &j)] = x[at(*s, i)];
+                });
+                lo += s.dims()[axis];
+            }
+        }
+        "gather" => each(shape, |i| {
+            let mut j = i.to_vec();
+            j[axis] = xs[1].1[at(shape, i)] as usize;
+            out[at(shape, i)] = x0[at(s0, &j)];
+        }),
+        "scatter" | "scatter_add" => {
+            out.copy_from_slice(x0);
+            each(xs[1].0, |i| {
+                let mut j = i.to_vec();
+                j[axis] = xs[1].1[at(xs[1].0, i)] as usize;
+                let src = xs[2].1[at(xs[1].0, i)];
+                let to = &mut out[at(shape, &j)];
+                *to = if name == "scatter" { src } else { *to + src };
+            });
+        }
+        "index_select" => each(shape, |i| {
+            let mut j = i.to_vec();
+            j[axis] = xs[1].1[i[axis]] as usize;
+            out[at(shape, i)] = x0[at(s0, &j)];
+        }),
+        "index_add" => {
+            out.copy_from_slice(x0);
+            each(xs[2].0, |i| {
+                let mut j = i.to_vec();
+                j[axis] = xs[1].1[i[axis]] as usize;
+                out[at(shape, &j)] += xs[2].1[at(xs[2].0, i)];
+            });
+        }
+        "cumsum" | "cumprod" => each(shape, |i| {
+            let here = at(shape, i);
+            let mut j = i.to_vec();
+            out[here] = x0[here];
+            if i[axis] > 0 {
+                j[axis] -= 1;
+                let before = out[at(shape, &j)];
+                out[here] = if name == "cumsum" { before + x0[here] } else { before * x0[here] };
+            }
+        }),
+        "argsort" | "argreduce" => each(s0.with(axis, 1), |i| {
+            let n = s0.dims()[axis];
+            let mut j = i.to_vec();
+            let row: Vec<f64> = (0..n)
+                .map(|k| {
+                    j[axis] = k;
+                    x0[at(s0, &j)]
+                })
+                .collect();
+            let mut order: Vec<usize> = (0..n).collect();
+            let down = attrs[1] != 0;
+            order.sort_by(|&a, &b| if down { row[b].total_cmp(&row[a]) } else { row[a].total_cmp(&row[b]) });
+            let keep = if name == "argsort" { n } else { 1 };
+            for (k, &o) in order.iter().take(keep).enumerate() {
+                j[axis] = k;
+                out[at(shape, &j)] = o as f64;
+            }
+        }),
+        _ => panic!("no reference for {name}"),
+    }
+    out
+}

@@ -1,0 +1,344 @@
+//! The elementwise loops: `map_fns!` instantiated for every dtype a function is defined on.
+//!
+//! f32 loops also come with one operand held still over a row (`VS`, `SV`), which serves numbers, row statistics and
+//! per-row scales without filling a tile; other dtypes are given filled tiles instead.
+
+use super::num::{Flt, Num};
+use super::{Arg, Body, Isa, Kernel, pick};
+use perilune_core::DType;
+use perilune_core::ops::elementwise::MapFn;
+use std::marker::PhantomData;
+use std::slice;
+
+trait Un<T> {
+    type Out: Copy;
+    fn call(x: T) -> Self::Out;
+}
+
+trait Bin<T> {
+    type Out: Copy;
+    fn call(x: T, y: T) -> Self::Out;
+}
+
+struct Unary<F, T>(PhantomData<(F, T)>);
+struct Binary<F, T, const SX: bool, const SY: bool>(PhantomData<(F, T)>);
+struct Where<T, const SX: bool, const SY: bool>(PhantomData<T>);
+
+impl<T: Copy, F: Un<T>> Body for Unary<F, T> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        for r in 0..rows {
+            // SAFETY: the caller's promise (see `Body::run`), here and below in this file.
+            let (o, x) = unsafe {
+                let o = slice::from_raw_parts_mut(out.cast::<F::Out>().add(r * cols), cols);
+                (o, slice::from_raw_parts((*args).row::<T>(r), cols))
+            };
+            for (o, &x) in o.iter_mut().zip(x) {
+                *o = F::call(x);
+            }
+        }
+    }
+}
+
+impl<T: Copy, F: Bin<T>, const SX: bool, const SY: bool> Body for Binary<F, T, SX, SY> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        for r in 0..rows {
+            // SAFETY: as above; an operand held still is read once, so one element of it must be valid.
+            let (o, x, y) = unsafe {
+                let o = slice::from_raw_parts_mut(out.cast::<F::Out>().add(r * cols), cols);
+                let x = slice::from_raw_parts((*args).row::<T>(r), if SX { 1 } else { cols });
+                let y = slice::from_raw_parts((*args.add(1)).row::<T>(r), if SY { 1 } else { cols });
+                (o, x, y)
+            };
+            match (SX, SY) {
+                (false, false) => {
+                    for ((o, &x), &y) in o.iter_mut().zip(x).zip(y) {
+                        *o = F::call(x, y);
+                    }
+                }
+                (false, true) => {
+                    let y = y[0];
+                    for (o, &x) in o.iter_mut().zip(x) {
+                        *o = F::call(x, y);
+                    }
+                }
+                _ => {
+                    let x = x[0];
+                    for (o, &y) in o.iter_mut().zip(y) {
+                        *o = F::call(x, y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Copy, const SX: bool, const SY: bool> Body for Where<T, SX, SY> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        for r in 0..rows {
+            // SAFETY: as above.
+            let (o, c, x, y) = unsafe {
+                let o = slice::from_raw_parts_mut(out.cast::<T>().add(r * cols), cols);
+                let c = slice::from_raw_parts((*args).row::<u8>(r), cols);
+                let x = slice::from_raw_parts((*args.add(1)).row::<T>(r), if SX { 1 } else { cols });
+                let y = slice::from_raw_parts((*args.add(2)).row::<T>(r), if SY { 1 } else { cols });
+                (o, c, x, y)
+            };
+            for i in 0..cols {
+                let (x, y) = (x[if SX { 0 } else { i }], y[if SY { 0 } else { i }]);
+                o[i] = if c[i] != 0 { x } else { y };
+            }
+        }
+    }
+}
+
+/// Types that stand for the functions of the table.
+mod f {
+    use super::{Bin, Flt, Num, Un};
+
+    macro_rules! define {
+        ($($v:ident $d:ident $n:literal |$($a:ident),*| $body:expr;)*) => { $( entry!($v $d $n |$($a),*| $body); )* };
+    }
+
+    macro_rules! entry {
+        ($v:ident Any 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: std::marker::Copy> Un<T> for $v {
+                type Out = T;
+                #[inline(always)]
+                fn call($x: T) -> T { $body }
+            }
+        };
+        ($v:ident Number 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Num> Un<T> for $v {
+                type Out = T;
+                #[inline(always)]
+                fn call($x: T) -> T { $body }
+            }
+        };
+        ($v:ident Number 2 |$x:ident, $y:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Num> Bin<T> for $v {
+                type Out = T;
+                #[inline(always)]
+                fn call($x: T, $y: T) -> T { $body }
+            }
+        };
+        ($v:ident Float 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Flt> Un<T> for $v {
+                type Out = T;
+                #[inline(always)]
+                fn call($x: T) -> T { $body }
+            }
+        };
+        ($v:ident Float 2 |$x:ident, $y:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Flt> Bin<T> for $v {
+                type Out = T;
+                #[inline(always)]
+                fn call($x: T, $y: T) -> T { $body }
+            }
+        };
+        ($v:ident Compare 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Num> Un<T> for $v {
+                type Out = u8;
+                #[inline(always)]
+                fn call($x: T) -> u8 { ($body) as u8 }
+            }
+        };
+        ($v:ident Compare 2 |$x:ident, $y:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Num> Bin<T> for $v {
+                type Out = u8;
+                #[inline(always)]
+                fn call($x: T, $y: T) -> u8 { ($body) as u8 }
+            }
+        };
+        ($v:ident Logic 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl Un<u8> for $v {
+                type Out = u8;
+                #[inline(always)]
+                fn call($x: u8) -> u8 {
+                    let $x = $x != 0;
+                    ($body) as u8
+                }
+            }
+        };
+        ($v:ident Logic 2 |$x:ident, $y:ident| $body:expr) => {
+            pub struct $v;
+            impl Bin<u8> for $v {
+                type Out = u8;
+                #[inline(always)]
+                fn call($x: u8, $y: u8) -> u8 {
+                    let ($x, $y) = ($x != 0, $y != 0);
+                    ($body) as u8
+                }
+            }
+        };
+    }
+
+    perilune_core::map_fns!(define);
+}
+
+/// Which operands of an f32 loop are held still over a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Still {
+    pub x: bool,
+    pub y: bool,
+}
+
+impl Still {
+    pub const NONE: Still = Still { x: false, y: false };
+}
+
+fn unary<F: Un<T>, T: Copy>(isa: Isa) -> Option<Kernel> {
+    Some(pick::<Unary<F, T>>(isa))
+}
+
+fn binary<F: Bin<T>, T: Copy>(isa: Isa, still: Still) -> Option<Kernel> {
+    (still == Still::NONE).then(|| pick::<Binary<F, T, false, false>>(isa))
+}
+
+fn binary_still<F: Bin<f32>>(isa: Isa, still: Still) -> Option<Kernel> {
+    match (still.x, still.y) {
+        (false, false) => Some(pick::<Binary<F, f32, false, false>>(isa)),
+        (false, true) => Some(pick::<Binary<F, f32, false, true>>(isa)),
+        (true, false) => Some(pick::<Binary<F, f32, true, false>>(isa)),
+        (true, true) => None,
+    }
+}
+
+macro_rules! select {
+    (Any 1 $v:ident $c:ident $isa:ident $still:ident) => { copy($c, $isa) };
+    (Number 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => unary::<f::$v, f32>($isa),
+            DType::F64 => unary::<f::$v, f64>($isa),
+            DType::I64 => unary::<f::$v, i64>($isa),
+            DType::I32 => unary::<f::$v, i32>($isa),
+            DType::U8 => unary::<f::$v, u8>($isa),
+            _ => None,
+        }
+    };
+    (Compare 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => unary::<f::$v, f32>($isa),
+            DType::F64 => unary::<f::$v, f64>($isa),
+            DType::I64 => unary::<f::$v, i64>($isa),
+            DType::I32 => unary::<f::$v, i32>($isa),
+            _ => unary::<f::$v, u8>($isa),
+        }
+    };
+    (Number 2 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => binary_still::<f::$v>($isa, $still),
+            DType::F64 => binary::<f::$v, f64>($isa, $still),
+            DType::I64 => binary::<f::$v, i64>($isa, $still),
+            DType::I32 => binary::<f::$v, i32>($isa, $still),
+            DType::U8 => binary::<f::$v, u8>($isa, $still),
+            _ => None,
+        }
+    };
+    (Compare 2 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => binary_still::<f::$v>($isa, $still),
+            DType::F64 => binary::<f::$v, f64>($isa, $still),
+            DType::I64 => binary::<f::$v, i64>($isa, $still),
+            DType::I32 => binary::<f::$v, i32>($isa, $still),
+            _ => binary::<f::$v, u8>($isa, $still),
+        }
+    };
+    (Float 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => unary::<f::$v, f32>($isa),
+            DType::F64 => unary::<f::$v, f64>($isa),
+            _ => None,
+        }
+    };
+    (Float 2 $v:ident $c:ident $isa:ident $still:ident) => {
+        match $c {
+            DType::F32 => binary_still::<f::$v>($isa, $still),
+            DType::F64 => binary::<f::$v, f64>($isa, $still),
+            _ => None,
+        }
+    };
+    (Logic 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        if $c == DType::Bool { unary::<f::$v, u8>($isa) } else { None }
+    };
+    (Logic 2 $v:ident $c:ident $isa:ident $still:ident) => {
+        if $c == DType::Bool { binary::<f::$v, u8>($isa, $still) } else { None }
+    };
+}
+
+/// The loop of `function` over operands of the compute dtype `dtype` (f32 for 16-bit floats); `None` where it is not
+/// defined. The last operand decides the dtype; `still` speaks of the last two.
+pub fn map(function: MapFn, dtype: DType, isa: Isa, still: Still) -> Option<Kernel> {
+    let c = dtype.compute();
+    macro_rules! table {
+        ($($v:ident $d:ident $n:tt |$($a:ident),*| $body:expr;)*) => {
+            match function {
+                $( MapFn::$v => select!($d $n $v c isa still), )*
+                MapFn::Where => choose(c, isa, still),
+            }
+        };
+    }
+    perilune_core::map_fns!(table)
+}
+
+fn choose(c: DType, isa: Isa, still: Still) -> Option<Kernel> {
+    match (c, still.x, still.y) {
+        (DType::F32, false, false) => Some(pick::<Where<f32, false, false>>(isa)),
+        (DType::F32, false, true) => Some(pick::<Where<f32, false, true>>(isa)),
+        (DType::F32, true, false) => Some(pick::<Where<f32, true, false>>(isa)),
+        (DType::F32, true, true) => Some(pick::<Where<f32, true, true>>(isa)),
+        (_, false, false) => Some(match c.size() {
+            8 => pick::<Where<u64, false, false>>(isa),
+            4 => pick::<Where<u32, false, false>>(isa),
+            _ => pick::<Where<u8, false, false>>(isa),
+        }),
+        _ => None,
+    }
+}
+
+/// Elements moved as they are.
+fn copy(c: DType, isa: Isa) -> Option<Kernel> {
+    Some(mover(c.size(), isa))
+}
+
+/// A copy of rows of elements of `size` bytes.
+pub fn mover(size: usize, isa: Isa) -> Kernel {
+    match size {
+        8 => pick::<Unary<f::Copy, u64>>(isa),
+        4 => pick::<Unary<f::Copy, u32>>(isa),
+        2 => pick::<Unary<f::Copy, u16>>(isa),
+        _ => pick::<Unary<f::Copy, u8>>(isa),
+    }
+}
+
+struct Fill<T>(PhantomData<T>);
+
+impl<T: Copy> Body for Fill<T> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        for r in 0..rows {
+            // SAFETY: as above.
+            unsafe { slice::from_raw_parts_mut(out.cast::<T>().add(r * cols), cols).fill(*(*args).row::<T>(r)) };
+        }
+    }
+}
+
+/// One element of each row of the operand, repeated over the row.
+pub fn fill(size: usize, isa: Isa) -> Kernel {
+    match size {
+        8 => pick::<Fill<u64>>(isa),
+        4 => pick::<Fill<u32>>(isa),
+        2 => pick::<Fill<u16>>(isa),
+        _ => pick::<Fill<u8>>(isa),
+    }
+}

@@ -1,0 +1,116 @@
+//! Vector loops: plain Rust over slices, compiled once per instruction set and picked at run time.
+//!
+//! A loop is a type that implements [`Body`]; [`pick`] returns the entry compiled for the machine's [`Isa`]. All loops
+//! share one signature, so that a step of a region is a function pointer, some registers and a count. Scalar functions
+//! come from `core::scalar` and are always inlined, so LLVM vectorises them at the width of the entry.
+//!
+//! No loop works in place: outputs never overlap operands, or LLVM would fall back to scalar code.
+
+pub mod cast;
+pub mod map;
+pub mod num;
+pub mod random;
+pub mod reduce;
+
+use std::sync::OnceLock;
+
+/// An operand of a loop: where its first row starts and how many elements further the next one does.
+#[derive(Clone, Copy, Debug)]
+pub struct Arg {
+    pub ptr: *const u8,
+    pub step: isize,
+}
+
+impl Arg {
+    pub const NONE: Arg = Arg { ptr: std::ptr::null(), step: 0 };
+
+    /// # Safety
+    /// Row `r` must lie within the memory that the operand was made for.
+    #[inline(always)]
+    pub unsafe fn row<T>(&self, r: usize) -> *const T {
+        // SAFETY: the caller's promise.
+        unsafe { self.ptr.cast::<T>().offset(r as isize * self.step) }
+    }
+}
+
+/// `rows` rows of `cols` elements; the output is dense unless the body says otherwise.
+pub type Kernel = unsafe fn(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
+
+pub trait Body {
+    /// # Safety
+    /// The output and the operands the body uses must be valid for `rows` x `cols` elements, aligned for their types,
+    /// and the output must not overlap the operands.
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
+}
+
+/// Instruction-set classes. Bits agree between them for all loops here; not for `gemm`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Isa {
+    Baseline,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    pub fn detect() -> Isa {
+        static ISA: OnceLock<Isa> = OnceLock::new();
+        *ISA.get_or_init(|| {
+            #[cfg(target_arch = "x86_64")]
+            {
+                let avx512 = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw");
+                if avx512 {
+                    return Isa::Avx512;
+                }
+                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+                    return Isa::Avx2;
+                }
+            }
+            Isa::Baseline
+        })
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "AVX2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "AVX-512",
+        }
+    }
+}
+
+unsafe fn baseline<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { B::run(out, args, rows, cols) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn avx2<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { B::run(out, args, rows, cols) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,f16c")]
+unsafe fn avx512<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { B::run(out, args, rows, cols) }
+}
+
+/// The entry of a loop for an instruction set.
+pub fn pick<B: Body>(isa: Isa) -> Kernel {
+    match isa {
+        Isa::Baseline => baseline::<B>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::<B>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::<B>,
+    }
+}

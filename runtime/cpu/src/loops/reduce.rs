@@ -1,0 +1,278 @@
+//! Reductions in the order that `plan::ir` fixes: 16 lanes folded as a halving tree, chunks combined in order.
+
+use super::num::Num;
+use super::{Arg, Body, Isa, Kernel, pick};
+use perilune_core::DType;
+use perilune_core::ops::ReduceFn;
+use perilune_plan::ir::LANES;
+use std::marker::PhantomData;
+use std::slice;
+
+trait Join: 'static {
+    fn identity<T: Num>() -> T;
+    fn join<T: Num>(a: T, b: T) -> T;
+}
+
+macro_rules! joins {
+    ($($name:ident $identity:ident $join:ident;)*) => { $(
+        struct $name;
+        impl Join for $name {
+            #[inline(always)]
+            fn identity<T: Num>() -> T {
+                T::$identity
+            }
+            #[inline(always)]
+            fn join<T: Num>(a: T, b: T) -> T {
+                a.$join(b)
+            }
+        }
+    )* };
+}
+
+joins! {
+    Sum ZERO add;
+    Prod ONE mul;
+    Max LOWEST maximum;
+    Min HIGHEST minimum;
+    All ONE minimum;
+}
+
+/// The loops of one reduction over one compute type. `total` cells are 8 bytes and hold the wide type.
+#[derive(Clone, Copy)]
+pub struct Reduction {
+    /// Each row of at most `ROW_CHUNK` elements to its result.
+    pub rows: Kernel,
+    /// A run of elements into 16 lanes at `out`; runs start at multiples of 16 within their chunk.
+    pub lanes: Kernel,
+    /// 16 lanes (operand 0) folded to one element at `out`.
+    pub fold: Kernel,
+    /// One element (operand 0) combined into the total at `out`.
+    pub combine: Kernel,
+    /// The total (operand 0) as an element at `out`.
+    pub finish: Kernel,
+    /// Rows combined column by column, in order, into `cols` elements at `out`.
+    pub columns: Kernel,
+    /// Rows of partials combined from the identity, wide, to `cols` elements at `out`.
+    pub partials: Kernel,
+    /// Elements set to the identity.
+    pub reset: Kernel,
+    /// A total set to the identity.
+    pub reset_total: Kernel,
+}
+
+#[inline(always)]
+fn fold<T: Num, J: Join>(mut lanes: [T; LANES]) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for k in 0..width {
+            lanes[k] = J::join(lanes[k], lanes[k + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn accumulate<T: Num, J: Join>(lanes: &mut [T; LANES], x: &[T]) {
+    let mut acc = *lanes;
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for c in whole {
+        for k in 0..LANES {
+            acc[k] = J::join(acc[k], c[k]);
+        }
+    }
+    for (k, &v) in rest.iter().enumerate() {
+        acc[k] = J::join(acc[k], v);
+    }
+    *lanes = acc;
+}
+
+struct Rows<T, J>(PhantomData<(T, J)>);
+struct Lanes<T, J>(PhantomData<(T, J)>);
+struct Fold<T, J>(PhantomData<(T, J)>);
+struct Combine<T, J>(PhantomData<(T, J)>);
+struct Finish<T>(PhantomData<T>);
+struct Columns<T, J>(PhantomData<(T, J)>);
+struct Partials<T, J>(PhantomData<(T, J)>);
+struct Reset<T, J>(PhantomData<(T, J)>);
+struct ResetTotal<T, J>(PhantomData<(T, J)>);
+
+/// Rows accumulated side by side, so that the additions of one row need not wait for each other.
+const SIDE: usize = 4;
+
+impl<T: Num, J: Join> Body for Rows<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise (see `Body::run`), here and below in this file.
+        let (out, x) = unsafe { (slice::from_raw_parts_mut(out.cast::<T>(), rows), *args) };
+        // SAFETY: `r` is below `rows`.
+        let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<T>(r), cols) };
+        let mut r = 0;
+        while r + SIDE <= rows {
+            let mut lanes = [[J::identity::<T>(); LANES]; SIDE];
+            let x: [&[T]; SIDE] = std::array::from_fn(|s| row(r + s));
+            let whole = cols / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                for s in 0..SIDE {
+                    let c = &x[s][i..i + LANES];
+                    for k in 0..LANES {
+                        lanes[s][k] = J::join(lanes[s][k], c[k]);
+                    }
+                }
+            }
+            for s in 0..SIDE {
+                for (k, &v) in x[s][whole..].iter().enumerate() {
+                    lanes[s][k] = J::join(lanes[s][k], v);
+                }
+                out[r + s] = fold::<T, J>(lanes[s]);
+            }
+            r += SIDE;
+        }
+        for r in r..rows {
+            let mut lanes = [J::identity::<T>(); LANES];
+            accumulate::<T, J>(&mut lanes, row(r));
+            out[r] = fold::<T, J>(lanes);
+        }
+    }
+}
+
+impl<T: Num, J: Join> Body for Lanes<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, _: usize, cols: usize) {
+        // SAFETY: as above; the lanes are 16 elements apart from the operand.
+        let (lanes, x) = unsafe { (&mut *out.cast::<[T; LANES]>(), slice::from_raw_parts((*args).row::<T>(0), cols)) };
+        accumulate::<T, J>(lanes, x);
+    }
+}
+
+impl<T: Num, J: Join> Body for Fold<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
+        // SAFETY: as above; one element out, 16 lanes in.
+        unsafe { *out.cast::<T>() = fold::<T, J>(*(*args).row::<[T; LANES]>(0)) };
+    }
+}
+
+impl<T: Num, J: Join> Body for Combine<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
+        // SAFETY: as above; one total, one element.
+        unsafe {
+            let total = out.cast::<T::Wide>();
+            *total = J::join(*total, (*(*args).row::<T>(0)).widen());
+        }
+    }
+}
+
+impl<T: Num> Body for Finish<T> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
+        // SAFETY: as above; one element, one total.
+        unsafe { *out.cast::<T>() = T::narrow(*(*args).row::<T::Wide>(0)) };
+    }
+}
+
+impl<T: Num, J: Join> Body for Columns<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        const WIDTH: usize = 64;
+        // SAFETY: as above.
+        let (out, x) = unsafe { (slice::from_raw_parts_mut(out.cast::<T>(), cols), *args) };
+        let mut at = 0;
+        while at + WIDTH <= cols {
+            let mut acc = [T::ZERO; WIDTH];
+            acc.copy_from_slice(&out[at..at + WIDTH]);
+            for r in 0..rows {
+                // SAFETY: `r` is below `rows`, `at + WIDTH` at most `cols`.
+                let c = unsafe { &*x.row::<T>(r).add(at).cast::<[T; WIDTH]>() };
+                for k in 0..WIDTH {
+                    acc[k] = J::join(acc[k], c[k]);
+                }
+            }
+            out[at..at + WIDTH].copy_from_slice(&acc);
+            at += WIDTH;
+        }
+        for r in 0..rows {
+            // SAFETY: as above.
+            let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(at), cols - at) };
+            for (o, &v) in out[at..].iter_mut().zip(c) {
+                *o = J::join(*o, v);
+            }
+        }
+    }
+}
+
+impl<T: Num, J: Join> Body for Partials<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        const WIDTH: usize = 64;
+        // SAFETY: as above.
+        let (out, x) = unsafe { (slice::from_raw_parts_mut(out.cast::<T>(), cols), *args) };
+        for (b, out) in out.chunks_mut(WIDTH).enumerate() {
+            let mut total = [J::identity::<T::Wide>(); WIDTH];
+            for r in 0..rows {
+                // SAFETY: the block lies within the `cols` elements of the row.
+                let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(b * WIDTH), out.len()) };
+                for (t, &v) in total.iter_mut().zip(c) {
+                    *t = J::join(*t, v.widen());
+                }
+            }
+            for (o, &t) in out.iter_mut().zip(&total) {
+                *o = T::narrow(t);
+            }
+        }
+    }
+}
+
+impl<T: Num, J: Join> Body for Reset<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, _: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: as above.
+        unsafe { slice::from_raw_parts_mut(out.cast::<T>(), rows * cols) }.fill(J::identity::<T>());
+    }
+}
+
+impl<T: Num, J: Join> Body for ResetTotal<T, J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, _: *const Arg, _: usize, _: usize) {
+        // SAFETY: as above; one total.
+        unsafe { *out.cast::<T::Wide>() = J::identity::<T::Wide>() };
+    }
+}
+
+fn of<T: Num, J: Join>(isa: Isa) -> Reduction {
+    Reduction {
+        rows: pick::<Rows<T, J>>(isa),
+        lanes: pick::<Lanes<T, J>>(isa),
+        fold: pick::<Fold<T, J>>(isa),
+        combine: pick::<Combine<T, J>>(isa),
+        finish: pick::<Finish<T>>(isa),
+        columns: pick::<Columns<T, J>>(isa),
+        partials: pick::<Partials<T, J>>(isa),
+        reset: pick::<Reset<T, J>>(isa),
+        reset_total: pick::<ResetTotal<T, J>>(isa),
+    }
+}
+
+/// The loops of `function` over registers of `dtype`.
+pub fn reduction(function: ReduceFn, dtype: DType, isa: Isa) -> Reduction {
+    macro_rules! by_type {
+        ($j:ident) => {
+            match dtype.compute() {
+                DType::F64 => of::<f64, $j>(isa),
+                DType::I64 => of::<i64, $j>(isa),
+                DType::I32 => of::<i32, $j>(isa),
+                DType::U8 | DType::Bool => of::<u8, $j>(isa),
+                _ => of::<f32, $j>(isa),
+            }
+        };
+    }
+    match function {
+        ReduceFn::Sum => by_type!(Sum),
+        ReduceFn::Prod => by_type!(Prod),
+        ReduceFn::Max => by_type!(Max),
+        // The identity of bools is true, not 255.
+        ReduceFn::Min if dtype == DType::Bool => of::<u8, All>(isa),
+        ReduceFn::Min => by_type!(Min),
+    }
+}

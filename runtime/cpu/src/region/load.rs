@@ -1,0 +1,315 @@
+//! Loads: which memory a register needs, and the walk through a layout that fetches it.
+//!
+//! Most loads are memory itself and cost nothing. The rest go through [`walk`], which turns a run of positions in a
+//! layout into runs of equal stride.
+
+use super::{Context, Grid};
+use crate::loops::random::{self, Stream};
+use crate::loops::{Arg, Isa, Kernel, cast};
+use half::{bf16, f16};
+use perilune_core::{DType, Layout, philox};
+use perilune_plan::ir::Source;
+
+/// A load that is fetched into a tile.
+pub struct Load {
+    source: Source,
+    layout: Layout,
+    dtype: DType,
+    /// Converts (or moves) a dense run.
+    dense: Kernel,
+    uniform: Kernel,
+}
+
+/// A register that holds one number throughout.
+pub struct Constant {
+    source: Source,
+    /// Position of that number in its source.
+    at: isize,
+    dtype: DType,
+}
+
+/// What a load looks like from the grid.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Class {
+    /// One number.
+    Constant,
+    /// Element order, from an offset.
+    Dense,
+    /// Rows alike; within a row, elements lie side by side or not.
+    Col { dense: bool },
+    /// One number a row: the layout over rows.
+    Row(Layout),
+    /// Elements of a row side by side, rows a constant distance apart.
+    Rows(isize),
+    General,
+}
+
+/// Cuts the dims of a collapsed layout so that the last ones hold exactly `cols` elements: (leading, trailing) dims as
+/// (size, stride), or `None` if a dim straddles the border unevenly.
+fn split(layout: &Layout, cols: usize) -> Option<(Vec<(usize, isize)>, Vec<(usize, isize)>)> {
+    let (mut lead, mut tail) = (Vec::new(), Vec::new());
+    let mut left = cols;
+    for (&d, &s) in layout.shape.dims().iter().zip(layout.strides()).rev() {
+        if left == 1 {
+            lead.push((d, s));
+        } else if left % d == 0 {
+            tail.push((d, s));
+            left /= d;
+        } else if d % left == 0 {
+            tail.push((left, s));
+            lead.push((d / left, s * left as isize));
+            left = 1;
+        } else {
+            return None;
+        }
+    }
+    lead.reverse();
+    tail.reverse();
+    (left == 1).then_some((lead, tail))
+}
+
+pub fn classify(layout: &Layout, grid: &Grid) -> Class {
+    let layout = layout.collapse();
+    if layout.strides().iter().all(|&s| s == 0) {
+        return Class::Constant;
+    }
+    if layout.is_dense() {
+        return Class::Dense;
+    }
+    let Some((lead, tail)) = split(&layout, grid.cols) else { return Class::General };
+    let lead: Vec<_> = lead.into_iter().filter(|d| d.0 != 1).collect();
+    let tail: Vec<_> = tail.into_iter().filter(|d| d.0 != 1).collect();
+    let side_by_side = matches!(tail[..], [] | [(_, 1)]);
+    if lead.iter().all(|d| d.1 == 0) {
+        return Class::Col { dense: side_by_side };
+    }
+    if tail.iter().all(|d| d.1 == 0) {
+        let mut rows = Layout::contiguous(perilune_core::Shape::of(&lead.iter().map(|d| d.0).collect::<Vec<_>>()));
+        for (i, d) in lead.iter().enumerate() {
+            rows.strides[i] = d.1;
+        }
+        rows.offset = layout.offset;
+        return Class::Row(rows.collapse());
+    }
+    match lead[..] {
+        [(_, stride)] if side_by_side => Class::Rows(stride),
+        _ => Class::General,
+    }
+}
+
+/// Calls `run(position, stride, count, done)` for runs that together cover elements `start..start + len` of a layout;
+/// `done` counts elements before the run.
+#[inline]
+pub fn walk(layout: &Layout, start: usize, len: usize, mut run: impl FnMut(isize, isize, usize, usize)) {
+    let rank = layout.shape.rank();
+    if len == 0 {
+        return;
+    }
+    if rank == 0 {
+        return run(layout.offset, 0, len, 0);
+    }
+    let (dims, strides) = (layout.shape.dims(), layout.strides());
+    let mut at = [0usize; perilune_core::MAX_RANK];
+    let (mut rest, mut position) = (start, layout.offset);
+    for i in (0..rank).rev() {
+        at[i] = rest % dims[i];
+        rest /= dims[i];
+        position += at[i] as isize * strides[i];
+    }
+    let inner = rank - 1;
+    let mut done = 0;
+    loop {
+        let count = (dims[inner] - at[inner]).min(len - done);
+        run(position, strides[inner], count, done);
+        done += count;
+        if done == len {
+            return;
+        }
+        position -= at[inner] as isize * strides[inner];
+        at[inner] = 0;
+        let mut i = inner;
+        loop {
+            // More elements are wanted, so some outer dim is not at its end.
+            i -= 1;
+            at[i] += 1;
+            position += strides[i];
+            if at[i] < dims[i] {
+                break;
+            }
+            position -= dims[i] as isize * strides[i];
+            at[i] = 0;
+        }
+    }
+}
+
+/// Copies strided elements, converting each.
+///
+/// # Safety
+/// `base` must be valid for all positions the layout reaches from `start` on, `out` for `len` elements.
+unsafe fn gather<S: Copy, D>(layout: &Layout, base: *const S, start: usize, len: usize, out: *mut D, dense: Kernel, f: impl Fn(S) -> D) {
+    // SAFETY: the caller's promise, for every run of the walk.
+    unsafe {
+        if let Some((rows, inner, step, outer)) = transposed(layout, start, len) {
+            // Lines of 16 columns at a time: neighbours in memory are read together.
+            let base = base.offset(step);
+            let (si, so) = (inner.1, outer);
+            for c0 in (0..inner.0).step_by(16) {
+                for r in 0..rows {
+                    for c in c0..(c0 + 16).min(inner.0) {
+                        *out.add(r * inner.0 + c) = f(*base.offset(r as isize * so + c as isize * si));
+                    }
+                }
+            }
+            return;
+        }
+        walk(layout, start, len, |position, stride, count, done| {
+            let (from, to) = (base.offset(position), out.add(done));
+            match stride {
+                1 if count >= 8 => dense(to.cast(), &Arg { ptr: from.cast(), step: 0 }, 1, count),
+                0 => std::slice::from_raw_parts_mut(to.cast::<D>(), count).iter_mut().for_each(|o| *o = f(*from)),
+                _ => {
+                    for i in 0..count {
+                        *to.add(i) = f(*from.offset(i as isize * stride));
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Whether elements `start..start + len` are several whole inner rows of a transposed pair of dims: the count of rows,
+/// the inner dim (size, stride), the position of the first element and the stride between rows.
+fn transposed(layout: &Layout, start: usize, len: usize) -> Option<(usize, (usize, isize), isize, isize)> {
+    let rank = layout.shape.rank();
+    if rank < 2 {
+        return None;
+    }
+    let (dims, strides) = (layout.shape.dims(), layout.strides());
+    let (cols, stride) = (dims[rank - 1], strides[rank - 1]);
+    if strides[rank - 2] != 1 || stride.abs() < 8 || start % cols != 0 || len % cols != 0 || len / cols < 2 {
+        return None;
+    }
+    let (mut rest, rows) = (start / cols, len / cols);
+    if rest % dims[rank - 2] + rows > dims[rank - 2] {
+        return None;
+    }
+    let mut position = layout.offset;
+    for i in (0..rank - 1).rev() {
+        position += (rest % dims[i]) as isize * strides[i];
+        rest /= dims[i];
+    }
+    Some((rows, (cols, stride), position, 1))
+}
+
+impl Load {
+    pub fn new(source: Source, layout: Layout, dtype: DType, isa: Isa) -> Load {
+        let layout = layout.collapse();
+        Load { source, layout, dtype, dense: cast::load(dtype, isa), uniform: random::uniform(isa) }
+    }
+
+    /// Bytes of an element of the compute type.
+    pub fn size(&self) -> usize {
+        self.dtype.compute().size()
+    }
+
+    /// Elements `start..start + len` into `out`, as the compute type.
+    ///
+    /// # Safety
+    /// `out` must be valid for `len` elements; the program's values must be where the context says.
+    pub unsafe fn fetch(&self, context: &Context, start: usize, len: usize, out: *mut u8) {
+        // SAFETY: `plan::check` holds layouts within their values; the rest is the caller's promise.
+        unsafe {
+            match self.source {
+                Source::Value(v) => {
+                    let base = context.values[v.0 as usize].0.cast_const();
+                    let l = &self.layout;
+                    match self.dtype {
+                        DType::BF16 => gather(l, base.cast::<bf16>(), start, len, out.cast(), self.dense, bf16::to_f32),
+                        DType::F16 => gather(l, base.cast::<f16>(), start, len, out.cast(), self.dense, f16::to_f32),
+                        d => match d.size() {
+                            8 => gather(l, base.cast::<u64>(), start, len, out.cast::<u64>(), self.dense, |x| x),
+                            4 => gather(l, base.cast::<u32>(), start, len, out.cast::<u32>(), self.dense, |x| x),
+                            _ => gather(l, base, start, len, out, self.dense, |x| x),
+                        },
+                    }
+                }
+                Source::Uniform { seed, counter } => {
+                    let (seed, counter) = (context.slots[seed as usize], context.slots[counter as usize]);
+                    let out = out.cast::<f32>();
+                    walk(&self.layout, start, len, |position, stride, count, done| {
+                        if stride == 1 {
+                            let stream = Stream { seed, counter, first: position as u64 };
+                            let arg = Arg { ptr: (&raw const stream).cast(), step: 0 };
+                            (self.uniform)(out.add(done).cast(), &arg, 1, count);
+                        } else {
+                            for i in 0..count {
+                                let element = (position + i as isize * stride) as u64;
+                                *out.add(done + i) = philox::uniform(seed, counter, element);
+                            }
+                        }
+                    });
+                }
+                // Constants and slots are the same everywhere and never fetched.
+                Source::Iota | Source::Constant(_) | Source::Slot(_) => {
+                    let out = out.cast::<i64>();
+                    walk(&self.layout, start, len, |position, stride, count, done| {
+                        for i in 0..count {
+                            *out.add(done + i) = (position + i as isize * stride) as i64;
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// A number as an element of the compute type of `dtype`, in the low bytes: `bits` are f64 bits for floats, else i64.
+pub fn number(dtype: DType, bits: u64) -> u64 {
+    let float = f64::from_bits(bits);
+    match dtype {
+        DType::F64 | DType::I64 => bits,
+        DType::F32 => (float as f32).to_bits() as u64,
+        DType::BF16 => bf16::from_f64(float).to_f32().to_bits() as u64,
+        DType::F16 => f16::from_f64(float).to_f32().to_bits() as u64,
+        DType::I32 => bits as i32 as u32 as u64,
+        DType::U8 => bits as u8 as u64,
+        DType::Bool => u64::from(bits != 0),
+    }
+}
+
+impl Constant {
+    pub fn new(source: Source, layout: &Layout, dtype: DType) -> Constant {
+        Constant { source, at: layout.offset, dtype }
+    }
+
+    /// The number, as an element of the compute type in the low bytes.
+    ///
+    /// # Safety
+    /// The program's values must be where the context says.
+    pub unsafe fn read(&self, context: &Context) -> u64 {
+        match self.source {
+            Source::Slot(s) => number(self.dtype, context.slots[s as usize]),
+            Source::Constant(bits) => number(self.dtype, bits),
+            Source::Iota => self.at as u64,
+            Source::Uniform { seed, counter } => {
+                let (seed, counter) = (context.slots[seed as usize], context.slots[counter as usize]);
+                philox::uniform(seed, counter, self.at as u64).to_bits() as u64
+            }
+            Source::Value(v) => {
+                let base = context.values[v.0 as usize].0.cast_const();
+                // SAFETY: `plan::check` holds the layout within its value.
+                unsafe {
+                    match self.dtype {
+                        DType::BF16 => (*base.cast::<bf16>().offset(self.at)).to_f32().to_bits() as u64,
+                        DType::F16 => (*base.cast::<f16>().offset(self.at)).to_f32().to_bits() as u64,
+                        d => match d.size() {
+                            8 => *base.cast::<u64>().offset(self.at),
+                            4 => *base.cast::<u32>().offset(self.at) as u64,
+                            _ => *base.offset(self.at) as u64,
+                        },
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Running a region: blocks of rows, or segments of long rows, shared among threads.
+//!
+//! All kernels here get views that one worker owns, or parts of values that no other task touches: tasks are disjoint
+//! ranges of rows or of columns.
+
+use super::*;
+use crate::loops::Arg;
+use crate::memory::Block;
+use crate::pool::Tasks;
+use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
+use std::cell::Cell;
+
+/// A block: `k` rows from `row` on, columns `col..col + w` of them. `k` is 1 unless `w` is all columns.
+#[derive(Clone, Copy)]
+struct Span {
+    row: usize,
+    k: usize,
+    col: usize,
+    w: usize,
+}
+
+#[derive(Default)]
+struct Scratch {
+    block: Option<Block>,
+    views: Vec<Arg>,
+    partials: Vec<*mut u8>,
+}
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = Cell::default();
+}
+
+/// One thread's registers.
+struct Frame<'a> {
+    region: &'a Region,
+    context: &'a Context<'a>,
+    scratch: Scratch,
+    base: *mut u8,
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        SCRATCH.set(std::mem::take(&mut self.scratch));
+    }
+}
+
+impl<'a> Frame<'a> {
+    fn new(region: &'a Region, context: &'a Context<'a>) -> Frame<'a> {
+        let mut scratch = SCRATCH.take();
+        if scratch.block.as_ref().is_none_or(|b| b.capacity() < region.scratch) {
+            // A few hundred KiB; a machine without them cannot go on.
+            scratch.block = Some(Block::new(region.scratch.max(1 << 18)).unwrap_or_else(|e| panic!("{e}")));
+        }
+        scratch.views.clear();
+        scratch.views.resize(region.views, Arg::NONE);
+        scratch.partials.clear();
+        let base = scratch.block.as_ref().map_or(std::ptr::null_mut(), Block::ptr);
+        let mut frame = Frame { region, context, scratch, base };
+        frame.fill();
+        frame
+    }
+
+    /// What holds for all blocks: constants, row registers, hoisted tiles.
+    fn fill(&mut self) {
+        let r = self.region;
+        // SAFETY: `compile` laid these areas out within `scratch` bytes; loads stay within their values (`plan::check`).
+        unsafe {
+            for (k, (view, constant)) in r.constants.iter().enumerate() {
+                let cell = self.base.add(8 * k);
+                *cell.cast::<u64>() = constant.read(self.context).to_le();
+                self.scratch.views[*view as usize] = Arg { ptr: cell, step: 0 };
+            }
+            for &(view, _, at) in &r.row_views {
+                self.scratch.views[view as usize] = Arg { ptr: self.base.add(at), step: 1 };
+            }
+            for h in &r.hoisted {
+                let out = self.base.add(h.at);
+                let cols = r.grid.cols;
+                let step = match h.what {
+                    HoistedKind::Fill(from, kernel) => {
+                        kernel(out, &self.scratch.views[from as usize], 1, r.tile);
+                        cols
+                    }
+                    HoistedKind::Load(load, copies) => {
+                        let size = r.loads[load as usize].size();
+                        for c in 0..copies {
+                            r.loads[load as usize].fetch(self.context, 0, cols, out.add(c * cols * size));
+                        }
+                        if copies > 1 || cols < r.tile { cols } else { 0 }
+                    }
+                };
+                self.scratch.views[h.view as usize] = Arg { ptr: out, step: step as isize };
+            }
+        }
+    }
+
+    fn enter(&mut self, phase: &Phase) {
+        for &(view, at) in &phase.tiles {
+            // SAFETY: within the scratch area, by `compile`.
+            let ptr = unsafe { self.base.add(at) };
+            self.scratch.views[view as usize] = Arg { ptr, step: self.region.grid.cols as isize };
+        }
+    }
+
+    /// Points the row registers at row `row` of an area shared by all threads.
+    fn share_rows(&mut self, area: *mut u8, rows: usize, row: usize) {
+        for (k, &(view, size, _)) in self.region.row_views.iter().enumerate() {
+            // SAFETY: the area has 8 bytes for each row of each register.
+            let ptr = unsafe { area.add(8 * k * rows + row * size) };
+            self.scratch.views[view as usize] = Arg { ptr, step: 1 };
+        }
+    }
+
+    fn value(&self, value: u32) -> *mut u8 {
+        self.context.values[value as usize].0
+    }
+
+    fn run(&mut self, steps: &[Step], span: Span) {
+        let cols = self.region.grid.cols;
+        let Span { row, k, col, w } = span;
+        let first = row * cols + col;
+        // SAFETY: views are tiles of this worker, large enough for a block, or parts of values that `plan::check` holds
+        // within bounds; outputs never share bytes with operands, because tiles of one step differ (`Slots::assign`) and a
+        // store in place goes through a tile.
+        unsafe {
+            for step in steps {
+                match *step {
+                    Step::Run { kernel, out, args, form, round } => {
+                        let v = &self.scratch.views;
+                        let args = [v[args[0] as usize], v[args[1] as usize], v[args[2] as usize]];
+                        let out = v[out as usize].ptr.cast_mut();
+                        let (rows, cols) = match form {
+                            Form::Flat => (1, k * w),
+                            Form::Rows | Form::Reduce => (k, w),
+                            Form::Row => (1, k),
+                        };
+                        kernel(out, args.as_ptr(), rows, cols);
+                        if let Some(round) = round {
+                            let n = if matches!(form, Form::Row | Form::Reduce) { k } else { k * w };
+                            round(out, args.as_ptr(), 1, n);
+                        }
+                    }
+                    Step::Bind { view, value, offset, size, place } => {
+                        let (at, step) = match place {
+                            Place::Dense => (first as isize, cols as isize),
+                            Place::Col => (col as isize, 0),
+                            Place::Rows(stride) => (row as isize * stride + col as isize, stride),
+                        };
+                        let ptr = self.value(value).offset((offset + at) * size as isize);
+                        self.scratch.views[view as usize] = Arg { ptr, step };
+                    }
+                    Step::Out { view, value, size } => {
+                        let ptr = self.value(value).add(first * size as usize);
+                        self.scratch.views[view as usize] = Arg { ptr, step: cols as isize };
+                    }
+                    Step::Fetch { view, load, row: one } => {
+                        let out = self.scratch.views[view as usize].ptr.cast_mut();
+                        let (start, len) = if one { (row, k) } else { (first, k * w) };
+                        self.region.loads[load as usize].fetch(self.context, start, len, out);
+                    }
+                    Step::Lanes { view, reduction } => {
+                        let r = &self.region.row_reductions[reduction as usize];
+                        (r.loops.lanes)(self.base.add(r.lanes), &self.scratch.views[view as usize], 1, w);
+                    }
+                    Step::Columns { view, reduction } => {
+                        let r = &self.region.col_reductions[reduction as usize];
+                        let out = self.scratch.partials[reduction as usize].add(col * r.size);
+                        (r.loops.columns)(out, &self.scratch.views[view as usize], k, w);
+                    }
+                    Step::Store { view, value, size, kernel, row: one } => {
+                        let at = if one { row } else { first };
+                        let out = self.value(value).add(at * size as usize);
+                        let (rows, cols) = if one { (1, k) } else { (k, w) };
+                        kernel(out, &self.scratch.views[view as usize], rows, cols);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Columns `lo..hi` of a row, at most `ROW_CHUNK` of them from a multiple of it: the chunk's results are left at the
+    /// start of the lanes of each reduction.
+    fn chunk(&mut self, phase: &Phase, row: usize, lo: usize, hi: usize) {
+        let r = self.region;
+        // SAFETY: lanes lie in the scratch area, by `compile`.
+        unsafe {
+            for &k in &phase.reductions {
+                let red = &r.row_reductions[k as usize];
+                (red.loops.reset)(self.base.add(red.lanes), &Arg::NONE, 1, LANES);
+            }
+            for col in (lo..hi).step_by(r.tile) {
+                self.run(&phase.steps, Span { row, k: 1, col, w: r.tile.min(hi - col) });
+            }
+            for &k in &phase.reductions {
+                let red = &r.row_reductions[k as usize];
+                let mut folded = 0u64;
+                let lanes = Arg { ptr: self.base.add(red.lanes), step: 0 };
+                (red.loops.fold)((&raw mut folded).cast(), &lanes, 1, 1);
+                *self.base.add(red.lanes).cast::<u64>() = folded;
+            }
+        }
+    }
+
+    /// A whole long row: phase after phase.
+    fn long_row(&mut self, row: usize) {
+        let r = self.region;
+        let whole = Span { row, k: 1, col: 0, w: 1 };
+        self.run(&r.before, whole);
+        for phase in &r.phases {
+            self.enter(phase);
+            // SAFETY: totals and lanes lie in the scratch area, by `compile`.
+            unsafe {
+                for &k in &phase.reductions {
+                    let red = &r.row_reductions[k as usize];
+                    (red.loops.reset_total)(self.base.add(red.total), &Arg::NONE, 1, 1);
+                }
+                for lo in (0..r.grid.cols).step_by(ROW_CHUNK) {
+                    self.chunk(phase, row, lo, (lo + ROW_CHUNK).min(r.grid.cols));
+                    for &k in &phase.reductions {
+                        let red = &r.row_reductions[k as usize];
+                        let folded = Arg { ptr: self.base.add(red.lanes), step: 0 };
+                        (red.loops.combine)(self.base.add(red.total), &folded, 1, 1);
+                    }
+                }
+                for &k in &phase.reductions {
+                    let red = &r.row_reductions[k as usize];
+                    self.finish(red, Arg { ptr: self.base.add(red.total), step: 0 }, 0);
+                }
+            }
+            self.run(&phase.row_steps, whole);
+        }
+    }
+
+    /// A total becomes element `row` of the reduction's register.
+    ///
+    /// # Safety
+    /// `total` must hold one.
+    unsafe fn finish(&self, red: &RowReduction, total: Arg, row: usize) {
+        // SAFETY: the register has an element for the row; the rest is the caller's promise.
+        unsafe {
+            let out = self.scratch.views[red.out as usize].ptr.cast_mut().add(row * red.size);
+            (red.loops.finish)(out, &total, 1, 1);
+            if let Some(round) = red.round {
+                round(out, &Arg::NONE, 1, 1);
+            }
+        }
+    }
+
+    /// Points column reductions at the partial of unit `unit`, and sets columns `lo..hi` of it to the identity.
+    fn partials(&mut self, areas: &[Partial], unit: usize, lo: usize, hi: usize, reset: bool) {
+        let r = self.region;
+        self.scratch.partials.clear();
+        for (red, area) in r.col_reductions.iter().zip(areas) {
+            // SAFETY: an area has `cols` elements for each unit, and this worker alone has the unit's columns.
+            unsafe {
+                let ptr = area.ptr().add(unit * r.grid.cols * red.size);
+                if reset {
+                    (red.loops.reset)(ptr.add(lo * red.size), &Arg::NONE, 1, hi - lo);
+                }
+                self.scratch.partials.push(ptr);
+            }
+        }
+    }
+}
+
+/// Partials of a column reduction: `cols` elements for each chunk of rows.
+struct Partial(Vec<u64>);
+
+// SAFETY: workers write to parts that do not meet, through `ptr`.
+unsafe impl Sync for Partial {}
+
+impl Partial {
+    fn ptr(&self) -> *mut u8 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+}
+
+impl Region {
+    pub fn run(&self, context: &Context) {
+        let chunks = self.grid.rows.div_ceil(COL_CHUNK);
+        let share = self.work() > SHARE_NS;
+        let area = |r: &ColReduction| Partial(vec![0; (self.grid.batch * chunks * self.grid.cols * r.size).div_ceil(8)]);
+        let areas: Vec<Partial> = self.col_reductions.iter().map(area).collect();
+        if !self.segmented {
+            self.blocks(context, share, &areas);
+        } else {
+            self.segments(context, share, &areas);
+        }
+        for (red, area) in self.col_reductions.iter().zip(&areas) {
+            self.combine(context, red, area, chunks);
+        }
+    }
+
+    /// The rows of unit `unit`: a chunk of `COL_CHUNK` rows of one batch.
+    fn unit_rows(&self, unit: usize) -> (usize, usize) {
+        let (rows, chunks) = (self.grid.rows, self.grid.rows.div_ceil(COL_CHUNK));
+        let (b, c) = (unit / chunks, unit % chunks);
+        (b * rows + c * COL_CHUNK, b * rows + ((c + 1) * COL_CHUNK).min(rows))
+    }
+
+    fn blocks(&self, context: &Context, share: bool, areas: &[Partial]) {
+        let Grid { batch, rows, cols } = self.grid;
+        let total = batch * rows;
+        let (units, unit_rows) = if areas.is_empty() {
+            // About 10 µs a task, but enough tasks for balance.
+            let fair = total.div_ceil(8 * context.pool.threads());
+            let work = (10_000.0 / (self.cost * cols.max(1) as f64)) as usize;
+            let n = work.max(fair.min(8 * work)).max(1).next_multiple_of(self.block_rows);
+            (total.div_ceil(n), n)
+        } else {
+            (batch * rows.div_ceil(COL_CHUNK), 0)
+        };
+        context.pool.run(share, units, |tasks: &Tasks| {
+            let mut frame = Frame::new(self, context);
+            let phase = &self.phases[0];
+            frame.enter(phase);
+            while let Some(u) = tasks.claim() {
+                let (lo, hi) = if areas.is_empty() {
+                    (u * unit_rows, ((u + 1) * unit_rows).min(total))
+                } else {
+                    frame.partials(areas, u, 0, cols, true);
+                    self.unit_rows(u)
+                };
+                for row in (lo..hi).step_by(self.block_rows) {
+                    frame.run(&phase.steps, Span { row, k: self.block_rows.min(hi - row), col: 0, w: cols });
+                }
+            }
+        });
+    }
+
+    fn segments(&self, context: &Context, share: bool, areas: &[Partial]) {
+        let Grid { batch, rows, cols } = self.grid;
+        let total = batch * rows;
+        let units = if areas.is_empty() { total } else { batch * rows.div_ceil(COL_CHUNK) };
+        if !share || units >= 4 * context.pool.threads() {
+            context.pool.run(share, units, |tasks: &Tasks| {
+                let mut frame = Frame::new(self, context);
+                while let Some(u) = tasks.claim() {
+                    let (lo, hi) = if areas.is_empty() {
+                        (u, u + 1)
+                    } else {
+                        frame.partials(areas, u, 0, cols, true);
+                        self.unit_rows(u)
+                    };
+                    for row in lo..hi {
+                        frame.long_row(row);
+                    }
+                }
+            });
+            return;
+        }
+        // Few rows: phase by phase, a task is a chunk of columns of one unit.
+        let chunks = cols.div_ceil(ROW_CHUNK);
+        let mut rows_area = vec![0u64; self.row_views.len() * total];
+        let shared = Shared(rows_area.as_mut_ptr().cast::<u8>());
+        let mut main = Frame::new(self, context);
+        main.share_rows(shared.0, total, 0);
+        main.run(&self.before, Span { row: 0, k: total, col: 0, w: 1 });
+        for (p, phase) in self.phases.iter().enumerate() {
+            let mut folded = vec![0u64; phase.reductions.len() * total * chunks];
+            let out = Shared(folded.as_mut_ptr());
+            context.pool.run(share, units * chunks, |tasks: &Tasks| {
+                let (shared, out) = (&shared, &out);
+                let mut frame = Frame::new(self, context);
+                frame.enter(phase);
+                while let Some(t) = tasks.claim() {
+                    let (u, c) = (t / chunks, t % chunks);
+                    let (lo, hi) = (c * ROW_CHUNK, ((c + 1) * ROW_CHUNK).min(cols));
+                    let (first, last) = if areas.is_empty() { (u, u + 1) } else { self.unit_rows(u) };
+                    frame.partials(areas, u, lo, hi, p == 0);
+                    for row in first..last {
+                        frame.share_rows(shared.0, total, row);
+                        frame.chunk(phase, row, lo, hi);
+                        for (i, &k) in phase.reductions.iter().enumerate() {
+                            let lanes = self.row_reductions[k as usize].lanes;
+                            // SAFETY: (reduction, row, chunk) is this task's own cell.
+                            unsafe { *out.0.add((i * total + row) * chunks + c) = *frame.base.add(lanes).cast::<u64>() };
+                        }
+                    }
+                }
+            });
+            for (i, &k) in phase.reductions.iter().enumerate() {
+                let red = &self.row_reductions[k as usize];
+                for row in 0..total {
+                    // SAFETY: the total is a cell here; the workers have returned.
+                    unsafe {
+                        let mut cell = 0u64;
+                        (red.loops.reset_total)((&raw mut cell).cast(), &Arg::NONE, 1, 1);
+                        for c in 0..chunks {
+                            let part = &raw const folded[(i * total + row) * chunks + c];
+                            (red.loops.combine)((&raw mut cell).cast(), &Arg { ptr: part.cast(), step: 0 }, 1, 1);
+                        }
+                        main.finish(red, Arg { ptr: (&raw const cell).cast(), step: 0 }, row);
+                    }
+                }
+            }
+            main.run(&phase.row_steps, Span { row: 0, k: total, col: 0, w: 1 });
+        }
+    }
+
+    /// Partials of a column reduction to its outputs.
+    fn combine(&self, context: &Context, red: &ColReduction, area: &Partial, chunks: usize) {
+        const WIDTH: usize = 512;
+        let Grid { batch, cols, .. } = self.grid;
+        let pieces = cols.div_ceil(WIDTH);
+        let share = (batch * chunks * cols) as f64 * 0.3 > SHARE_NS;
+        context.pool.run(share, batch * pieces, |tasks: &Tasks| {
+            let mut buffer = [0u64; WIDTH];
+            while let Some(t) = tasks.claim() {
+                let (b, lo) = (t / pieces, t % pieces * WIDTH);
+                let w = WIDTH.min(cols - lo);
+                let out = buffer.as_mut_ptr().cast::<u8>();
+                // SAFETY: partials lie as `partials` cut them; each task stores its own columns.
+                unsafe {
+                    let ptr = area.ptr().add((b * chunks * cols + lo) * red.size);
+                    (red.loops.partials)(out, &Arg { ptr, step: cols as isize }, chunks, w);
+                    if let Some(round) = red.round {
+                        round(out, &Arg::NONE, 1, w);
+                    }
+                    for &(value, size, kernel) in &red.stores {
+                        let to = context.values[value as usize].0.add((b * cols + lo) * size);
+                        kernel(to, &Arg { ptr: out, step: 0 }, 1, w);
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,241 @@
+//! Errors as a person meets them: op, values, rule, cure, recipe line, and the way there.
+//!
+//! Inside Lua an error is an error object whose `tostring` is `file:line: message`. Outside, [`RecipeError`] takes the
+//! mlua error apart again, adds the source line and a short stack, and leaves out all Rust names.
+
+use crate::host::{Host, INTERNAL};
+use mlua::Error as LuaError;
+use perilune_core::site::Site;
+use perilune_engine::Fault;
+use std::fmt;
+use std::rc::Rc;
+
+/// What to raise.
+pub enum Raise {
+    /// From the engine, at the line being run unless the fault names its own.
+    Fault(Fault, Site),
+}
+
+/// The error value that Lua carries.
+#[derive(Clone, Debug)]
+pub struct Raised {
+    pub file: Option<String>,
+    pub line: u32,
+    pub message: String,
+    pub hint: Option<String>,
+    /// Where the script was when it surfaced, if that is another line.
+    pub while_at: Option<String>,
+}
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file}:{}: ", self.line)?;
+        }
+        f.write_str(&self.message)?;
+        if let Some(hint) = &self.hint {
+            write!(f, "\n  hint: {hint}")?;
+        }
+        if let Some(at) = &self.while_at {
+            write!(f, "\n  (surfaced at {at})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Raised {}
+
+pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
+    let Raise::Fault(fault, here) = what;
+    let engine = host.engine.borrow();
+    let own = fault.site.filter(|s| *s != Site::NONE);
+    let site = own.unwrap_or(here);
+    let (file, line) = match engine.sites.get(site) {
+        Some((file, line)) => (Some(file.to_string()), line),
+        None => (None, 0),
+    };
+    let while_at = own.filter(|s| *s != here && here != Site::NONE).map(|_| engine.sites.show(here));
+    let e = fault.error;
+    let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
+    LuaError::external(Raised { file, line, message, hint: e.hint, while_at })
+}
+
+/// An error of the binding itself (wrong argument type, unknown option) at the line being run.
+pub fn argument(host: &Rc<Host>, lua: &mlua::Lua, op: &str, message: impl Into<String>, hint: Option<String>) -> LuaError {
+    let mut error = perilune_core::Error::argument(op, message.into());
+    error.hint = hint;
+    let site = host.site(lua);
+    raise(host, Raise::Fault(error.into(), site))
+}
+
+/// A failed recipe, ready to be shown.
+#[derive(Clone, Debug)]
+pub struct RecipeError {
+    pub message: String,
+    pub hint: Option<String>,
+    pub file: Option<String>,
+    pub line: Option<u32>,
+    /// The offending source line, if the file can be read.
+    pub source: Option<String>,
+    /// Innermost first: `forward (recipes/digits.lua:40)`.
+    pub stack: Vec<String>,
+    /// Not the recipe's fault: device, memory, disk.
+    pub system: bool,
+}
+
+impl RecipeError {
+    /// Takes an mlua error apart.
+    pub fn new(error: &LuaError) -> RecipeError {
+        let mut traceback: Option<String> = None;
+        let mut at = error.clone();
+        loop {
+            at = match at {
+                LuaError::CallbackError { traceback: t, cause } => {
+                    traceback.get_or_insert(t);
+                    (*cause).clone()
+                }
+                LuaError::WithContext { cause, .. } => (*cause).clone(),
+                LuaError::BadArgument { cause, .. } => (*cause).clone(),
+                other => {
+                    at = other;
+                    break;
+                }
+            };
+        }
+        let mut out = match &at {
+            LuaError::ExternalError(e) => match find::<Raised>(&**e) {
+                Some(r) => RecipeError {
+                    message: r.message.clone(),
+                    hint: r.hint.clone(),
+                    file: r.file.clone(),
+                    line: r.file.as_ref().map(|_| r.line),
+                    source: None,
+                    stack: Vec::new(),
+                    system: false,
+                },
+                None => RecipeError::plain(&e.to_string()),
+            },
+            LuaError::SyntaxError { message, .. } | LuaError::RuntimeError(message) => RecipeError::plain(message),
+            LuaError::MemoryError(_) => {
+                RecipeError { system: true, ..RecipeError::plain("the script's own memory limit is reached") }
+            }
+            other => RecipeError::plain(&other.to_string()),
+        };
+        if let Some(t) = traceback {
+            out.stack = frames(&t);
+        }
+        if out.file.is_none()
+            && let Some((file, line)) = out.stack.first().and_then(|f| place(f))
+        {
+            out.file = Some(file);
+            out.line = Some(line);
+        }
+        out.source = out.file.as_ref().zip(out.line).and_then(|(f, l)| source_line(f, l));
+        out
+    }
+
+    /// From Lua's own text: `file:line: message`, perhaps with a traceback behind it.
+    fn plain(text: &str) -> RecipeError {
+        let (text, trace) = match text.split_once("\nstack traceback:") {
+            Some((t, rest)) => (t, Some(rest)),
+            None => (text, None),
+        };
+        let mut out = RecipeError {
+            message: text.to_string(),
+            hint: None,
+            file: None,
+            line: None,
+            source: None,
+            stack: trace.map(frames).unwrap_or_default(),
+            system: false,
+        };
+        if let Some((head, rest)) = split_place(text) {
+            out.file = Some(head.0);
+            out.line = Some(head.1);
+            out.message = rest;
+        }
+        if let Some((message, hint)) = out.message.clone().split_once("\n  hint: ") {
+            out.message = message.to_string();
+            out.hint = Some(hint.to_string());
+        }
+        out
+    }
+}
+
+fn find<T: Clone + 'static + std::error::Error>(e: &(dyn std::error::Error + 'static)) -> Option<T> {
+    let mut at = Some(e);
+    while let Some(e) = at {
+        if let Some(found) = e.downcast_ref::<T>() {
+            return Some(found.clone());
+        }
+        at = e.source();
+    }
+    None
+}
+
+/// `file:line: rest`.
+fn split_place(text: &str) -> Option<((String, u32), String)> {
+    let mut from = 0;
+    while let Some(k) = text[from..].find(':') {
+        let at = from + k;
+        let rest = &text[at + 1..];
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        if at > 0 && !digits.is_empty() && rest[digits.len()..].starts_with(':') && !text[..at].contains('\n') {
+            let message = rest[digits.len() + 1..].trim_start().to_string();
+            return Some(((text[..at].to_string(), digits.parse().ok()?), message));
+        }
+        from = at + 1;
+    }
+    None
+}
+
+/// Frames of a Lua traceback that a recipe's author can do something about.
+fn frames(traceback: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    for line in traceback.lines() {
+        let line = line.trim();
+        if line.starts_with('[') || line.starts_with(&INTERNAL[1..]) || line.starts_with("...") || line.is_empty() {
+            continue;
+        }
+        let Some((head, what)) = line.split_once(": in ") else { continue };
+        let Some(((file, number), _)) = split_place(&format!("{head}:")) else { continue };
+        let name = what.rsplit('\'').nth(1).map(|n| n.rsplit('.').next().unwrap_or(n)).unwrap_or(match what {
+            "main chunk" => "main chunk",
+            _ => "function",
+        });
+        out.push(format!("{name} ({file}:{number})"));
+    }
+    out
+}
+
+fn place(frame: &str) -> Option<(String, u32)> {
+    let inside = frame.split_once('(')?.1.strip_suffix(')')?;
+    let (file, line) = inside.rsplit_once(':')?;
+    Some((file.to_string(), line.parse().ok()?))
+}
+
+fn source_line(file: &str, line: u32) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().nth(line.checked_sub(1)? as usize).map(|l| l.trim_end().to_string())
+}
+
+impl fmt::Display for RecipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(file), Some(line)) = (&self.file, self.line) {
+            write!(f, "{file}:{line}: ")?;
+        }
+        f.write_str(&self.message)?;
+        if let (Some(source), Some(line)) = (&self.source, self.line) {
+            write!(f, "\n  {line} | {source}")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\n  hint: {hint}")?;
+        }
+        if self.stack.len() > 1 {
+            write!(f, "\nstack: {}", self.stack.join(" < "))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for RecipeError {}

@@ -1,0 +1,171 @@
+//! What every binding shares: the engine, the queue of dropped handles, and the recipe line being run.
+
+use crate::errors::{self, Raise};
+use crate::tensor::{Ref, Tensor};
+use mlua::Lua;
+use perilune_core::graph::NodeId;
+use perilune_core::site::Site;
+use perilune_engine::{Engine, Fault};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Chunk names that begin so belong to the runtime, not to a recipe.
+pub const INTERNAL: &str = "@perilune/";
+
+/// Host memory that values may take before a collection is due, whatever the collector thinks.
+const COLLECT_BYTES: usize = 1 << 30;
+/// Calls between looks at the memory held.
+const LOOK_EVERY: u32 = 4096;
+
+pub struct Host {
+    pub engine: RefCell<Engine>,
+    /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
+    dropped: RefCell<Vec<Ref>>,
+    /// The last site looked up: most lines record several ops.
+    last_site: Cell<(usize, u32, Site)>,
+    files: RefCell<HashMap<usize, (String, u32)>>,
+    calls: Cell<u32>,
+    held_after_collection: Cell<usize>,
+    /// Backward functions of custom ops of this generation, by payload.
+    pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
+    pub next_custom: Cell<u64>,
+}
+
+impl Host {
+    pub fn new(engine: Engine) -> Rc<Host> {
+        Rc::new(Host {
+            engine: RefCell::new(engine),
+            dropped: RefCell::default(),
+            last_site: Cell::new((0, 0, Site::NONE)),
+            files: RefCell::default(),
+            calls: Cell::new(0),
+            held_after_collection: Cell::new(0),
+            customs: RefCell::default(),
+            next_custom: Cell::new(1),
+        })
+    }
+
+    /// A handle is gone.
+    pub fn drop_ref(&self, r: Ref) {
+        self.dropped.borrow_mut().push(r);
+    }
+
+    /// Tells the engine about dropped handles.
+    pub fn settle(&self) {
+        let mut dropped = self.dropped.borrow_mut();
+        if dropped.is_empty() {
+            return;
+        }
+        let mut engine = self.engine.borrow_mut();
+        for r in dropped.drain(..) {
+            match r {
+                Ref::Node(h) => engine.release(h),
+                Ref::State(s) => engine.release_state(s),
+            }
+        }
+    }
+
+    /// The recipe line being run: the innermost frame that is not the runtime's own Lua.
+    pub fn site(&self, lua: &Lua) -> Site {
+        let mut first = None;
+        for level in 1..32 {
+            let found = lua.inspect_stack(level, |d| {
+                let source = d.source();
+                let name = source.source.as_deref()?;
+                let line = d.current_line()? as u32;
+                if name.starts_with(INTERNAL) || !name.starts_with('@') && !name.starts_with('=') {
+                    return None;
+                }
+                let key = name.as_ptr() as usize;
+                let (last_key, last_line, last) = self.last_site.get();
+                if key == last_key && line == last_line {
+                    return Some(last);
+                }
+                let mut engine = self.engine.borrow_mut();
+                let mut files = self.files.borrow_mut();
+                let file = match files.get(&key) {
+                    Some((known, file)) if known == name => *file,
+                    _ => {
+                        let file = engine.sites.file(&name[1..]);
+                        files.insert(key, (name.to_string(), file));
+                        file
+                    }
+                };
+                let site = engine.sites.intern(file, line);
+                self.last_site.set((key, line, site));
+                Some(site)
+            });
+            match found {
+                None => break,
+                Some(Some(site)) => {
+                    first = Some(site);
+                    break;
+                }
+                Some(None) => {}
+            }
+        }
+        first.unwrap_or(Site::NONE)
+    }
+
+    /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.
+    pub fn record<T>(self: &Rc<Host>, lua: &Lua, f: impl FnOnce(&mut Engine) -> Result<T, Fault>) -> mlua::Result<T> {
+        let site = self.site(lua);
+        let calls = self.calls.get().wrapping_add(1);
+        self.calls.set(calls);
+        if calls % LOOK_EVERY == 0 {
+            self.look(lua)?;
+        }
+        let result = {
+            let mut engine = self.engine.borrow_mut();
+            engine.graph.site = site;
+            f(&mut engine)
+        };
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+    }
+
+    /// A Lua tensor for a node of the current generation.
+    pub fn tensor(self: &Rc<Host>, id: NodeId) -> Tensor {
+        let handle = self.engine.borrow_mut().handle(id);
+        Tensor::new(self, Ref::Node(handle))
+    }
+
+    /// Collects garbage where Lua cannot see the need: dropped tensors hold memory outside of Lua.
+    fn look(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
+        self.settle();
+        let held = self.engine.borrow().stats().held_bytes;
+        if held > COLLECT_BYTES.max(2 * self.held_after_collection.get()) {
+            self.collect(lua)?;
+            self.held_after_collection.set(self.engine.borrow().stats().held_bytes);
+        }
+        if self.engine.borrow().wants_flush() {
+            self.flush(lua)?;
+        }
+        Ok(())
+    }
+
+    /// A full collection, and the engine told of what it freed.
+    pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
+        lua.gc_collect()?;
+        lua.gc_collect()?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Evaluates what the script can still reach and starts a new generation.
+    pub fn flush(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
+        self.collect(lua)?;
+        let site = self.site(lua);
+        let result = self.engine.borrow_mut().flush();
+        self.customs.borrow_mut().clear();
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+    }
+
+    /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.
+    pub fn take_notices(&self) -> Vec<String> {
+        let mut engine = self.engine.borrow_mut();
+        let mut out = std::mem::take(&mut engine.plans_shown);
+        out.extend(std::mem::take(&mut engine.notices));
+        out
+    }
+}

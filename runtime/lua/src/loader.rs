@@ -1,0 +1,182 @@
+//! How code gets into a Lua state: an explicit library list, text chunks only, `require` of the standard library and of
+//! files beside the recipe.
+
+use crate::errors;
+use crate::functions::{self, host};
+use crate::runtime::Place;
+use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
+use perilune_core::error::did_you_mean;
+use std::path::{Path, PathBuf};
+
+include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
+
+/// The parts of the standard library that are fields of the module.
+const FIELDS: [&str; 8] = ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck"];
+
+/// (module, path under stdlib/, text) of the embedded standard library.
+pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
+    STDLIB
+}
+
+/// A Lua state with the libraries a recipe may use, and nothing that reaches the system.
+pub fn new_lua() -> mlua::Result<Lua> {
+    let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
+    let lua = Lua::new_with(libs, LuaOptions::default())?;
+    let globals = lua.globals();
+    for name in ["dofile", "loadfile", "collectgarbage", "warn"] {
+        globals.raw_set(name, Value::Nil)?;
+    }
+    let string: Table = globals.get("string")?;
+    string.raw_set("dump", Value::Nil)?;
+    globals.raw_set("load", lua.create_function(load)?)?;
+    let setmetatable: mlua::Function = globals.get("setmetatable")?;
+    globals.raw_set(
+        "setmetatable",
+        lua.create_function(move |_, (t, meta): (Value, Value)| {
+            // A finaliser runs at moments nobody chose, outside of every limit.
+            if let Value::Table(m) = &meta
+                && !m.raw_get::<Value>("__gc")?.is_nil()
+            {
+                return Err(mlua::Error::runtime("setmetatable: __gc is not allowed in recipes"));
+            }
+            setmetatable.call::<Value>((t, meta))
+        })?,
+    )?;
+    Ok(lua)
+}
+
+/// `load`, for text only.
+fn load(lua: &Lua, (chunk, name, _mode, env): (Value, Option<String>, Value, Option<Table>)) -> mlua::Result<MultiValue> {
+    let text = match chunk {
+        Value::String(s) => s.to_str()?.to_string(),
+        Value::Function(f) => {
+            let mut text = String::new();
+            while let Some(piece) = f.call::<Option<String>>(())?.filter(|p| !p.is_empty()) {
+                text.push_str(&piece);
+            }
+            text
+        }
+        _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
+    };
+    let mut chunk = lua.load(&text).set_name(name.unwrap_or_else(|| "=load".into())).set_mode(mlua::chunk::ChunkMode::Text);
+    if let Some(env) = env {
+        chunk = chunk.set_environment(env);
+    }
+    let mut out = MultiValue::new();
+    match chunk.into_function() {
+        Ok(f) => out.push_back(Value::Function(f)),
+        Err(e) => {
+            out.push_back(Value::Nil);
+            out.push_back(Value::String(lua.create_string(e.to_string())?));
+        }
+    }
+    Ok(out)
+}
+
+/// Makes `perilune` requirable and guards the globals.
+pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
+    let pl = lua.create_table()?;
+    functions::install(lua, &pl)?;
+    crate::native::install(lua, &pl)?;
+    let meta = lua.create_table()?;
+    meta.set(
+        "__index",
+        lua.create_function(|lua, (pl, key): (Table, Value)| {
+            let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+            if FIELDS.contains(&name.as_str()) {
+                let module = require(lua, format!("perilune.{name}"))?;
+                pl.raw_set(name, module.clone())?;
+                return Ok(module);
+            }
+            let mut known: Vec<String> = FIELDS.iter().map(|f| f.to_string()).collect();
+            for pair in pl.pairs::<String, Value>() {
+                known.push(pair?.0);
+            }
+            let near = did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean pl.{n}?"));
+            Err::<Value, _>(errors::argument(&host(lua)?, lua, "", format!("perilune has no '{name}'"), near))
+        })?,
+    )?;
+    pl.set_metatable(Some(meta))?;
+    let loaded = lua.create_table()?;
+    loaded.set("perilune", pl.clone())?;
+    lua.set_named_registry_value("perilune.loaded", loaded)?;
+    let globals = lua.globals();
+    globals.set("require", lua.create_function(|lua, name: String| require(lua, name))?)?;
+    if strict {
+        guard(lua, &globals)?;
+    }
+    Ok(pl)
+}
+
+/// Reading an undefined global, or writing one, is nearly always a slip.
+fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    let meta = lua.create_table()?;
+    meta.set(
+        "__index",
+        lua.create_function(|lua, (globals, key): (Table, Value)| {
+            let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+            let mut known = Vec::new();
+            for pair in globals.pairs::<String, Value>() {
+                known.push(pair?.0);
+            }
+            let hint = match name.as_str() {
+                "os" | "io" | "debug" | "package" => Some("recipes have no access to the system; see docs/guide.md".into()),
+                "torch" | "pl" => Some("write: local pl = require \"perilune\"".into()),
+                _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
+            };
+            Err::<Value, _>(errors::argument(&host(lua)?, lua, "", format!("global '{name}' is not defined"), hint))
+        })?,
+    )?;
+    meta.set(
+        "__newindex",
+        lua.create_function(|lua, (_, key, _): (Table, Value, Value)| {
+            let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+            let hint = Some(format!("write: local {name} = …"));
+            Err::<(), _>(errors::argument(&host(lua)?, lua, "", format!("assignment to the undeclared global '{name}'"), hint))
+        })?,
+    )?;
+    globals.set_metatable(Some(meta))
+}
+
+/// `require`: the standard library, then files beside the recipe. Each module runs once.
+fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    let found: Value = loaded.raw_get(name.as_str())?;
+    if !found.is_nil() {
+        return Ok(found);
+    }
+    let host = host(lua)?;
+    let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name) {
+        lua.load(*text).set_name(format!("@perilune/{path}")).set_mode(mlua::chunk::ChunkMode::Text).call::<Value>(name.as_str())?
+    } else {
+        let parts: Vec<&str> = name.split('.').collect();
+        let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        if !parts.iter().all(sane) {
+            let message = format!("\"{name}\" is no module name: letters, digits, _ and - between dots");
+            return Err(errors::argument(&host, lua, "require", message, None));
+        }
+        let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+        let tail: PathBuf = parts.iter().collect();
+        let tries = [place.dir.join(&tail).with_extension("lua"), place.dir.join(&tail).join("init.lua")];
+        let Some(file) = tries.iter().find(|p| p.is_file()) else {
+            let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
+            let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
+            let message = format!("there is no module \"{name}\": neither in the standard library nor at {}", tries[0].display());
+            return Err(errors::argument(&host, lua, "require", message, near));
+        };
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None))?;
+        if let Some(mut place) = lua.app_data_mut::<Place>() {
+            place.required.push(file.clone());
+        }
+        lua.load(&text).set_name(chunk_name(file)).set_mode(mlua::chunk::ChunkMode::Text).call::<Value>(name.as_str())?
+    };
+    let value = if value.is_nil() { Value::Boolean(true) } else { value };
+    loaded.raw_set(name, value.clone())?;
+    Ok(value)
+}
+
+/// `@file`, as the person named it.
+pub fn chunk_name(file: &Path) -> String {
+    format!("@{}", file.display())
+}

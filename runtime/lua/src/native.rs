@@ -1,0 +1,315 @@
+//! Files and sample order for Lua: thin bindings of `perilune_data`. `stdlib/data` makes an API of them.
+
+use crate::args::{as_int, show};
+use crate::errors;
+use crate::functions::host;
+use crate::host::Host;
+use crate::runtime::Place;
+use crate::table;
+use crate::tensor::Tensor;
+use mlua::{Lua, Table, UserData, UserDataMethods, Value};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_data::batches::{Permutation, Stream, Windows};
+use perilune_data::csv::{Columns, Header, Options, Rows};
+use perilune_data::text::Vocabulary;
+use perilune_data::{image, npy, npz, safetensors, text};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// A data error at the recipe line.
+fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+    let text = e.to_string();
+    match text.split_once("\n  hint: ") {
+        Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
+        None => errors::argument(host, lua, op, text, None),
+    }
+}
+
+/// A path to read: beside the recipe if it is there, else as the person's shell would see it.
+fn readable(lua: &Lua, path: &str) -> PathBuf {
+    let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+    let beside = place.dir.join(path);
+    if beside.exists() || PathBuf::from(path).is_absolute() { beside } else { PathBuf::from(path) }
+}
+
+fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
+    let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
+    Ok(host.tensor(id))
+}
+
+fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
+    match v {
+        Value::String(s) => Ok(s.to_string_lossy()),
+        other => Err(errors::argument(host, lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
+    }
+}
+
+struct RowsData(Rows);
+
+fn columns(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<Columns> {
+    let one = |v: &Value| match v {
+        Value::String(s) => Some(Columns::Name(s.to_string_lossy())),
+        v => as_int(v).and_then(|i| usize::try_from(i).ok()).map(Columns::Index),
+    };
+    let bad = |v: &Value| {
+        let hint = Some("columns are indices from 0, or names of the header".into());
+        errors::argument(host, lua, "csv", format!("a column is {}", show(v)), hint)
+    };
+    let Value::Table(list) = v else { return one(v).ok_or_else(|| bad(v)) };
+    let (mut indices, mut names) = (Vec::new(), Vec::new());
+    for v in list.sequence_values::<Value>() {
+        let v = v?;
+        match one(&v) {
+            Some(Columns::Index(i)) => indices.push(i),
+            Some(Columns::Name(n)) => names.push(n),
+            _ => return Err(bad(&v)),
+        }
+    }
+    match (indices.is_empty(), names.is_empty()) {
+        (_, true) => Ok(Columns::Indices(indices)),
+        (true, _) => Ok(Columns::Names(names)),
+        _ => Err(errors::argument(host, lua, "csv", "columns are given partly by index and partly by name", None)),
+    }
+}
+
+impl UserData for RowsData {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        methods.add_method("size", |_, this, ()| Ok((this.0.len(), this.0.num_columns())));
+        methods.add_method("names", |_, this, ()| Ok(this.0.names().map(<[String]>::to_vec)));
+        methods.add_method("columns", |lua, this, (which, opts): (Value, Option<Table>)| {
+            let host = host(lua)?;
+            let list = match which {
+                Value::Table(_) => which,
+                v => Value::Table(lua.create_sequence_from([v])?),
+            };
+            let which = columns(&host, lua, &list)?;
+            let (mut dtype, mut scale, mut missing) = (DType::F32, 1.0, None);
+            if let Some(o) = opts {
+                if let Some(name) = o.get::<Option<String>>("dtype")? {
+                    let message = || format!("dtype \"{name}\" is none of {}", DType::ALL.map(DType::name).join(", "));
+                    dtype = DType::parse(&name).ok_or_else(|| errors::argument(&host, lua, "csv", message(), None))?;
+                }
+                scale = o.get::<Option<f64>>("scale")?.unwrap_or(1.0);
+                missing = o.get::<Option<f64>>("missing")?;
+            }
+            let t = this.0.numbers(&which, dtype, scale, missing).map_err(|e| fail(&host, lua, "csv", e))?;
+            upload(&host, lua, &t)
+        });
+        methods.add_method("is_numeric", |lua, this, column: Value| {
+            let host = host(lua)?;
+            let which = columns(&host, lua, &column)?;
+            let at = this.0.resolve(&which).map_err(|e| fail(&host, lua, "csv", e))?;
+            Ok(at.iter().all(|c| this.0.is_numeric(*c)))
+        });
+        methods.add_method("codes", |lua, this, (column, words): (Value, Option<Vec<String>>)| {
+            let host = host(lua)?;
+            let which = columns(&host, lua, &column)?;
+            let (t, words) = this.0.codes(&which, DType::I64, words.as_deref()).map_err(|e| fail(&host, lua, "csv", e))?;
+            Ok((upload(&host, lua, &t)?, words))
+        });
+    }
+}
+
+struct VocabularyData(Vocabulary);
+
+impl UserData for VocabularyData {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        methods.add_method("size", |_, this, ()| Ok(this.0.len()));
+        methods.add_method("chars", |_, this, ()| Ok(this.0.chars()));
+        methods.add_method("encode", |lua, this, text: Value| {
+            let host = host(lua)?;
+            let text = text_arg(&host, lua, "encode", "the text", &text)?;
+            let t = this.0.encode(&text, DType::I64).map_err(|e| fail(&host, lua, "encode", e))?;
+            upload(&host, lua, &t)
+        });
+        methods.add_method("decode", |lua, this, ids: Value| {
+            let host = host(lua)?;
+            let t = match &ids {
+                Value::UserData(u) => table::read(lua, &*u.borrow::<Tensor>()?)?,
+                Value::Table(list) => {
+                    let mut out = Vec::new();
+                    for v in list.sequence_values::<Value>() {
+                        let v = v?;
+                        let bad = || errors::argument(&host, lua, "decode", format!("an id is {}; ids are integers", show(&v)), None);
+                        out.push(as_int(&v).ok_or_else(bad)?);
+                    }
+                    HostTensor::from_i64(Shape::of(&[out.len()]), &out)
+                }
+                other => return Err(errors::argument(&host, lua, "decode", format!("the ids are {}; they must be a list or a tensor", show(other)), None)),
+            };
+            this.0.decode(&t).map_err(|e| fail(&host, lua, "decode", e))
+        });
+    }
+}
+
+fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
+    let host = host(lua)?;
+    let path = text_arg(&host, lua, "csv", "the path", &path)?;
+    let mut o = Options::default();
+    if let Value::Table(t) = &opts {
+        for pair in t.pairs::<String, Value>() {
+            let (key, value) = pair?;
+            let wrong = |want: &str| errors::argument(&host, lua, "csv", format!("option {key} is {}; it must be {want}", show(&value)), None);
+            let letter = |v: &Value| v.as_string().map(|s| s.to_string_lossy()).and_then(|s| {
+                let mut c = s.chars();
+                c.next().filter(|_| c.next().is_none())
+            });
+            match key.as_str() {
+                "header" => {
+                    o.header = match &value {
+                        Value::Boolean(true) => Header::Yes,
+                        Value::Boolean(false) => Header::No,
+                        Value::String(s) if s.to_string_lossy() == "auto" => Header::Auto,
+                        _ => return Err(wrong("true, false or \"auto\"")),
+                    }
+                }
+                "delimiter" => o.delimiter = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
+                "comment" => o.comment = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
+                "missing" => o.missing = Some(value.as_f64().or(value.as_i64().map(|i| i as f64)).ok_or_else(|| wrong("a number"))?),
+                _ => return Err(errors::argument(&host, lua, "csv", format!("unknown option '{key}' (options: comment, delimiter, header, missing)."), None)),
+            }
+        }
+    }
+    Rows::read(&readable(lua, &path), &o).map(RowsData).map_err(|e| fail(&host, lua, "csv", e))
+}
+
+/// `pl.load(path)` -> {name = tensor} for safetensors and npz, a tensor for npy.
+fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, "load", "the path", &path)?;
+    let file = readable(lua, &name);
+    let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
+        let t = lua.create_table()?;
+        for (name, value) in list {
+            t.raw_set(name, upload(&host, lua, &value)?)?;
+        }
+        Ok(Value::Table(t))
+    };
+    match file.extension().and_then(|e| e.to_str()) {
+        Some("safetensors") => many(safetensors::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        Some("npz") => many(npz::load(&file).map_err(|e| fail(&host, lua, "load", e))?),
+        Some("npy") => {
+            let t = npy::load(&file).map_err(|e| fail(&host, lua, "load", e))?;
+            crate::functions::into_lua(lua, upload(&host, lua, &t)?)
+        }
+        _ => Err(errors::argument(&host, lua, "load", format!("\"{name}\" is none of .safetensors, .npy, .npz"), None)),
+    }
+}
+
+/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all.
+fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, "save", "the path", &path)?;
+    let file = PathBuf::from(&name);
+    let one = |v: &Value| match v {
+        Value::UserData(u) => match u.borrow::<Tensor>() {
+            Ok(t) => table::read(lua, &t).map(Some),
+            Err(_) => Ok(None),
+        },
+        _ => Ok(None),
+    };
+    let mut list = Vec::new();
+    match &what {
+        Value::Table(t) => {
+            for pair in t.pairs::<Value, Value>() {
+                let (k, v) = pair?;
+                let key = k.as_string().map(|s| s.to_string_lossy());
+                match (key, one(&v)?) {
+                    (Some(key), Some(value)) => list.push((key, value)),
+                    _ => return Err(errors::argument(&host, lua, "save", format!("entry {} is {}; entries are name = tensor", show(&k), show(&v)), None)),
+                }
+            }
+            list.sort_by(|a, b| a.0.cmp(&b.0));
+        }
+        v => match one(v)? {
+            Some(value) => list.push(("tensor".into(), value)),
+            None => return Err(errors::argument(&host, lua, "save", format!("argument 2 is {}; it must be a table of tensors", show(v)), None)),
+        },
+    }
+    let result = match file.extension().and_then(|e| e.to_str()) {
+        Some("safetensors") => safetensors::save(&file, &list, &BTreeMap::new()),
+        Some("npz") => npz::save(&file, &list, false),
+        Some("npy") if list.len() == 1 => npy::save(&file, &list[0].1),
+        Some("npy") => return Err(errors::argument(&host, lua, "save", format!("an npy file holds one tensor, not {}", list.len()), Some("use .npz or .safetensors".into()))),
+        _ => return Err(errors::argument(&host, lua, "save", format!("\"{name}\" is none of .safetensors, .npy, .npz"), None)),
+    };
+    result.map_err(|e| fail(&host, lua, "save", e))
+}
+
+pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
+    pl.set("load", lua.create_function(load)?)?;
+    pl.set("save", lua.create_function(save)?)?;
+    let native = lua.create_table()?;
+    native.set("csv", lua.create_function(csv)?)?;
+    native.set(
+        "text",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "text", "the path", &path)?;
+            text::read(&readable(lua, &path)).map_err(|e| fail(&host, lua, "text", e))
+        })?,
+    )?;
+    native.set(
+        "chars",
+        lua.create_function(|lua, text: Value| {
+            let host = host(lua)?;
+            Ok(VocabularyData(Vocabulary::of(&text_arg(&host, lua, "chars", "the text", &text)?)))
+        })?,
+    )?;
+    native.set(
+        "permutation",
+        lua.create_function(|lua, (seed, epoch, n): (i64, i64, i64)| {
+            let host = host(lua)?;
+            let n = n.max(0) as u64;
+            let p = Permutation::new(n, seed as u64, epoch as u64, Stream::Shuffle);
+            let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
+            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+        })?,
+    )?;
+    native.set(
+        "text_windows",
+        lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {
+            let host = host(lua)?;
+            let w = Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
+            let list: Vec<i64> = (first..first + count).map(|i| w.random(seed as u64, i as u64) as i64).collect();
+            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+        })?,
+    )?;
+    native.set(
+        "png",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "png", "the path", &path)?;
+            let t = image::load(&readable(lua, &path)).map_err(|e| fail(&host, lua, "png", e))?;
+            let id = host.record(lua, |engine| {
+                let x = engine.from_host(&t)?;
+                let g = &mut engine.graph;
+                let x = g.permute(x, &[2, 0, 1])?;
+                let x = g.cast(x, DType::F32)?;
+                Ok(g.mul_c(x, 1.0 / 255.0)?)
+            })?;
+            Ok(host.tensor(id))
+        })?,
+    )?;
+    native.set(
+        "save_png",
+        lua.create_function(|lua, (path, image_chw): (Value, Value)| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "save_png", "the path", &path)?;
+            let r = match &image_chw {
+                Value::UserData(u) => crate::args::RefGuard(u.borrow::<Tensor>()?.what),
+                other => return Err(errors::argument(&host, lua, "save_png", format!("the image is {}", show(other)), None)),
+            };
+            let t = host.record(lua, |engine| {
+                let x = r.node(engine)?;
+                let x = if engine.graph.shape(x).rank() == 3 { engine.graph.permute(x, &[1, 2, 0])? } else { x };
+                let x = engine.graph.copy(x)?;
+                engine.read_node(x)
+            })?;
+            image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
+        })?,
+    )?;
+    pl.set("native", native)?;
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Options, params and errors of recipes: checked where they are written, with suggestions.
+
+use crate::args::show;
+use crate::errors;
+use crate::functions::host;
+use crate::runtime::Params;
+use mlua::{Lua, Table, Value};
+use perilune_core::error::did_you_mean;
+
+/// What a Lua value is, for the rule "an option has the type of its default".
+fn kind(v: &Value) -> &'static str {
+    match v {
+        Value::Integer(_) | Value::Number(_) => "number",
+        other => other.type_name(),
+    }
+}
+
+/// A new table of `defaults` overridden by `given`; unknown keys and other types are errors.
+pub fn fill(lua: &Lua, op: &str, given: Value, defaults: &Table) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    let out = lua.create_table()?;
+    let mut names = Vec::new();
+    for pair in defaults.pairs::<String, Value>() {
+        let (k, v) = pair?;
+        out.raw_set(k.as_str(), v)?;
+        names.push(k);
+    }
+    names.sort();
+    let given = match given {
+        Value::Nil => return Ok(out),
+        Value::Table(t) => t,
+        other => {
+            let message = format!("its options are {}; they must be a table", show(&other));
+            return Err(errors::argument(&host, lua, op, message, Some(format!("{op}(…, {{ {} = … }})", names.first().map_or("name", |n| n)))));
+        }
+    };
+    for pair in given.pairs::<Value, Value>() {
+        let (key, value) = pair?;
+        let name = match &key {
+            Value::String(s) => s.to_string_lossy(),
+            other => show(other),
+        };
+        if !names.contains(&name) {
+            let near = did_you_mean(&name, names.iter().map(String::as_str)).map(|n| format!(" Did you mean '{n}'?")).unwrap_or_default();
+            let known = if names.is_empty() { "it has none".into() } else { format!("options: {}", names.join(", ")) };
+            return Err(errors::argument(&host, lua, op, format!("unknown option '{name}' ({known}).{near}"), None));
+        }
+        let default: Value = defaults.raw_get(name.as_str())?;
+        if kind(&default) != kind(&value) {
+            let message = format!("option '{name}' is {}; it must be a {}", show(&value), kind(&default));
+            return Err(errors::argument(&host, lua, op, message, None));
+        }
+        out.raw_set(name, value)?;
+    }
+    Ok(out)
+}
+
+/// `pl.options(op, given, defaults)`.
+pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua::Result<Table> {
+    fill(lua, &op, given, &defaults)
+}
+
+/// `pl.error(op, message, hint)`: raises at the recipe line.
+pub fn error(lua: &Lua, (op, message, hint): (String, String, Option<String>)) -> mlua::Result<()> {
+    Err(errors::argument(&host(lua)?, lua, &op, message, hint))
+}
+
+/// `--set` values over the defaults of `params`; each value takes the type of its default.
+fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    let out = lua.create_table()?;
+    let mut names = Vec::new();
+    for pair in defaults.pairs::<Value, Value>() {
+        let (k, v) = pair?;
+        let Value::String(k) = &k else {
+            let message = format!("params has the key {}; params are named: {{ lr = 1e-3, steps = 100 }}", show(&k));
+            return Err(errors::argument(&host, lua, "recipe", message, None));
+        };
+        names.push(k.to_string_lossy());
+        out.raw_set(k.to_string_lossy(), v)?;
+    }
+    names.sort();
+    let Some(params) = lua.app_data_ref::<Params>().map(|p| p.clone()) else { return Ok(out) };
+    for (key, text) in &params.given {
+        if !names.contains(key) {
+            let near = did_you_mean(key, names.iter().map(String::as_str)).or_else(|| alias(key, &names));
+            let near = near.map(|n| format!(". Did you mean '{n}'?")).unwrap_or_default();
+            let known = if names.is_empty() { "it has none".into() } else { format!("params: {}", names.join(", ")) };
+            let message = format!("unknown param '{key}' for recipe {name} ({known}){near}");
+            return Err(mlua::Error::external(BadParam(message)));
+        }
+        let default: Value = defaults.raw_get(key.as_str())?;
+        out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+    }
+    if let Some(mut seen) = lua.app_data_mut::<Params>() {
+        seen.used = true;
+        seen.names = names;
+    }
+    Ok(out)
+}
+
+/// Common long names of params people leave short.
+fn alias<'a>(key: &str, names: &'a [String]) -> Option<&'a str> {
+    let lower = key.to_lowercase();
+    let table = [("learn", "lr"), ("lera", "lr"), ("rate", "lr"), ("iter", "steps"), ("epoch", "steps"), ("batch", "batch"), ("layer", "layers"), ("head", "heads"), ("hidden", "width"), ("dim", "width")];
+    table.iter().find(|(part, name)| lower.contains(part) && names.iter().any(|n| n == name)).and_then(|(_, name)| names.iter().find(|n| n == name).map(String::as_str))
+}
+
+/// A wrong `--set`: the command line's fault, not the recipe's.
+#[derive(Clone, Debug)]
+pub struct BadParam(pub String);
+
+impl std::fmt::Display for BadParam {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadParam {}
+
+fn parse(lua: &Lua, key: &str, text: &str, default: &Value) -> mlua::Result<Value> {
+    let bad = |want: &str| Err(mlua::Error::external(BadParam(format!("param '{key}' is '{text}'; it must be {want} (default {})", show(default)))));
+    Ok(match default {
+        Value::Integer(_) => match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(i), _) => Value::Integer(i),
+            (_, Ok(f)) if f.fract() == 0.0 && f.abs() < 9e15 => Value::Integer(f as i64),
+            (_, Ok(f)) if f.is_finite() => return bad("a whole number").or(Ok(Value::Number(f))),
+            _ => return bad("a whole number"),
+        },
+        Value::Number(_) => match text.parse::<f64>() {
+            Ok(f) => Value::Number(f),
+            Err(_) => return bad("a number"),
+        },
+        Value::Boolean(_) => match text {
+            "true" | "yes" | "1" | "on" => Value::Boolean(true),
+            "false" | "no" | "0" | "off" => Value::Boolean(false),
+            _ => return bad("true or false"),
+        },
+        Value::String(_) => Value::String(lua.create_string(text)?),
+        other => return bad(&format!("set in the recipe: its default is {}", show(other))),
+    })
+}
+
+/// `pl.recipe { name =, params =, … }`: marks the table and applies `--set`.
+pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    let Value::Table(t) = given else {
+        let message = format!("its argument is {}; it must be a table", show(&given));
+        return Err(errors::argument(&host, lua, "recipe", message, Some("pl.recipe { name = \"…\", params = { … } }".into())));
+    };
+    let name: Value = t.get("name")?;
+    let Value::String(name) = name else {
+        let message = format!("its name is {}; it must be a string", show(&name));
+        return Err(errors::argument(&host, lua, "recipe", message, Some("pl.recipe { name = \"digits\", params = { … } }".into())));
+    };
+    let params: Value = t.get("params")?;
+    let params = match params {
+        Value::Table(p) => p,
+        Value::Nil => lua.create_table()?,
+        other => {
+            let message = format!("params is {}; it must be a table", show(&other));
+            return Err(errors::argument(&host, lua, "recipe", message, None));
+        }
+    };
+    t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;
+    let meta = lua.create_table()?;
+    meta.set("__name", "perilune.recipe")?;
+    t.set_metatable(Some(meta))?;
+    Ok(t)
+}
+
+/// `pl.params { samples = 1e6 }`: a plain script's params, with `--set` applied.
+pub fn params(lua: &Lua, defaults: Table) -> mlua::Result<Table> {
+    apply(lua, &defaults, "script")
+}

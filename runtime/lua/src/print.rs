@@ -1,0 +1,138 @@
+//! How tensors print: shape, dtype, device, then values like NumPy's, large ones summarised.
+
+use crate::table;
+use crate::tensor::{Ref, Tensor};
+use mlua::Lua;
+use perilune_core::{DType, HostTensor};
+
+/// More elements than this are summarised.
+const WHOLE: usize = 1000;
+/// Elements shown at each end of a summarised dim.
+const EDGE: usize = 3;
+
+/// `tostring(x)`: evaluates it.
+pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
+    let device = t.host().engine.borrow().backend().name().to_string();
+    let state = if matches!(t.what, Ref::State(_)) { " state" } else { "" };
+    let value = table::read(lua, t)?;
+    let head = format!("tensor {} {} {device}{state}", value.shape, value.dtype);
+    if value.numel() == 0 {
+        return Ok(head);
+    }
+    let body = values(&value);
+    Ok(if value.shape.rank() < 2 { format!("{head}   {body}") } else { format!("{head}\n{body}") })
+}
+
+/// Only the values, rows on lines.
+pub fn values(t: &HostTensor) -> String {
+    let summary = t.numel() > WHOLE;
+    let mut shown = Vec::new();
+    walk(t, t.shape.dims(), 0, summary, &mut |i| shown.push(i));
+    let format = Format::of(t, &shown);
+    let width = shown.iter().map(|&i| format.number(t, i).chars().count()).max().unwrap_or(1);
+    let mut out = String::new();
+    lines(t, t.shape.dims(), 0, summary, &format, width, &mut out);
+    out.trim_end_matches('\n').to_string()
+}
+
+fn picks(n: usize, summary: bool) -> Vec<Option<usize>> {
+    if summary && n > 2 * EDGE {
+        (0..EDGE).map(Some).chain([None]).chain((n - EDGE..n).map(Some)).collect()
+    } else {
+        (0..n).map(Some).collect()
+    }
+}
+
+fn walk(t: &HostTensor, dims: &[usize], at: usize, summary: bool, f: &mut impl FnMut(usize)) {
+    let Some((&n, rest)) = dims.split_first() else { return f(at) };
+    let step: usize = rest.iter().product();
+    for i in picks(n, summary).into_iter().flatten() {
+        walk(t, rest, at + i * step, summary, f);
+    }
+}
+
+fn lines(t: &HostTensor, dims: &[usize], at: usize, summary: bool, format: &Format, width: usize, out: &mut String) {
+    match dims {
+        [] => out.push_str(&format.number(t, at)),
+        [n] => {
+            for (k, i) in picks(*n, summary).into_iter().enumerate() {
+                if k > 0 {
+                    out.push(' ');
+                }
+                match i {
+                    Some(i) => out.push_str(&format!("{:>width$}", format.number(t, at + i))),
+                    None => out.push('…'),
+                }
+            }
+            out.push('\n');
+        }
+        [n, rest @ ..] => {
+            let step: usize = rest.iter().product();
+            for (k, i) in picks(*n, summary).into_iter().enumerate() {
+                if k > 0 && rest.len() > 1 {
+                    out.push('\n');
+                }
+                match i {
+                    Some(i) => {
+                        if rest.len() == 1 {
+                            out.push(' ');
+                        }
+                        lines(t, rest, at + i * step, summary, format, width, out);
+                    }
+                    None => out.push_str(" …\n"),
+                }
+            }
+        }
+    }
+}
+
+/// One format for all numbers of a tensor.
+enum Format {
+    Bool,
+    Int,
+    /// Digits behind the point.
+    Fixed(usize),
+    Exp,
+}
+
+impl Format {
+    fn of(t: &HostTensor, shown: &[usize]) -> Format {
+        if t.dtype == DType::Bool {
+            return Format::Bool;
+        }
+        if t.dtype.is_int() {
+            return Format::Int;
+        }
+        let (mut low, mut high, mut whole) = (f64::INFINITY, 0f64, true);
+        for &i in shown {
+            let v = t.get_f64(i).abs();
+            if v.is_finite() && v != 0.0 {
+                low = low.min(v);
+                high = high.max(v);
+                whole &= v.fract() == 0.0;
+            }
+        }
+        if high == 0.0 || (whole && high < 1e8) {
+            return Format::Fixed(if high == 0.0 { 0 } else { 1 });
+        }
+        if high >= 1e6 || low < 1e-4 && high / low > 1e4 || high < 1e-3 { Format::Exp } else { Format::Fixed(4) }
+    }
+
+    fn number(&self, t: &HostTensor, i: usize) -> String {
+        match self {
+            Format::Bool => (t.get_i64(i) != 0).to_string(),
+            Format::Int => t.get_i64(i).to_string(),
+            Format::Fixed(n) => {
+                let v = t.get_f64(i);
+                if v.is_nan() {
+                    "nan".into()
+                } else if v.is_infinite() {
+                    if v > 0.0 { "inf".into() } else { "-inf".into() }
+                } else {
+                    format!("{v:.n$}")
+                }
+            }
+            Format::Exp => format!("{:.4e}", t.get_f64(i)),
+        }
+    }
+}

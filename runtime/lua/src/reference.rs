@@ -1,0 +1,108 @@
+//! Texts made from the registry: `help`, the editor stubs, the reference page.
+
+use crate::args::{self, signature};
+use mlua::{Lua, Value};
+use perilune_core::error::did_you_mean;
+use perilune_core::ops::{self, Op, Ty};
+use std::fmt::Write;
+
+/// `cross_entropy(logits, target, [{ignore_index, …}])` and the doc.
+pub fn help(lua: &Lua, name: Value) -> mlua::Result<String> {
+    let Value::String(name) = name else {
+        let names: Vec<&str> = public().map(|o| o.name).collect();
+        return Ok(names.join(" "));
+    };
+    let name = name.to_string_lossy();
+    let short = name.trim_start_matches("pl.");
+    match ops::by_name(short).filter(|o| !o.sig.is_empty()) {
+        Some(op) => Ok(format!("{}\n  {}", args::usage(op), op.doc.replace('\n', "\n  "))),
+        None => {
+            let near = did_you_mean(short, public().map(|o| o.name)).map(|n| format!(" Did you mean {n}?")).unwrap_or_default();
+            let _ = lua;
+            Ok(format!("no op is called {name}.{near}"))
+        }
+    }
+}
+
+fn public() -> impl Iterator<Item = &'static Op> {
+    ops::all().iter().copied().filter(|o| !o.sig.is_empty())
+}
+
+fn lua_type(ty: &Ty) -> String {
+    match ty {
+        Ty::Tensor => "perilune.Tensor".into(),
+        Ty::Operand => "perilune.Tensor|number".into(),
+        Ty::Tensors => "perilune.Tensor[]".into(),
+        Ty::Int => "integer".into(),
+        Ty::Float | Ty::Number => "number".into(),
+        Ty::Bool => "boolean".into(),
+        Ty::Ints => "integer|integer[]".into(),
+        Ty::DType => "perilune.DType".into(),
+        Ty::Str(words) if words.is_empty() => "string".into(),
+        Ty::Str(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join("|"),
+    }
+}
+
+/// A LuaCATS file for lua-language-server and its kin.
+pub fn stubs() -> String {
+    let mut out = String::from(include_str!("stubs_head.lua"));
+    for op in public() {
+        let sig = signature(op);
+        for method in [false, true] {
+            if method && !sig.is_method {
+                continue;
+            }
+            out.push('\n');
+            for line in op.doc.lines() {
+                let _ = writeln!(out, "---{line}");
+            }
+            let mut names = Vec::new();
+            for (k, p) in sig.params[..sig.positional].iter().enumerate() {
+                if method && k == 0 {
+                    continue;
+                }
+                let _ = writeln!(out, "---@param {}{} {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty));
+                names.push(p.name);
+            }
+            let options = &sig.params[sig.positional..];
+            if !options.is_empty() {
+                let fields: Vec<String> = options
+                    .iter()
+                    .map(|p| format!("{}{}: {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty)))
+                    .collect();
+                let _ = writeln!(out, "---@param options? {{{}}}", fields.join(", "));
+                names.push("options");
+            }
+            let _ = writeln!(out, "---@return perilune.Tensor ...");
+            let owner = if method { "Tensor:" } else { "pl." };
+            let _ = writeln!(out, "function {owner}{}({}) end", op.name, names.join(", "));
+        }
+    }
+    out.push_str("\nreturn pl\n");
+    out
+}
+
+/// The reference page: every op with signature, doc and options.
+pub fn reference_markdown() -> String {
+    let mut out = String::from(
+        "# Reference: tensor operations\n\nMade from the op registry by `perilune reference`; edit the op, not this page.\n\
+         Coordinates count from 0 and dims may be negative. Options stand in a trailing table.\n",
+    );
+    for op in public() {
+        let sig = signature(op);
+        let _ = write!(out, "\n## {}\n\n    {}", op.name, args::usage(op));
+        if sig.is_method {
+            let rest: Vec<String> = sig.params[1..sig.positional]
+                .iter()
+                .map(|p| if p.optional { format!("[{}]", p.name) } else { p.name.to_string() })
+                .collect();
+            let _ = write!(out, "\n    {}:{}({})", sig.params[0].name, op.name, rest.join(", "));
+        }
+        let _ = writeln!(out, "\n\n{}", op.doc);
+        for p in &sig.params[sig.positional..] {
+            let default = p.default_text.map(|d| format!(", default {d}")).unwrap_or_default();
+            let _ = writeln!(out, "- `{}`: {}{default}", p.name, args::want(&p.ty));
+        }
+    }
+    out
+}

@@ -1,0 +1,386 @@
+//! A Lua state with an engine behind it, and the run of a recipe as the command line drives it.
+
+use crate::errors::RecipeError;
+use crate::host::Host;
+use crate::options::BadParam;
+use crate::{loader, table};
+use mlua::{Function, Lua, Table, Value};
+use perilune_core::HostTensor;
+use perilune_engine::Engine;
+use perilune_plan::Backend;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Where the recipe lies, and which files of its own it has required.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub dir: PathBuf,
+    pub required: Vec<PathBuf>,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place { dir: PathBuf::from("."), required: Vec::new() }
+    }
+}
+
+/// `--set key=value`, and what became of it.
+#[derive(Clone, Debug, Default)]
+pub struct Params {
+    pub given: Vec<(String, String)>,
+    /// The recipe asked for params.
+    pub used: bool,
+    pub names: Vec<String>,
+}
+
+/// How a runtime is made.
+pub struct RuntimeOptions {
+    pub backend: Rc<dyn Backend>,
+    pub params: Vec<(String, String)>,
+    /// Undefined globals are errors (recipes), or allowed (the prompt).
+    pub strict: bool,
+    /// Where `print` goes.
+    pub print: Rc<dyn Fn(&str)>,
+}
+
+/// What a file turned out to be.
+pub enum Loaded {
+    /// A table made by `pl.recipe`.
+    Recipe(Recipe),
+    /// A script: it has run already.
+    Script,
+}
+
+/// Failure of a run: the recipe's fault, or the command line's.
+#[derive(Debug)]
+pub enum Failed {
+    Recipe(Box<RecipeError>),
+    /// A wrong `--set`.
+    Usage(String),
+}
+
+impl From<mlua::Error> for Failed {
+    fn from(e: mlua::Error) -> Failed {
+        let mut at = &e;
+        loop {
+            match at {
+                mlua::Error::CallbackError { cause, .. } | mlua::Error::WithContext { cause, .. } => at = cause,
+                mlua::Error::ExternalError(x) => {
+                    if let Some(bad) = x.downcast_ref::<BadParam>() {
+                        return Failed::Usage(bad.0.clone());
+                    }
+                    break;
+                }
+                _ => break,
+            }
+        }
+        Failed::Recipe(Box::new(RecipeError::new(&e)))
+    }
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failed::Recipe(e) => e.fmt(f),
+            Failed::Usage(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Failed {}
+
+pub struct Runtime {
+    lua: Lua,
+    host: Rc<Host>,
+}
+
+impl Runtime {
+    pub fn new(options: RuntimeOptions) -> Result<Runtime, Failed> {
+        let host = Host::new(Engine::new(options.backend));
+        let lua = loader::new_lua()?;
+        lua.set_app_data(host.clone());
+        lua.set_app_data(Place::default());
+        lua.set_app_data(Params { given: options.params, ..Params::default() });
+        let print = options.print;
+        let tostring: Function = lua.globals().get("tostring")?;
+        lua.globals().set(
+            "print",
+            lua.create_function(move |_, args: mlua::MultiValue| {
+                let mut parts = Vec::new();
+                for v in args {
+                    parts.push(tostring.call::<mlua::LuaString>(v)?.to_string_lossy());
+                }
+                print(&parts.join("\t"));
+                Ok(())
+            })?,
+        )?;
+        loader::install(&lua, options.strict)?;
+        Ok(Runtime { lua, host })
+    }
+
+    pub fn lua(&self) -> &Lua {
+        &self.lua
+    }
+
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+
+    /// Files of its own that the recipe has required.
+    pub fn required(&self) -> Vec<PathBuf> {
+        self.lua.app_data_ref::<Place>().map(|p| p.required.clone()).unwrap_or_default()
+    }
+
+    /// Sets the directory that paths and `require` start from.
+    pub fn set_place(&self, dir: &Path) {
+        let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir.to_path_buf() };
+        self.lua.set_app_data(Place { dir, required: Vec::new() });
+    }
+
+    /// Loads and runs a file. Paths in messages are as given.
+    pub fn load(&self, path: &Path) -> Result<Loaded, Failed> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(e) => return Err(Failed::Usage(format!("cannot read {}: {e}", path.display()))),
+        };
+        self.set_place(path.parent().unwrap_or(Path::new(".")));
+        self.load_text(&text, &loader::chunk_name(path))
+    }
+
+    /// Runs source text under a chunk name (`@file` or `=name`).
+    pub fn load_text(&self, text: &str, name: &str) -> Result<Loaded, Failed> {
+        let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
+        let value: Value = self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).eval().or_else(|e| match e {
+            mlua::Error::SyntaxError { .. } => self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).call(()),
+            other => Err(other),
+        })?;
+        match value {
+            Value::Table(t) if is_recipe(&t) => Ok(Loaded::Recipe(Recipe { table: t, lua: self.lua.clone(), host: self.host.clone() })),
+            _ => {
+                let params = self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default();
+                if !params.used
+                    && let Some((key, _)) = params.given.first()
+                {
+                    return Err(Failed::Usage(format!("--set {key}: the script has no params (it calls neither pl.params nor pl.recipe)")));
+                }
+                Ok(Loaded::Script)
+            }
+        }
+    }
+}
+
+fn is_recipe(t: &Table) -> bool {
+    t.metatable().and_then(|m| m.raw_get::<String>("__name").ok()).is_some_and(|n| n == "perilune.recipe")
+}
+
+/// A loaded recipe.
+pub struct Recipe {
+    pub table: Table,
+    lua: Lua,
+    host: Rc<Host>,
+}
+
+/// A param's value as people and JSON see it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ParamValue {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Str(String),
+    Other(String),
+}
+
+impl Recipe {
+    pub fn name(&self) -> String {
+        self.table.get::<Option<String>>("name").ok().flatten().unwrap_or_else(|| "recipe".into())
+    }
+
+    /// The params with their final values, by name.
+    pub fn params(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
+        let t: Table = self.table.get("params")?;
+        let mut out = Vec::new();
+        for pair in t.pairs::<String, Value>() {
+            let (k, v) = pair?;
+            out.push((
+                k,
+                match v {
+                    Value::Integer(i) => ParamValue::Int(i),
+                    Value::Number(n) => ParamValue::Float(n),
+                    Value::Boolean(b) => ParamValue::Bool(b),
+                    Value::String(s) => ParamValue::Str(s.to_string_lossy()),
+                    other => ParamValue::Other(crate::args::show(&other)),
+                },
+            ));
+        }
+        out.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// Overrides a param after loading (`--steps`, `--seed`); `false` if the recipe has none of that name.
+    pub fn set_param(&self, name: &str, value: i64) -> Result<bool, Failed> {
+        let t: Table = self.table.get("params")?;
+        if t.get::<Value>(name)?.is_nil() {
+            return Ok(false);
+        }
+        t.set(name, value)?;
+        Ok(true)
+    }
+
+    /// Builds data, model and optimizer.
+    pub fn start(&self, seed: Option<i64>) -> Result<Run, Failed> {
+        let require: Function = self.lua.globals().get("require")?;
+        let train: Table = require.call("perilune.train")?;
+        let new: Function = train.get("new")?;
+        let params: Table = self.table.get("params")?;
+        let opts = self.lua.create_table()?;
+        if let Some(seed) = seed {
+            opts.set("seed", seed)?;
+        }
+        let table: Table = new.call((&self.table, params, opts))?;
+        Ok(Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() })
+    }
+}
+
+/// A training run that the host drives, one step at a time.
+pub struct Run {
+    pub table: Table,
+    recipe: Table,
+    lua: Lua,
+    host: Rc<Host>,
+}
+
+/// What a step gave: tensors that are read when somebody wants the numbers.
+pub struct StepResult {
+    table: Table,
+}
+
+/// Numbers of a step.
+#[derive(Clone, Debug, Default)]
+pub struct StepNumbers {
+    pub loss: f64,
+    pub metrics: Vec<(String, f64)>,
+    pub samples: u64,
+}
+
+fn to_number(lua: &Lua, v: &Value) -> mlua::Result<f64> {
+    Ok(match v {
+        Value::Integer(i) => *i as f64,
+        Value::Number(n) => *n,
+        Value::UserData(u) => {
+            let t = u.borrow::<crate::Tensor>()?;
+            let value = table::read(lua, &t)?;
+            if value.numel() == 1 { value.get_f64(0) } else { f64::NAN }
+        }
+        _ => f64::NAN,
+    })
+}
+
+fn numbers(lua: &Lua, t: &Table) -> mlua::Result<Vec<(String, f64)>> {
+    let mut out = Vec::new();
+    for pair in t.pairs::<String, Value>() {
+        let (k, v) = pair?;
+        out.push((k, to_number(lua, &v)?));
+    }
+    out.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(out)
+}
+
+impl Run {
+    /// One optimizer step.
+    pub fn step(&self) -> Result<StepResult, Failed> {
+        let f: Function = self.table.get("step")?;
+        Ok(StepResult { table: f.call(&self.table)? })
+    }
+
+    pub fn read(&self, result: &StepResult) -> Result<StepNumbers, Failed> {
+        let loss: Value = result.table.get("loss")?;
+        let metrics: Option<Table> = result.table.get("metrics")?;
+        Ok(StepNumbers {
+            loss: to_number(&self.lua, &loss)?,
+            metrics: metrics.map(|m| numbers(&self.lua, &m)).transpose()?.unwrap_or_default(),
+            samples: result.table.get::<Option<i64>>("samples")?.unwrap_or(0) as u64,
+        })
+    }
+
+    /// Loss and metrics over a split.
+    pub fn evaluate(&self, split: &str) -> Result<Vec<(String, f64)>, Failed> {
+        let f: Function = self.table.get("evaluate")?;
+        let t: Table = f.call((&self.table, split))?;
+        Ok(numbers(&self.lua, &t)?)
+    }
+
+    pub fn has_split(&self, split: &str) -> bool {
+        self.table.get::<Table>("data").and_then(|d| d.get::<Value>(split)).is_ok_and(|v| v.is_table())
+    }
+
+    /// Samples of a split, if its loader says.
+    pub fn samples(&self, split: &str) -> Option<u64> {
+        let data: Table = self.table.get("data").ok()?;
+        let loader: Table = data.get(split).ok()?;
+        let size: Function = loader.get("size").ok()?;
+        size.call::<i64>(&loader).ok().map(|n| n as u64)
+    }
+
+    pub fn finished(&self) -> Result<bool, Failed> {
+        let f: Function = self.table.get("finished")?;
+        Ok(f.call(&self.table)?)
+    }
+
+    pub fn steps(&self) -> u64 {
+        self.table.get::<i64>("steps").map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn set_steps(&self, n: u64) -> Result<(), Failed> {
+        Ok(self.table.set("steps", n as i64)?)
+    }
+
+    pub fn count(&self) -> u64 {
+        self.table.get::<i64>("count").map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn seed(&self) -> i64 {
+        self.table.get::<i64>("seed").unwrap_or(0)
+    }
+
+    pub fn eval_every(&self) -> Option<u64> {
+        self.table.get::<Option<i64>>("eval_every").ok().flatten().filter(|n| *n > 0).map(|n| n as u64)
+    }
+
+    /// `recipe.finish(run)`, if there is one.
+    pub fn finish(&self) -> Result<(), Failed> {
+        if let Value::Function(f) = self.recipe.get::<Value>("finish")? {
+            f.call::<()>(&self.table)?;
+        }
+        Ok(())
+    }
+
+    /// Every State in path order: path, value.
+    pub fn states(&self) -> Result<Vec<(String, HostTensor)>, Failed> {
+        let f: Function = self.table.get("states")?;
+        let list: Table = f.call(&self.table)?;
+        let mut out = Vec::new();
+        for entry in list.sequence_values::<Table>() {
+            let entry = entry?;
+            let path: String = entry.get("path")?;
+            let state: mlua::AnyUserData = entry.get("state")?;
+            let t = state.borrow::<crate::Tensor>()?;
+            out.push((path, table::read(&self.lua, &t)?));
+        }
+        out.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// Trainable parameters: how many numbers.
+    pub fn num_parameters(&self) -> u64 {
+        let get = || -> mlua::Result<i64> {
+            let model: Table = self.table.get("model")?;
+            let f: Function = model.get("num_parameters")?;
+            f.call(&model)
+        };
+        get().map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+}

@@ -1,0 +1,125 @@
+---@meta perilune
+-- Made by `perilune stubs` from the op registry: types for editors. Never run.
+
+---@alias perilune.DType "f64"|"f32"|"bf16"|"f16"|"i64"|"i32"|"u8"|"bool"
+
+---@class perilune.Tensor
+---@field shape integer[] dims
+---@field dtype perilune.DType
+---@field device string
+---@field grad perilune.Tensor? of a State, after backward
+---@field trainable boolean
+---@operator add(perilune.Tensor|number): perilune.Tensor
+---@operator sub(perilune.Tensor|number): perilune.Tensor
+---@operator mul(perilune.Tensor|number): perilune.Tensor
+---@operator div(perilune.Tensor|number): perilune.Tensor
+---@operator idiv(perilune.Tensor|number): perilune.Tensor
+---@operator mod(perilune.Tensor|number): perilune.Tensor
+---@operator pow(perilune.Tensor|number): perilune.Tensor
+---@operator unm: perilune.Tensor
+---@operator len: integer
+---@field [any] perilune.Tensor
+local Tensor = {}
+
+---Every dim, or one.
+---@param dim? integer
+---@return integer ...
+function Tensor:size(dim) end
+---@return integer
+function Tensor:numel() end
+---@return integer
+function Tensor:dim() end
+---@return number|boolean
+function Tensor:item() end
+---@return any
+function Tensor:tolist() end
+---@param seed? perilune.Tensor|number
+---@param options? {create_graph?: boolean}
+function Tensor:backward(seed, options) end
+---@param value perilune.Tensor|number
+function Tensor:assign(value) end
+
+---@class perilune
+---@field nn table
+---@field optim table
+---@field data table
+---@field metrics table
+---@field train table
+---@field init table
+---@field newaxis table
+---@field version string
+local pl = {}
+
+---@param value any
+---@param options? {dtype?: perilune.DType}
+---@return perilune.Tensor
+function pl.tensor(value, options) end
+---@param x perilune.Tensor
+---@param options? {trainable?: boolean}
+---@return perilune.Tensor
+function pl.state(x, options) end
+---@param x any
+---@return boolean
+function pl.is_tensor(x) end
+---@param x any
+---@return boolean
+function pl.is_state(x) end
+---@param fn function
+---@return any ...
+function pl.step(fn, ...) end
+---@return boolean
+function pl.in_step() end
+function pl.end_step() end
+---@return any ...
+function pl.eval(...) end
+---@return any ...
+function pl.keep(...) end
+---@param fn function
+---@return any ...
+function pl.no_grad(fn, ...) end
+---@param dtype "bf16"|"f16"|"f32"
+---@param fn function
+---@return any ...
+function pl.autocast(dtype, fn, ...) end
+---@param n integer
+function pl.seed(n) end
+---@param y perilune.Tensor
+---@param xs perilune.Tensor[]
+---@param options? {create_graph?: boolean, allow_unused?: boolean}
+---@return perilune.Tensor? ...
+function pl.grad(y, xs, options) end
+---@param options {forward: function, backward: function, name?: string}
+---@return function
+function pl.custom(options) end
+---@return string
+function pl.plan(...) end
+---@return table
+function pl.stats() end
+---@param switches {fusion?: boolean, print_plan?: boolean, check_nan?: boolean, report_misses?: boolean}
+---@param fn? function
+---@return any ...
+function pl.switches(switches, fn, ...) end
+---@param op string
+---@param given table?
+---@param defaults table
+---@return table
+function pl.options(op, given, defaults) end
+---@param op string
+---@param message string
+---@param hint? string
+function pl.error(op, message, hint) end
+---@param recipe table
+---@return table
+function pl.recipe(recipe) end
+---@param defaults table
+---@return table
+function pl.params(defaults) end
+---@param path string
+---@return any
+function pl.load(path) end
+---@param path string
+---@param tensors any
+function pl.save(path, tensors) end
+---@param name? string
+---@return string
+function pl.help(name) end
