@@ -45,6 +45,11 @@ impl Pool {
         self.threads
     }
 
+    /// Whether this thread is one of the pool's.
+    pub fn inside(&self) -> bool {
+        self.rayon.as_ref().is_some_and(|p| p.current_thread_index().is_some())
+    }
+
     /// Runs `f` on a thread of the pool, so that `run` and gemm can share work from there.
     pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         match &self.rayon {
@@ -56,10 +61,7 @@ impl Pool {
     /// Calls `worker` on this thread and, if `share` and within `enter`, on others too; all claim from the same tasks.
     pub fn run(&self, share: bool, count: usize, worker: impl Fn(&Tasks) + Sync) {
         let tasks = Tasks { next: AtomicUsize::new(0), count };
-        let helpers = match &self.rayon {
-            Some(pool) if share && pool.current_thread_index().is_some() => self.threads.min(count).saturating_sub(1),
-            _ => 0,
-        };
+        let helpers = if share && self.inside() { self.threads.min(count).saturating_sub(1) } else { 0 };
         if helpers == 0 {
             return worker(&tasks);
         }

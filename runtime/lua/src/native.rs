@@ -259,10 +259,15 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set(
         "permutation",
-        lua.create_function(|lua, (seed, epoch, n): (i64, i64, i64)| {
+        lua.create_function(|lua, (seed, epoch, n, stream): (i64, i64, i64, Option<String>)| {
             let host = host(lua)?;
             let n = n.max(0) as u64;
-            let p = Permutation::new(n, seed as u64, epoch as u64, Stream::Shuffle);
+            let stream = match stream.as_deref() {
+                None | Some("shuffle") => Stream::Shuffle,
+                Some("split") => Stream::Split,
+                Some(other) => return Err(errors::argument(&host, lua, "permutation", format!("no stream is called \"{other}\""), None)),
+            };
+            let p = Permutation::new(n, seed as u64, epoch as u64, stream);
             let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,

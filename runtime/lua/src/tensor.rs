@@ -8,7 +8,7 @@ use mlua::{IntoLua, Lua, MetaMethod, UserData, UserDataFields, UserDataMethods, 
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, elementwise as e};
 use perilune_core::{DType, Error, Shape};
-use perilune_engine::{Fault, Handle, StateId};
+use perilune_engine::{Handle, StateId};
 use std::rc::Rc;
 
 /// What a tensor is.
@@ -203,9 +203,4 @@ pub fn many(host: &Rc<Host>, lua: &Lua, ids: &[NodeId]) -> mlua::Result<mlua::Mu
         out.push_back(host.tensor(id).into_lua(lua)?);
     }
     Ok(out)
-}
-
-/// `Fault` from a core error, for closures.
-pub fn fault(e: Error) -> Fault {
-    e.into()
 }

@@ -260,7 +260,8 @@ const MEAN_EXPAND: Expand = |g, x, attrs| {
     let n = count(g.shape(x[0]), &axes);
     let w = g.widen(x[0])?;
     let s = g.sum(w, &axes, attrs[1] != 0)?;
-    let m = g.mul_c(s, 1.0 / n)?;
+    let n = g.constant_like(n, s);
+    let m = g.div(s, n)?;
     g.cast(m, dtype).map(one)
 };
 

@@ -104,7 +104,7 @@ pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Regio
         kind: vec![Kind::Computed; body.len()],
         layouts: vec![None; body.len()],
         depth: vec![0; body.len()],
-        next_view: body.len(),
+        next_view: 0,
         constants: Vec::new(),
         constant_views: HashMap::new(),
         loads: Vec::new(),
@@ -286,7 +286,7 @@ impl Compiler<'_> {
         }
         let hoisted = self.hoisted_views.get(&i).copied();
         let (view, dense) = match self.kind[i] {
-            Kind::Computed => (i as View, true),
+            Kind::Computed => unreachable!("this is a bug: register {i} is read before it is computed"),
             Kind::Constant => (hoisted.unwrap_or_else(|| self.hoist_constant(i)), true),
             Kind::Col => {
                 let dense = self.grid.cols < REPEATED_ROW;
@@ -378,6 +378,7 @@ impl Compiler<'_> {
             views[k] = view;
             flat &= whole;
         }
+        views[n..].fill(views[0]);
         let (kernel, round, cost) = self.function(i, &args, still)?;
         let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
         list.steps.push(Step::Run { kernel, out, args: views, form, round });
@@ -406,6 +407,7 @@ impl Compiler<'_> {
         for (k, &a) in args.iter().enumerate() {
             views[k] = self.row(a, list);
         }
+        views[args.len()..].fill(views[0]);
         let (kernel, round, _) = self.function(i, &args, Still::NONE)?;
         let out = self.new_row(i);
         list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round });

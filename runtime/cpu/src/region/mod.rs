@@ -21,6 +21,7 @@ use crate::pool::{Pool, Shared};
 use load::{Constant, Load};
 
 pub use compile::compile;
+pub use load::walk;
 
 /// Longest row that is held in one tile.
 const ROWS_LIMIT: usize = 4096;

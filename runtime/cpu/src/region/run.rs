@@ -27,7 +27,8 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: Cell<Scratch> = Cell::default();
+    /// A stack: a thread that shares work holds one frame itself and takes another as a worker.
+    static SCRATCH: Cell<Vec<Scratch>> = Cell::default();
 }
 
 /// One thread's registers.
@@ -40,13 +41,17 @@ struct Frame<'a> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
-        SCRATCH.set(std::mem::take(&mut self.scratch));
+        let mut stack = SCRATCH.take();
+        stack.push(std::mem::take(&mut self.scratch));
+        SCRATCH.set(stack);
     }
 }
 
 impl<'a> Frame<'a> {
     fn new(region: &'a Region, context: &'a Context<'a>) -> Frame<'a> {
-        let mut scratch = SCRATCH.take();
+        let mut stack = SCRATCH.take();
+        let mut scratch = stack.pop().unwrap_or_default();
+        SCRATCH.set(stack);
         if scratch.block.as_ref().is_none_or(|b| b.capacity() < region.scratch) {
             // A few hundred KiB; a machine without them cannot go on.
             scratch.block = Some(Block::new(region.scratch.max(1 << 18)).unwrap_or_else(|e| panic!("{e}")));
@@ -86,7 +91,7 @@ impl<'a> Frame<'a> {
                         for c in 0..copies {
                             r.loads[load as usize].fetch(self.context, 0, cols, out.add(c * cols * size));
                         }
-                        if copies > 1 || cols < r.tile { cols } else { 0 }
+                        if copies > 1 { cols } else { 0 }
                     }
                 };
                 self.scratch.views[h.view as usize] = Arg { ptr: out, step: step as isize };
@@ -264,14 +269,21 @@ impl<'a> Frame<'a> {
 }
 
 /// Partials of a column reduction: `cols` elements for each chunk of rows.
-struct Partial(Vec<u64>);
-
-// SAFETY: workers write to parts that do not meet, through `ptr`.
-unsafe impl Sync for Partial {}
+struct Partial {
+    /// Keeps what `start` points at; workers write to parts that do not meet.
+    _cells: Vec<u64>,
+    start: Shared<u8>,
+}
 
 impl Partial {
+    fn new(nbytes: usize) -> Partial {
+        let mut cells = vec![0u64; nbytes.div_ceil(8)];
+        let start = Shared(cells.as_mut_ptr().cast());
+        Partial { _cells: cells, start }
+    }
+
     fn ptr(&self) -> *mut u8 {
-        self.0.as_ptr().cast_mut().cast()
+        self.start.0
     }
 }
 
@@ -279,7 +291,7 @@ impl Region {
     pub fn run(&self, context: &Context) {
         let chunks = self.grid.rows.div_ceil(COL_CHUNK);
         let share = self.work() > SHARE_NS;
-        let area = |r: &ColReduction| Partial(vec![0; (self.grid.batch * chunks * self.grid.cols * r.size).div_ceil(8)]);
+        let area = |r: &ColReduction| Partial::new(self.grid.batch * chunks * self.grid.cols * r.size);
         let areas: Vec<Partial> = self.col_reductions.iter().map(area).collect();
         if !self.segmented {
             self.blocks(context, share, &areas);

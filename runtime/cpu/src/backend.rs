@@ -1,0 +1,174 @@
+//! The device itself: buffers, the shared arena, compiled programs and how they run.
+
+use crate::library::Routine;
+use crate::loops::Isa;
+use crate::memory::{Block, CpuBuffer, FreeList};
+use crate::pool::{Pool, Shared};
+use crate::region::{self, Context, Region, SHARE_NS};
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use perilune_plan::ir::{Kernel, Program, Storage};
+use perilune_plan::{Backend, Buffer, Executable, Failure};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The CPU as a device.
+pub struct Cpu {
+    shared: Rc<Machine>,
+    isa: Isa,
+}
+
+/// What all programs of a device share.
+struct Machine {
+    pool: Pool,
+    free: Rc<FreeList>,
+    /// Intermediate values of whichever program runs; as large as the largest needs.
+    arena: RefCell<Block>,
+}
+
+impl Cpu {
+    /// A device of that many threads; `None`: as many as the machine has.
+    pub fn new(threads: Option<usize>) -> Cpu {
+        let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
+        let shared = Machine { pool: Pool::new(threads), free: Rc::default(), arena: RefCell::new(arena) };
+        Cpu { shared: Rc::new(shared), isa: Isa::detect() }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.shared.pool.threads()
+    }
+}
+
+fn cpu_buffer(buffer: &Buffer) -> Result<&CpuBuffer> {
+    let found = buffer.as_any().downcast_ref();
+    found.ok_or_else(|| Error::system("cpu", "this is a bug: a buffer of another device was passed"))
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        let n = self.threads();
+        format!("cpu ({n} thread{}, {})", if n == 1 { "" } else { "s" }, self.isa.name())
+    }
+
+    fn keeps(&self, _: &Node) -> bool {
+        false
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Ok(Rc::new(CpuBuffer::new(nbytes, &self.shared.free)?))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = CpuBuffer::new(bytes.len(), &self.shared.free)?;
+        buffer.write(bytes);
+        Ok(Rc::new(buffer))
+    }
+
+    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        if buffer.nbytes() < nbytes {
+            return Err(Error::system("cpu", format!("this is a bug: {nbytes} bytes read of {}", buffer.nbytes())));
+        }
+        Ok(cpu_buffer(buffer)?.read(nbytes).to_vec())
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        if buffer.nbytes() < bytes.len() {
+            let message = format!("this is a bug: {} bytes written to a buffer of {}", bytes.len(), buffer.nbytes());
+            return Err(Error::system("cpu", message));
+        }
+        cpu_buffer(buffer)?.write(bytes);
+        Ok(())
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
+        let mut kernels = Vec::with_capacity(program.kernels.len());
+        for k in &program.kernels {
+            kernels.push(match k {
+                Kernel::Region(r) => Compiled::Region(region::compile(&program, r, self.isa)?),
+                Kernel::Library(l) => Compiled::Library(Routine::compile(&program, l, self.isa)?),
+            });
+        }
+        let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
+        Ok(Box::new(CpuProgram { shared: self.shared.clone(), program, kernels, share }))
+    }
+}
+
+enum Compiled {
+    Region(Region),
+    Library(Routine),
+}
+
+impl Compiled {
+    fn work(&self) -> f64 {
+        match self {
+            Compiled::Region(r) => r.work(),
+            Compiled::Library(l) => l.work(),
+        }
+    }
+}
+
+struct CpuProgram {
+    shared: Rc<Machine>,
+    program: Arc<Program>,
+    kernels: Vec<Compiled>,
+    /// Whether some kernel is worth more than one thread.
+    share: bool,
+}
+
+impl CpuProgram {
+    /// Where each value lies in this run.
+    fn places(&self, inputs: &[Buffer], outputs: &[Buffer], arena: &Block) -> Result<Vec<Shared<u8>>> {
+        let p = &self.program;
+        let given = |list: &[Buffer], k: usize, nbytes: usize| -> Result<*mut u8> {
+            match list.get(k) {
+                Some(b) if b.nbytes() >= nbytes => Ok(cpu_buffer(b)?.ptr()),
+                _ => Err(Error::system("cpu", format!("this is a bug: buffer {k} is missing or smaller than {nbytes} bytes"))),
+            }
+        };
+        let mut places = Vec::with_capacity(p.values.len());
+        for v in &p.values {
+            places.push(Shared(match v.storage {
+                Storage::Input(k) => given(inputs, k as usize, v.nbytes())?,
+                Storage::Output(k) => given(outputs, k as usize, v.nbytes())?,
+                // SAFETY: `check` holds arena values within `arena_bytes`, and the arena has at least those.
+                Storage::Arena(at) => unsafe { arena.ptr().add(at) },
+            }));
+        }
+        Ok(places)
+    }
+}
+
+impl Executable for CpuProgram {
+    fn run(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer]) -> std::result::Result<(), Failure> {
+        let site = self.program.kernels.first().map_or(perilune_core::site::Site::NONE, |k| k.site());
+        let fail = |error| Failure { site, error };
+        if slots.len() < self.program.slots.len() {
+            return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
+        }
+        let mut arena = self.shared.arena.borrow_mut();
+        if arena.capacity() < self.program.arena_bytes {
+            // Give the old one back first: both need not fit.
+            *arena = Block::new(0).map_err(fail)?;
+            *arena = Block::new(self.program.arena_bytes).map_err(fail)?;
+        }
+        let values = self.places(inputs, outputs, &arena).map_err(fail)?;
+        let context = Context { values: &values, slots, pool: &self.shared.pool };
+        let kernels = &self.kernels[..];
+        let all = || {
+            for k in kernels {
+                match k {
+                    Compiled::Region(r) => r.run(&context),
+                    Compiled::Library(l) => l.run(&context)?,
+                }
+            }
+            Ok(())
+        };
+        if self.share { self.shared.pool.enter(all) } else { all() }
+    }
+}

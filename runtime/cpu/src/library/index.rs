@@ -1,0 +1,222 @@
+//! Reading and writing by index: gather, scatter, scatter_add, index_select, index_add.
+//!
+//! Indices are checked before anything is written. Additions to one place happen in index order whatever the thread
+//! count: tasks own parts of the output, and each walks all indices that can reach its part.
+
+use super::movement::{copy, copy_all, part};
+use super::{Call, Element, Input, around, by_size, by_type};
+use crate::loops::num::Num;
+use crate::memory::Plain;
+use crate::pool::Shared;
+use crate::region::walk;
+use perilune_core::error::{Error, Result};
+use perilune_core::{Layout, Shape};
+use std::borrow::Cow;
+
+/// The elements of a view in its order, copied only if they are not so in memory.
+fn dense<'a, T: Plain>(x: &Input<'a>) -> Cow<'a, [T]> {
+    let (all, n) = (x.elements::<T>(), x.layout.numel());
+    if n == 0 {
+        return Cow::Borrowed(&[]);
+    }
+    if x.layout.is_dense() {
+        let lo = x.layout.offset as usize;
+        return Cow::Borrowed(&all[lo..lo + n]);
+    }
+    let mut out = vec![T::default(); n];
+    copy(all, &x.layout.collapse(), 0, &mut out);
+    Cow::Owned(out)
+}
+
+/// Input 1 as checked indices into `n` elements.
+fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
+    let index = dense::<i64>(&c.input(1));
+    match index.iter().find(|i| **i < 0 || **i >= n as i64) {
+        None => Ok(index),
+        Some(i) => {
+            let message = format!("index {i} is out of range for dim {} of size {n}", c.axis());
+            Err(Error::argument(c.name(), message))
+        }
+    }
+}
+
+/// A layout over the shape of the index, with the axis held still: where index 0 would read.
+fn held(layout: &Layout, axis: usize, shape: Shape) -> Layout {
+    let mut out = Layout { shape, ..*layout };
+    out.strides[axis] = 0;
+    out
+}
+
+pub fn gather(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), gather_of(c))
+}
+
+fn gather_of<T: Plain>(c: &Call) -> Result<()> {
+    const GRAIN: usize = 4096;
+    let (x, axis) = (c.input(0), c.axis());
+    let index = indices(c, x.shape().dims()[axis])?;
+    let (from, out) = (x.elements::<T>(), c.output::<T>());
+    let (still, step) = (held(&x.layout, axis, c.out_shape()), x.layout.strides[axis]);
+    c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
+        let index = &index[k * GRAIN..];
+        walk(&still, k * GRAIN, piece.len(), |position, stride, count, done| {
+            for i in done..done + count {
+                piece[i] = from[(position + (i - done) as isize * stride + index[i] as isize * step) as usize];
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Visits (place in `out`, position in index order) of all writes of a scatter, in index order. Where dims before the
+/// axis allow, threads share them: each owns whole slices of the output.
+fn each_write<A: Send>(c: &Call, index: &[i64], out: &mut [A], write: impl Fn(&mut A, usize) + Sync) {
+    let (axis, shape, to) = (c.axis(), c.input(1).shape(), c.out_shape());
+    let (_, n, inner) = around(&to, axis);
+    let below: usize = shape.dims()[axis..].iter().product();
+    if index.is_empty() {
+        return;
+    }
+    c.pool().pieces(c.share(), out, n * inner, |outer, out| {
+        // The index may be smaller than x in other dims: then this slice may have none.
+        let (mut rest, mut at, mut span) = (outer, 0, 1);
+        for d in (0..axis).rev() {
+            let coordinate = rest % to.dims()[d];
+            rest /= to.dims()[d];
+            if coordinate >= shape.dims()[d] {
+                return;
+            }
+            at += coordinate * span;
+            span *= shape.dims()[d];
+        }
+        let inside = part(&Layout::contiguous(to), axis, 0);
+        let still = held(&inside, 0, Shape::of(&shape.dims()[axis..]));
+        let step = inside.strides[0];
+        walk(&still, 0, below, |position, stride, count, done| {
+            for i in 0..count {
+                let k = at * below + done + i;
+                let place = position + i as isize * stride + index[k] as isize * step;
+                write(&mut out[place as usize], k);
+            }
+        });
+    });
+}
+
+pub fn scatter(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), scatter_of(c))
+}
+
+fn scatter_of<T: Plain>(c: &Call) -> Result<()> {
+    let x = c.input(0);
+    let index = indices(c, x.shape().dims()[c.axis()])?;
+    let (src, out) = (dense::<T>(&c.input(2)), c.output::<T>());
+    copy_all(c, &x, out);
+    each_write(c, &index, out, |o, k| *o = src[k]);
+    Ok(())
+}
+
+pub fn scatter_add(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), scatter_add_of(c))
+}
+
+fn scatter_add_of<T: Element>(c: &Call) -> Result<()> {
+    let x = c.input(0);
+    let index = indices(c, x.shape().dims()[c.axis()])?;
+    let src = dense::<T>(&c.input(2));
+    added::<T>(c, |sums| each_write(c, &index, sums, |o, k| *o = o.add(src[k].acc())));
+    Ok(())
+}
+
+/// x in the type that additions run in, changed by `add`, then stored: 16-bit floats are rounded once.
+fn added<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) {
+    let (x, out) = (c.input(0), c.output::<T>());
+    copy_all(c, &x, out);
+    if size_of::<T>() == size_of::<T::Acc>() {
+        // SAFETY: of one size, `T` and its accumulator are the same type (`Element`).
+        return add(unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T::Acc>(), out.len()) });
+    }
+    let mut sums: Vec<T::Acc> = out.iter().map(|v| v.acc()).collect();
+    add(&mut sums);
+    for (o, &s) in out.iter_mut().zip(&sums) {
+        *o = T::back(s);
+    }
+}
+
+pub fn index_select(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), index_select_of(c))
+}
+
+fn index_select_of<T: Plain>(c: &Call) -> Result<()> {
+    let (x, axis) = (c.input(0), c.axis());
+    let index = indices(c, x.shape().dims()[axis])?;
+    let (_, k, inner) = around(&c.out_shape(), axis);
+    let (from, out) = (x.elements::<T>(), c.output::<T>());
+    if out.is_empty() {
+        return Ok(());
+    }
+    let rows = (super::movement::GRAIN / inner).max(1);
+    c.pool().pieces(c.share(), out, rows * inner, |t, piece| {
+        let mut slice = (usize::MAX, x.layout, x.layout);
+        for (r, out) in piece.chunks_mut(inner).enumerate() {
+            let row = t * rows + r;
+            if slice.0 != row / k {
+                let outer = part(&x.layout, axis, row / k);
+                slice = (row / k, outer, part(&outer, 1, 0).collapse());
+            }
+            let mut layout = slice.2;
+            layout.offset += index[row % k] as isize * slice.1.strides[0];
+            copy(from, &layout, 0, out);
+        }
+    });
+    Ok(())
+}
+
+pub fn index_add(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), index_add_of(c))
+}
+
+fn index_add_of<T: Element>(c: &Call) -> Result<()> {
+    /// Columns of a task: a few cache lines, so that tasks do not share one.
+    const WIDTH: usize = 128;
+    let axis = c.axis();
+    let index = indices(c, c.input(0).shape().dims()[axis])?;
+    let src = c.input(2);
+    let (outer, n, inner) = around(&c.out_shape(), axis);
+    if index.is_empty() {
+        added::<T>(c, |_| {});
+        return Ok(());
+    }
+    let from = src.elements::<T>();
+    let pieces = inner.div_ceil(WIDTH);
+    added::<T>(c, |sums| {
+        let base = Shared(sums.as_mut_ptr());
+        c.pool().run(c.share(), outer * pieces, |tasks| {
+            let base = &base;
+            while let Some(t) = tasks.claim() {
+                let (o, lo) = (t / pieces, t % pieces * WIDTH);
+                let w = WIDTH.min(inner - lo);
+                let slice = part(&src.layout, axis, o);
+                let first = part(&slice, 1, 0).collapse();
+                for (k, &i) in index.iter().enumerate() {
+                    let mut layout = first;
+                    layout.offset += k as isize * slice.strides[0];
+                    // SAFETY: columns `lo..lo + w` of slice `o` belong to this task alone; the index was checked.
+                    let to = unsafe { std::slice::from_raw_parts_mut(base.0.add((o * n + i as usize) * inner + lo), w) };
+                    walk(&layout, lo, w, |position, stride, count, done| {
+                        let to = &mut to[done..done + count];
+                        if stride == 1 {
+                            for (t, v) in to.iter_mut().zip(&from[position as usize..position as usize + count]) {
+                                *t = t.add(v.acc());
+                            }
+                        } else {
+                            for (j, t) in to.iter_mut().enumerate() {
+                                *t = t.add(from[(position + j as isize * stride) as usize].acc());
+                            }
+                        }
+                    });
+                }
+            }
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! Library ops other than matmul: what they share.
+//!
+//! Operands arrive as [`Input`]s: memory seen through a layout, with constants as one element repeated by strides of 0.
+//! Routines that only move elements are generic over their size. Indices are checked before anything is written.
+
+mod index;
+mod movement;
+mod scan;
+mod sort;
+
+use crate::loops::Isa;
+use crate::matmul;
+use crate::memory::Plain;
+use crate::region::Context;
+use half::{bf16, f16};
+use perilune_core::error::{Error, Result};
+use perilune_core::site::Site;
+use perilune_core::{DType, Layout, MAX_RANK, Shape};
+use perilune_plan::Failure;
+use perilune_plan::ir::{Library, Operand, Program};
+
+/// A library call, ready to run.
+pub struct Routine {
+    name: &'static str,
+    run: fn(&Call) -> Result<()>,
+    attrs: Vec<i64>,
+    inputs: Vec<Slot>,
+    outputs: Vec<(u32, Shape, DType)>,
+    site: Site,
+    work: f64,
+    isa: Isa,
+}
+
+struct Slot {
+    /// The value, or the bytes of a constant in the first bytes of a word.
+    value: std::result::Result<u32, u64>,
+    /// Elements of the value.
+    reach: usize,
+    layout: Layout,
+    dtype: DType,
+}
+
+/// An operand in a run.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    bytes: &'a [u8],
+    pub layout: Layout,
+    pub dtype: DType,
+}
+
+/// A call in a run.
+pub struct Call<'a> {
+    routine: &'a Routine,
+    context: &'a Context<'a>,
+}
+
+impl Routine {
+    pub fn compile(program: &Program, l: &Library, isa: Isa) -> Result<Routine> {
+        let outputs: Vec<_> = l.outputs.iter().map(|v| (v.0, program.values[v.0 as usize].shape, program.values[v.0 as usize].dtype)).collect();
+        let mut inputs = Vec::new();
+        for (k, o) in l.inputs.iter().enumerate() {
+            inputs.push(match o {
+                Operand::View(v, layout) => {
+                    let value = &program.values[v.0 as usize];
+                    Slot { value: Ok(v.0), reach: value.shape.numel(), layout: *layout, dtype: value.dtype }
+                }
+                Operand::Constant(bits, shape, dtype) => {
+                    let layout = Layout { shape: *shape, strides: [0; MAX_RANK], offset: 0 };
+                    Slot { value: Err(u64::from_ne_bytes(constant(*dtype, *bits))), reach: 1, layout, dtype: *dtype }
+                }
+            });
+            debug_assert!(l.dtypes.get(k).is_none_or(|d| *d == inputs[k].dtype), "this is a bug: {} input {k}", l.op.name);
+        }
+        let moved = inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
+        let mut work = moved as f64 * 0.5;
+        let run: fn(&Call) -> Result<()> = match l.op.name {
+            "matmul" => {
+                let dims = inputs[0].layout.shape;
+                work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
+                matmul::run
+            }
+            "gather" => index::gather,
+            "scatter" => index::scatter,
+            "scatter_add" => index::scatter_add,
+            "index_select" => index::index_select,
+            "index_add" => index::index_add,
+            "argreduce" => sort::argreduce,
+            "argsort" => {
+                work *= 20.0;
+                sort::argsort
+            }
+            "place" => movement::place,
+            "unwindow" => movement::unwindow,
+            "cat" => movement::cat,
+            "cumsum" => scan::cumsum,
+            "cumprod" => scan::cumprod,
+            other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
+        };
+        Ok(Routine { name: l.op.name, run, attrs: l.attrs.to_vec(), inputs, outputs, site: l.site, work, isa })
+    }
+
+    /// Estimated time on one thread, in nanoseconds.
+    pub fn work(&self) -> f64 {
+        self.work
+    }
+
+    pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {
+        (self.run)(&Call { routine: self, context }).map_err(|error| Failure { site: self.site, error })
+    }
+}
+
+/// A number of the program in the storage form of its dtype.
+fn constant(dtype: DType, bits: u64) -> [u8; 8] {
+    let float = f64::from_bits(bits);
+    let mut out = [0; 8];
+    match dtype {
+        DType::F64 | DType::I64 => out = bits.to_le_bytes(),
+        DType::F32 => out[..4].copy_from_slice(&(float as f32).to_le_bytes()),
+        DType::BF16 => out[..2].copy_from_slice(&bf16::from_f64(float).to_le_bytes()),
+        DType::F16 => out[..2].copy_from_slice(&f16::from_f64(float).to_le_bytes()),
+        DType::I32 => out[..4].copy_from_slice(&(bits as i32).to_le_bytes()),
+        DType::U8 => out[0] = bits as u8,
+        DType::Bool => out[0] = u8::from(bits != 0),
+    }
+    out
+}
+
+/// The element in the first bytes.
+fn first<T: Plain>(bytes: &[u8; 8]) -> T {
+    // SAFETY: plain numbers have at most 8 bytes, and any bits are one.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+impl<'a> Call<'a> {
+    pub fn name(&self) -> &'static str {
+        self.routine.name
+    }
+
+    pub fn attr(&self, i: usize) -> i64 {
+        self.routine.attrs[i]
+    }
+
+    pub fn axis(&self) -> usize {
+        self.routine.attrs[0] as usize
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.routine.isa
+    }
+
+    pub fn pool(&self) -> &'a crate::pool::Pool {
+        self.context.pool
+    }
+
+    pub fn num_inputs(&self) -> usize {
+        self.routine.inputs.len()
+    }
+
+    /// Whether the call is worth more than one thread.
+    pub fn share(&self) -> bool {
+        self.routine.work > crate::region::SHARE_NS
+    }
+
+    pub fn input(&self, k: usize) -> Input<'a> {
+        let slot = &self.routine.inputs[k];
+        let bytes = match &slot.value {
+            // SAFETY: the value has `reach` elements there, by `plan::check`; the planner never lets a library op's
+            // outputs share memory with its inputs, so nothing writes to them while the call runs.
+            Ok(v) => unsafe {
+                let ptr = self.context.values[*v as usize].0.cast_const();
+                std::slice::from_raw_parts(ptr, slot.reach * slot.dtype.size())
+            },
+            // SAFETY: a word has 8 bytes.
+            Err(word) => unsafe { std::slice::from_raw_parts((&raw const *word).cast(), slot.dtype.size()) },
+        };
+        Input { bytes, layout: slot.layout, dtype: slot.dtype }
+    }
+
+    pub fn out_shape(&self) -> Shape {
+        self.routine.outputs[0].1
+    }
+
+    pub fn out_dtype(&self) -> DType {
+        self.routine.outputs[0].2
+    }
+
+    /// The output as elements of `T`, which must have the size of its dtype. Call once: the slice is exclusive.
+    pub fn output<T: Plain>(&self) -> &'a mut [T] {
+        let (value, shape, dtype) = self.routine.outputs[0];
+        assert_eq!(size_of::<T>(), dtype.size(), "this is a bug: {} writes {dtype} by another size", self.name());
+        // SAFETY: the value has that many elements there, aligned for its dtype (`plan::check` and the allocators); `T`
+        // is a plain number; no input shares the memory.
+        unsafe { std::slice::from_raw_parts_mut(self.context.values[value as usize].0.cast::<T>(), shape.numel()) }
+    }
+}
+
+impl<'a> Input<'a> {
+    pub fn shape(&self) -> Shape {
+        self.layout.shape
+    }
+
+    /// All elements of the value behind, in memory order; `T` must have the size of the dtype.
+    pub fn elements<T: Plain>(&self) -> &'a [T] {
+        assert_eq!(size_of::<T>(), self.dtype.size(), "this is a bug: {} read by another size", self.dtype);
+        // SAFETY: `T` is a plain number of the dtype's size; values are aligned for their dtypes, constants are in the
+        // first field of their slot.
+        unsafe {
+            let (before, all, _) = self.bytes.align_to::<T>();
+            assert!(before.is_empty(), "this is a bug: a value is not aligned for its dtype");
+            all
+        }
+    }
+}
+
+/// Calls `$f::<T>($($arg),*)` with the unsigned type of the dtype's size.
+macro_rules! by_size {
+    ($dtype:expr, $f:ident($($arg:expr),*)) => {
+        match $dtype.size() {
+            8 => $f::<u64>($($arg),*),
+            4 => $f::<u32>($($arg),*),
+            2 => $f::<u16>($($arg),*),
+            _ => $f::<u8>($($arg),*),
+        }
+    };
+}
+
+/// Calls `$f::<T>($($arg),*)` with the dtype's own element type (`Element`).
+macro_rules! by_type {
+    ($dtype:expr, $f:ident($($arg:expr),*)) => {
+        match $dtype {
+            perilune_core::DType::F64 => $f::<f64>($($arg),*),
+            perilune_core::DType::F32 => $f::<f32>($($arg),*),
+            perilune_core::DType::BF16 => $f::<half::bf16>($($arg),*),
+            perilune_core::DType::F16 => $f::<half::f16>($($arg),*),
+            perilune_core::DType::I64 => $f::<i64>($($arg),*),
+            perilune_core::DType::I32 => $f::<i32>($($arg),*),
+            perilune_core::DType::U8 | perilune_core::DType::Bool => $f::<u8>($($arg),*),
+        }
+    };
+}
+
+pub(crate) use {by_size, by_type};
+
+/// An element type with the type its arithmetic runs in.
+pub trait Element: Plain + PartialOrd {
+    type Acc: crate::loops::num::Num;
+    fn acc(self) -> Self::Acc;
+    fn back(acc: Self::Acc) -> Self;
+}
+
+macro_rules! elements {
+    ($($t:ty),*) => { $(
+        impl Element for $t {
+            type Acc = $t;
+            fn acc(self) -> $t {
+                self
+            }
+            fn back(acc: $t) -> $t {
+                acc
+            }
+        }
+    )* };
+}
+
+elements!(f64, f32, i64, i32, u8);
+
+macro_rules! half_elements {
+    ($($t:ty),*) => { $(
+        impl Element for $t {
+            type Acc = f32;
+            fn acc(self) -> f32 {
+                self.to_f32()
+            }
+            fn back(acc: f32) -> $t {
+                <$t>::from_f32(acc)
+            }
+        }
+    )* };
+}
+
+half_elements!(bf16, f16);
+
+/// A shape cut at an axis: sizes before it, of it, after it.
+pub fn around(shape: &Shape, axis: usize) -> (usize, usize, usize) {
+    let d = shape.dims();
+    (d[..axis].iter().product(), d[axis], d[axis + 1..].iter().product())
+}

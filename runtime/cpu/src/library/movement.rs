@@ -1,0 +1,152 @@
+//! Moving elements: strided copies, `cat`, `place`, and `unwindow`, which also adds.
+
+use super::{Call, Element, Input, around, by_size, by_type};
+use crate::loops::num::Num;
+use crate::memory::Plain;
+use crate::region::walk;
+use perilune_core::error::Result;
+use perilune_core::{Layout, Shape};
+
+/// Elements `start..start + out.len()` of a view, in its order.
+pub fn copy<T: Plain>(x: &[T], layout: &Layout, start: usize, out: &mut [T]) {
+    walk(layout, start, out.len(), |position, stride, count, done| {
+        let out = &mut out[done..done + count];
+        match stride {
+            1 => out.copy_from_slice(&x[position as usize..position as usize + count]),
+            0 => out.fill(x[position as usize]),
+            _ => {
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = x[(position + i as isize * stride) as usize];
+                }
+            }
+        }
+    });
+}
+
+/// Elements a task of a plain copy moves.
+pub const GRAIN: usize = 1 << 15;
+
+/// A whole view in its order, shared among threads.
+pub fn copy_all<T: Plain>(c: &Call, x: &Input, out: &mut [T]) {
+    let (from, layout) = (x.elements::<T>(), x.layout.collapse());
+    c.pool().pieces(c.share(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
+}
+
+/// The part of a view whose coordinates before `axis` are the `outer`-th: its layout has the remaining dims.
+pub fn part(layout: &Layout, axis: usize, outer: usize) -> Layout {
+    let dims = layout.shape.dims();
+    let mut out = Layout { shape: Shape::of(&dims[axis..]), strides: [0; perilune_core::MAX_RANK], offset: layout.offset };
+    out.strides[..dims.len() - axis].copy_from_slice(&layout.strides()[axis..]);
+    let mut rest = outer;
+    for i in (0..axis).rev() {
+        out.offset += (rest % dims[i]) as isize * layout.strides[i];
+        rest /= dims[i];
+    }
+    out
+}
+
+pub fn cat(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), cat_of(c))
+}
+
+fn cat_of<T: Plain>(c: &Call) -> Result<()> {
+    let out = c.output::<T>();
+    let (outer, total, inner) = around(&c.out_shape(), c.axis());
+    if outer == 1 {
+        // Joined end to end.
+        let mut rest = out;
+        for k in 0..c.num_inputs() {
+            let x = c.input(k);
+            let (piece, more) = rest.split_at_mut(x.layout.numel());
+            copy_all(c, &x, piece);
+            rest = more;
+        }
+        return Ok(());
+    }
+    let inputs: Vec<Input> = (0..c.num_inputs()).map(|k| c.input(k)).collect();
+    let row = total * inner;
+    let rows = (GRAIN / row.max(1)).max(1);
+    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+        for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
+            let mut rest = out;
+            for x in &inputs {
+                let layout = part(&x.layout, c.axis(), k * rows + r).collapse();
+                let (piece, more) = rest.split_at_mut(layout.numel());
+                copy(x.elements::<T>(), &layout, 0, piece);
+                rest = more;
+            }
+        }
+    });
+    Ok(())
+}
+
+pub fn place(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), place_of(c))
+}
+
+fn place_of<T: Plain>(c: &Call) -> Result<()> {
+    let (lo, step) = (c.attr(1) as usize, c.attr(2) as usize);
+    let fill = f64::from_bits(c.attr(4) as u64);
+    // For integers and bools the number itself.
+    let bits = if c.out_dtype().is_float() { fill.to_bits() } else { fill as i64 as u64 };
+    let bytes = super::constant(c.out_dtype(), bits);
+    let fill = super::first::<T>(&bytes);
+    let (x, out) = (c.input(0), c.output::<T>());
+    let (_, total, inner) = around(&c.out_shape(), c.axis());
+    let (_, n, _) = around(&x.shape(), c.axis());
+    let row = total * inner;
+    let rows = (GRAIN / row.max(1)).max(1);
+    let from = x.elements::<T>();
+    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+        for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
+            out.fill(fill);
+            let layout = part(&x.layout, c.axis(), k * rows + r);
+            if step == 1 {
+                copy(from, &layout.collapse(), 0, &mut out[lo * inner..(lo + n) * inner]);
+            } else {
+                for i in 0..n {
+                    let at = (lo + i * step) * inner;
+                    copy(from, &part(&layout, 1, i).collapse(), 0, &mut out[at..at + inner]);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+pub fn unwindow(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), unwindow_of(c))
+}
+
+/// Every element sums its windows in order of their start.
+fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
+    let (size, step, dilation) = (c.attr(1) as usize, c.attr(2) as usize, c.attr(3) as usize);
+    let (x, out) = (c.input(0), c.output::<T>());
+    let (_, total, inner) = around(&c.out_shape(), c.axis());
+    let from = x.elements::<T>();
+    let row = total * inner;
+    let rows = (GRAIN / 8 / row.max(1)).max(1);
+    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+        let mut sums = vec![T::Acc::ZERO; row];
+        for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
+            sums.fill(T::Acc::ZERO);
+            let layout = part(&x.layout, c.axis(), k * rows + r);
+            let windows = layout.shape.dims()[0];
+            for n in 0..windows {
+                // Dims of one window: the inner ones, then the window's.
+                let window = part(&layout, 1, n);
+                walk(&window.collapse(), 0, inner * size, |position, stride, count, done| {
+                    for i in 0..count {
+                        let (at, s) = ((done + i) / size, (done + i) % size);
+                        let to = &mut sums[(n * step + s * dilation) * inner + at];
+                        *to = to.add(from[(position + i as isize * stride) as usize].acc());
+                    }
+                });
+            }
+            for (o, &s) in out.iter_mut().zip(&sums) {
+                *o = T::back(s);
+            }
+        }
+    });
+    Ok(())
+}
