@@ -257,8 +257,9 @@ end
 ---Loss and metrics over a whole split, as plain numbers: means by weight over its batches, without gradients, in
 ---evaluation mode, with the averaged weights if the recipe keeps some.
 ---@param split string
+---@param limit integer? batches at most
 ---@return table<string, number>
-function Run:evaluate(split)
+function Run:evaluate(split, limit)
   local loader = self.data[split]
   if not is_loader(loader) then
     local names = {}
@@ -273,7 +274,9 @@ function Run:evaluate(split)
   local mean = require("perilune.metrics").Mean()
   self.model:eval()
   if self.ema then self.ema:swap() end
-  for k = 0, loader:batches() - 1 do
+  local batches = loader:batches()
+  if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
+  for k = 0, batches - 1 do
     local weight
     local values = evaluated(function()
       return pl.no_grad(function()

@@ -1,1 +1,14 @@
+//! Helpers of the test-suite: samples, cases, references, random graphs. The tests themselves stand in `tests/tests`.
+//!
+//! - [`sample`] parses the samples that ops carry, [`case`] fills them with numbers;
+//! - [`harness`] runs a case on an engine in a chosen dtype and layout;
+//! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
+//! - [`random`] makes random graphs.
+#![allow(clippy::unwrap_used)]
 
+pub mod case;
+pub mod harness;
+pub mod random;
+pub mod reference;
+pub mod rng;
+pub mod sample;

@@ -74,6 +74,11 @@ pub struct Stats {
     pub held_bytes: usize,
     pub arena_bytes: usize,
     pub live_bytes: usize,
+    /// Of them, States.
+    pub state_bytes: usize,
+    /// Of the last run: kernels, and bytes of what it handed out.
+    pub kernels: usize,
+    pub output_bytes: usize,
 }
 
 pub struct Engine {
@@ -147,6 +152,7 @@ impl Engine {
             evictions: c.evictions,
             compile_ms: c.compile_ms,
             held_bytes: values + self.states.nbytes(),
+            state_bytes: self.states.nbytes(),
             ..self.stats
         }
     }
@@ -353,6 +359,8 @@ impl Engine {
         self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
         self.stats.arena_bytes = plan.program.arena_bytes;
         self.stats.live_bytes = plan.program.live_bytes;
+        self.stats.kernels = plan.program.kernels.len();
+        self.stats.output_bytes = plan.program.outputs.iter().sum();
         self.evaluated.resize(self.graph.len(), None);
         for (root, found) in request.roots.iter().zip(&plan.program.results) {
             let buffer = match found {

@@ -25,6 +25,8 @@ pub struct Raised {
     pub hint: Option<String>,
     /// Where the script was when it surfaced, if that is another line.
     pub while_at: Option<String>,
+    /// Not the recipe's fault: device, memory, disk.
+    pub system: bool,
 }
 
 impl fmt::Display for Raised {
@@ -57,7 +59,8 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
     let while_at = own.filter(|s| *s != here && here != Site::NONE).map(|_| engine.sites.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
-    LuaError::external(Raised { file, line, message, hint: e.hint, while_at })
+    let system = e.kind == perilune_core::error::Kind::System;
+    LuaError::external(Raised { file, line, message, hint: e.hint, while_at, system })
 }
 
 /// An error of the binding itself (wrong argument type, unknown option) at the line being run.
@@ -111,7 +114,7 @@ impl RecipeError {
                     line: r.file.as_ref().map(|_| r.line),
                     source: None,
                     stack: Vec::new(),
-                    system: false,
+                    system: r.system,
                 },
                 None => RecipeError::plain(&e.to_string()),
             },

@@ -92,6 +92,12 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         let default: Value = defaults.raw_get(key.as_str())?;
         out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
     }
+    for (key, text) in &params.offered {
+        if names.contains(key) {
+            let default: Value = defaults.raw_get(key.as_str())?;
+            out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+        }
+    }
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
         seen.used = true;
         seen.names = names;
@@ -163,6 +169,9 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
         }
     };
     t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;
+    if let Some(mut seen) = lua.app_data_mut::<Params>() {
+        seen.recipe = true;
+    }
     let meta = lua.create_table()?;
     meta.set("__name", "perilune.recipe")?;
     t.set_metatable(Some(meta))?;

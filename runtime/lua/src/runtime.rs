@@ -8,6 +8,8 @@ use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -28,6 +30,10 @@ impl Default for Place {
 #[derive(Clone, Debug, Default)]
 pub struct Params {
     pub given: Vec<(String, String)>,
+    /// `--steps`, `--seed`: they override a param of that name where there is one, and are no error where there is none.
+    pub offered: Vec<(String, String)>,
+    /// `pl.recipe` was called.
+    pub recipe: bool,
     /// The recipe asked for params.
     pub used: bool,
     pub names: Vec<String>,
@@ -126,6 +132,18 @@ impl Runtime {
         &self.host
     }
 
+    /// Values for params that the recipe may have or not (`--steps`, `--seed`); before loading.
+    pub fn offer_params(&self, offered: Vec<(String, String)>) {
+        if let Some(mut params) = self.lua.app_data_mut::<Params>() {
+            params.offered = offered;
+        }
+    }
+
+    /// The params that the loaded file turned out to have.
+    pub fn params(&self) -> Params {
+        self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default()
+    }
+
     /// Files of its own that the recipe has required.
     pub fn required(&self) -> Vec<PathBuf> {
         self.lua.app_data_ref::<Place>().map(|p| p.required.clone()).unwrap_or_default()
@@ -156,8 +174,9 @@ impl Runtime {
         })?;
         match value {
             Value::Table(t) if is_recipe(&t) => Ok(Loaded::Recipe(Recipe { table: t, lua: self.lua.clone(), host: self.host.clone() })),
-            _ => {
-                let params = self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default();
+            other => {
+                let params = self.params();
+                self.refuse_lost_recipe(&other, &params, name)?;
                 if !params.used
                     && let Some((key, _)) = params.given.first()
                 {
@@ -166,6 +185,32 @@ impl Runtime {
                 Ok(Loaded::Script)
             }
         }
+    }
+}
+
+impl Runtime {
+    /// A file that makes a recipe and does not return it, or returns one that `pl.recipe` has not seen, would seem to run
+    /// and do nothing.
+    fn refuse_lost_recipe(&self, value: &Value, params: &Params, chunk: &str) -> Result<(), Failed> {
+        let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
+        let (message, hint) = match value {
+            Value::Table(t) if ["data", "model", "loss", "step"].iter().any(|name| part(t, name)) => {
+                ("the file returns a plain table, not a recipe", "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that")
+            }
+            _ if params.recipe && self.host.engine.borrow().stats().runs == 0 => {
+                ("the file makes a recipe but does not return it", "end it with `return recipe`")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failed::Recipe(Box::new(RecipeError {
+            message: message.into(),
+            hint: Some(hint.into()),
+            file: Some(chunk.trim_start_matches(['@', '=']).to_string()),
+            line: None,
+            source: None,
+            stack: Vec::new(),
+            system: false,
+        })))
     }
 }
 
@@ -224,6 +269,31 @@ impl Recipe {
         }
         t.set(name, value)?;
         Ok(true)
+    }
+
+    /// Takes note from now on of which params are read; the set grows as the recipe runs.
+    pub fn track_params(&self) -> Result<Rc<RefCell<BTreeSet<String>>>, Failed> {
+        let read: Rc<RefCell<BTreeSet<String>>> = Rc::default();
+        let real: Table = self.table.get("params")?;
+        let (meta, seen, from) = (self.lua.create_table()?, read.clone(), real.clone());
+        let index = self.lua.create_function(move |_, (_, key): (Value, Value)| {
+            if let Value::String(name) = &key {
+                seen.borrow_mut().insert(name.to_string_lossy());
+            }
+            from.raw_get::<Value>(key)
+        })?;
+        let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
+        let pairs = self.lua.create_function(move |_, _: Value| {
+            seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
+            Ok((next.clone(), from.clone(), Value::Nil))
+        })?;
+        meta.set("__index", index)?;
+        meta.set("__newindex", real)?;
+        meta.set("__pairs", pairs)?;
+        let proxy = self.lua.create_table()?;
+        proxy.set_metatable(Some(meta))?;
+        self.table.set("params", proxy)?;
+        Ok(read)
     }
 
     /// Builds data, model and optimizer.
@@ -304,21 +374,71 @@ impl Run {
 
     /// Loss and metrics over a split.
     pub fn evaluate(&self, split: &str) -> Result<Vec<(String, f64)>, Failed> {
+        self.evaluate_batches(split, None)
+    }
+
+    /// Loss and metrics over at most `limit` batches of a split.
+    pub fn evaluate_batches(&self, split: &str, limit: Option<u64>) -> Result<Vec<(String, f64)>, Failed> {
         let f: Function = self.table.get("evaluate")?;
-        let t: Table = f.call((&self.table, split))?;
+        let t: Table = f.call((&self.table, split, limit.map(|n| n as i64)))?;
         Ok(numbers(&self.lua, &t)?)
     }
 
+    /// The splits of the data, "train", "valid" and "test" first.
+    pub fn splits(&self) -> Vec<String> {
+        let Ok(data) = self.table.get::<Table>("data") else { return Vec::new() };
+        let mut out: Vec<String> =
+            data.pairs::<Value, Value>().flatten().filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy())).collect();
+        out.retain(|name| self.has_split(name));
+        let rank = |name: &str| ["train", "valid", "test"].iter().position(|n| *n == name).unwrap_or(3);
+        out.sort_by(|a, b| rank(a).cmp(&rank(b)).then(a.cmp(b)));
+        out
+    }
+
     pub fn has_split(&self, split: &str) -> bool {
-        self.table.get::<Table>("data").and_then(|d| d.get::<Value>(split)).is_ok_and(|v| v.is_table())
+        self.loader(split).is_some_and(|l| l.get::<Value>("batch_at").is_ok_and(|f| f.is_function()))
+    }
+
+    /// Whether the recipe says how to evaluate (a recipe with a `step` of its own need not).
+    pub fn can_evaluate(&self) -> bool {
+        ["evaluate", "loss"].iter().any(|name| self.recipe.get::<Value>(*name).is_ok_and(|f| !f.is_nil()))
+    }
+
+    fn loader(&self, split: &str) -> Option<Table> {
+        let data: Table = self.table.get("data").ok()?;
+        data.get::<Option<Table>>(split).ok().flatten()
+    }
+
+    /// Batches of an epoch of a split, if its loader says.
+    pub fn batches(&self, split: &str) -> Option<u64> {
+        self.count_of(split, "batches")
+    }
+
+    fn count_of(&self, split: &str, method: &str) -> Option<u64> {
+        let loader = self.loader(split)?;
+        let f: Function = loader.get(method).ok()?;
+        f.call::<i64>(&loader).ok().map(|n| n.max(0) as u64)
+    }
+
+    /// Adds up, from now on, the seconds that making training batches takes on the host.
+    pub fn time_data(&self) -> Result<Rc<Cell<f64>>, Failed> {
+        let spent: Rc<Cell<f64>> = Rc::default();
+        if let Some(loader) = self.loader("train") {
+            let (make, total) = (loader.get::<Function>("batch_at")?, spent.clone());
+            let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
+                let start = std::time::Instant::now();
+                let out = make.call::<mlua::MultiValue>(args);
+                total.set(total.get() + start.elapsed().as_secs_f64());
+                out
+            })?;
+            loader.raw_set("batch_at", timed)?;
+        }
+        Ok(spent)
     }
 
     /// Samples of a split, if its loader says.
     pub fn samples(&self, split: &str) -> Option<u64> {
-        let data: Table = self.table.get("data").ok()?;
-        let loader: Table = data.get(split).ok()?;
-        let size: Function = loader.get("size").ok()?;
-        size.call::<i64>(&loader).ok().map(|n| n as u64)
+        self.count_of(split, "samples")
     }
 
     pub fn finished(&self) -> Result<bool, Failed> {

@@ -135,16 +135,16 @@ fn narrow_f16(x: f32) -> u16 {
 pub fn cast(from: DType, to: DType, isa: Isa) -> Kernel {
     use DType::*;
     macro_rules! table {
-        ($($($from:ident)|+ => { $($($to:ident)|+ : $name:ident),* $(,)? })*) => {
-            match (from, to) { $( $( ($($from)|+, $($to)|+) => pick::<Through<$name>>(isa), )* )* }
+        ($($from:pat => { $($to:pat => $name:ident),* $(,)? })*) => {
+            match from { $( $from => match to { $( $to => pick::<Through<$name>>(isa), )* }, )* }
         };
     }
     table! {
-        F32 | BF16 | F16 => { F32 | BF16 | F16: F32F32, F64: F32F64, I64: F32I64, I32: F32I32, U8: F32U8, Bool: F32Bool }
-        F64 => { F32: F64F32, BF16: F64Bf16, F16: F64F16, F64: Same8, I64: F64I64, I32: F64I32, U8: F64U8, Bool: F64Bool }
-        I64 => { F32: I64F32, BF16: I64Bf16, F16: I64F16, F64: I64F64, I64: Same8, I32: I64I32, U8: I64U8, Bool: I64Bool }
-        I32 => { F32: I32F32, BF16: I32Bf16, F16: I32F16, F64: I32F64, I64: I32I64, I32: Same4, U8: I32U8, Bool: I32Bool }
-        U8 | Bool => { F32 | BF16 | F16: U8F32, F64: U8F64, I64: U8I64, I32: U8I32, U8: U8U8, Bool: U8Bool }
+        F32 | BF16 | F16 => { F32 | BF16 | F16 => F32F32, F64 => F32F64, I64 => F32I64, I32 => F32I32, U8 => F32U8, Bool => F32Bool }
+        F64 => { F32 => F64F32, BF16 => F64Bf16, F16 => F64F16, F64 => Same8, I64 => F64I64, I32 => F64I32, U8 => F64U8, Bool => F64Bool }
+        I64 => { F32 => I64F32, BF16 => I64Bf16, F16 => I64F16, F64 => I64F64, I64 => Same8, I32 => I64I32, U8 => I64U8, Bool => I64Bool }
+        I32 => { F32 => I32F32, BF16 => I32Bf16, F16 => I32F16, F64 => I32F64, I64 => I32I64, I32 => Same4, U8 => I32U8, Bool => I32Bool }
+        U8 | Bool => { F32 | BF16 | F16 => U8F32, F64 => U8F64, I64 => U8I64, I32 => U8I32, U8 => U8U8, Bool => U8Bool }
     }
 }
 

@@ -99,7 +99,7 @@ mod f {
     use super::{Bin, Flt, Num, Un};
 
     macro_rules! define {
-        ($($v:ident $d:ident $n:literal |$($a:ident),*| $body:expr;)*) => { $( entry!($v $d $n |$($a),*| $body); )* };
+        ($($v:ident $d:ident $n:tt |$($a:ident),*| $body:expr;)*) => { $( entry!($v $d $n |$($a),*| $body); )* };
     }
 
     macro_rules! entry {

@@ -378,7 +378,8 @@ impl Compiler<'_> {
             views[k] = view;
             flat &= whole;
         }
-        views[n..].fill(views[0]);
+        let first = views[0];
+        views[n..].fill(first);
         let (kernel, round, cost) = self.function(i, &args, still)?;
         let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
         list.steps.push(Step::Run { kernel, out, args: views, form, round });
@@ -407,7 +408,8 @@ impl Compiler<'_> {
         for (k, &a) in args.iter().enumerate() {
             views[k] = self.row(a, list);
         }
-        views[args.len()..].fill(views[0]);
+        let first = views[0];
+        views[args.len()..].fill(first);
         let (kernel, round, _) = self.function(i, &args, Still::NONE)?;
         let out = self.new_row(i);
         list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round });
@@ -529,10 +531,11 @@ impl Compiler<'_> {
         let stores = self.stores(region, needed)?;
         let region = Region_ { stores };
         let last = region.stores.iter().map(|s| s.phase).max().unwrap_or(0);
+        let live: Vec<usize> = (0..self.body.len()).filter(|i| needed[*i] && self.root[*i] == *i).collect();
         let mut before = List::default();
         let mut lists = Vec::new();
         if self.segmented {
-            for i in (0..self.body.len()).filter(|i| needed[*i] && self.root[*i] == *i) {
+            for &i in &live {
                 let row = self.body[i].level == Level::Row;
                 match (&self.body[i].code, self.kind[i]) {
                     (Code::Load { .. }, Kind::RowLoad) => drop(self.row(i, &mut before)),
@@ -544,7 +547,7 @@ impl Compiler<'_> {
             for p in 0..=last {
                 let (list, reductions) = self.phase(p, &region, needed)?;
                 let mut rows = List::default();
-                for i in (0..self.body.len()).filter(|i| needed[*i] && self.root[*i] == *i) {
+                for &i in &live {
                     let map = matches!(self.body[i].code, Code::Map(..) | Code::Cast(_));
                     if map && self.body[i].level == Level::Row && self.depth[i] == p + 1 {
                         self.compute_row(i, &mut rows)?;

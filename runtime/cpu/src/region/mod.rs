@@ -66,7 +66,7 @@ enum Form {
 }
 
 /// Where in memory a row of a block begins.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 enum Place {
     /// In the order of the space.
     Dense,
