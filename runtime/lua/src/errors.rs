@@ -137,6 +137,19 @@ impl RecipeError {
         out
     }
 
+    /// An error found outside of Lua, about a place in a recipe.
+    pub fn at(file: &str, line: Option<u32>, message: impl Into<String>, hint: Option<String>) -> RecipeError {
+        RecipeError {
+            message: message.into(),
+            hint,
+            file: Some(file.to_string()),
+            line,
+            source: line.and_then(|l| source_line(file, l)),
+            stack: Vec::new(),
+            system: false,
+        }
+    }
+
     /// From Lua's own text: `file:line: message`, perhaps with a traceback behind it.
     fn plain(text: &str) -> RecipeError {
         let (text, trace) = match text.split_once("\nstack traceback:") {

@@ -108,6 +108,12 @@ impl Host {
         first.unwrap_or(Site::NONE)
     }
 
+    /// `file:line` of the recipe line being run.
+    pub fn place(&self, lua: &Lua) -> Option<String> {
+        let site = self.site(lua);
+        (site != Site::NONE).then(|| self.engine.borrow().sites.show(site))
+    }
+
     /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.
     pub fn record<T>(self: &Rc<Host>, lua: &Lua, f: impl FnOnce(&mut Engine) -> Result<T, Fault>) -> mlua::Result<T> {
         let site = self.site(lua);

@@ -24,5 +24,5 @@ mod tensor;
 pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use reference::{reference_markdown, stubs};
-pub use runtime::{Failed, Loaded, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult};
+pub use runtime::{Failed, Loaded, ParamReads, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult};
 pub use tensor::{Ref, Tensor};

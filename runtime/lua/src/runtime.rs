@@ -9,7 +9,7 @@ use perilune_core::HostTensor;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -202,21 +202,17 @@ impl Runtime {
             }
             _ => return Ok(()),
         };
-        Err(Failed::Recipe(Box::new(RecipeError {
-            message: message.into(),
-            hint: Some(hint.into()),
-            file: Some(chunk.trim_start_matches(['@', '=']).to_string()),
-            line: None,
-            source: None,
-            stack: Vec::new(),
-            system: false,
-        })))
+        let file = chunk.trim_start_matches(['@', '=']);
+        Err(Failed::Recipe(Box::new(RecipeError::at(file, None, message, Some(hint.into())))))
     }
 }
 
 fn is_recipe(t: &Table) -> bool {
     t.metatable().and_then(|m| m.raw_get::<String>("__name").ok()).is_some_and(|n| n == "perilune.recipe")
 }
+
+/// Params read so far, and the line (`file:line`) of the first read.
+pub type ParamReads = Rc<RefCell<BTreeMap<String, Option<String>>>>;
 
 /// A loaded recipe.
 pub struct Recipe {
@@ -271,20 +267,33 @@ impl Recipe {
         Ok(true)
     }
 
-    /// Takes note from now on of which params are read; the set grows as the recipe runs.
-    pub fn track_params(&self) -> Result<Rc<RefCell<BTreeSet<String>>>, Failed> {
-        let read: Rc<RefCell<BTreeSet<String>>> = Rc::default();
+    /// The number of steps for a recipe without a param of that name.
+    pub fn set_steps(&self, n: i64) -> Result<(), Failed> {
+        Ok(self.table.set("steps", n)?)
+    }
+
+    /// Takes note from now on of which params are read, and where first (`None`: by the standard library); the map grows
+    /// as the recipe runs.
+    pub fn track_params(&self) -> Result<ParamReads, Failed> {
+        let read = ParamReads::default();
         let real: Table = self.table.get("params")?;
         let (meta, seen, from) = (self.lua.create_table()?, read.clone(), real.clone());
-        let index = self.lua.create_function(move |_, (_, key): (Value, Value)| {
+        let host = self.host.clone();
+        let index = self.lua.create_function(move |lua, (_, key): (Value, Value)| {
             if let Value::String(name) = &key {
-                seen.borrow_mut().insert(name.to_string_lossy());
+                let own = lua.inspect_stack(1, |d| d.source().source.is_some_and(|s| !s.starts_with(crate::host::INTERNAL)));
+                let place = own.unwrap_or(false).then(|| host.place(lua)).flatten();
+                let mut seen = seen.borrow_mut();
+                let first = seen.entry(name.to_string_lossy()).or_insert(None);
+                *first = first.take().or(place);
             }
             from.raw_get::<Value>(key)
         })?;
         let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
         let pairs = self.lua.create_function(move |_, _: Value| {
-            seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
+            for (name, _) in from.pairs::<String, Value>().flatten() {
+                seen.borrow_mut().entry(name).or_insert(None);
+            }
             Ok((next.clone(), from.clone(), Value::Nil))
         })?;
         meta.set("__index", index)?;
@@ -402,6 +411,13 @@ impl Run {
     /// Whether the recipe says how to evaluate (a recipe with a `step` of its own need not).
     pub fn can_evaluate(&self) -> bool {
         ["evaluate", "loss"].iter().any(|name| self.recipe.get::<Value>(*name).is_ok_and(|f| !f.is_nil()))
+    }
+
+    /// File and line where the recipe's own `step`, or else its `loss`, begins.
+    pub fn loss_place(&self) -> Option<(String, u32)> {
+        let get = |name: &str| self.recipe.get::<Option<Function>>(name).ok().flatten();
+        let info = get("step").or_else(|| get("loss"))?.info();
+        Some((info.source?.strip_prefix('@')?.to_string(), info.line_defined? as u32))
     }
 
     fn loader(&self, split: &str) -> Option<Table> {

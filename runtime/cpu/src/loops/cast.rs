@@ -210,7 +210,8 @@ mod tests {
     #[test]
     fn sixteen_bit_conversions_are_those_of_half() {
         for h in 0..=u16::MAX {
-            assert_eq!(widen_f16(h).to_bits(), f16::from_bits(h).to_f32_const().to_bits() | quiet(h), "{h:x}");
+            let (got, want) = (widen_f16(h), f16::from_bits(h).to_f32_const());
+            assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
         }
         for k in 0..(1u32 << 22) {
             // Spread over all exponents, with the bits that decide ties set and unset.
@@ -224,10 +225,5 @@ mod tests {
                 assert!(f16::from_bits(narrow_f16(x)).is_nan() && round_f16(x).is_nan() && round_bf16(x).is_nan());
             }
         }
-    }
-
-    /// `half` makes NaNs quiet when it widens them; here they stay as they are.
-    fn quiet(h: u16) -> u32 {
-        if f16::from_bits(h).is_nan() { widen_f16(h).to_bits() } else { 0 }
     }
 }

@@ -1,0 +1,98 @@
+//! The events of a run, and everyone who hears of them: stdout (`--json`), the run directory, the person.
+//!
+//! One place makes the objects, so that `metrics.jsonl` and `--json` cannot differ.
+
+use crate::failure::Failure;
+use crate::format::number;
+use crate::rundir::RunDir;
+use crate::screen::Screen;
+use perilune_lua::{ParamValue, StepNumbers};
+use serde_json::{Map, Value, json};
+use std::rc::Rc;
+
+/// Version of the objects' shape; it changes when a field changes its meaning or goes away.
+pub const SCHEMA: u32 = 1;
+
+pub struct Events {
+    pub screen: Rc<Screen>,
+    pub dir: Option<RunDir>,
+    /// The last value of every metric, for the last event.
+    pub latest: Vec<(String, f64)>,
+}
+
+pub fn object(values: &[(String, f64)]) -> Value {
+    Value::Object(values.iter().map(|(k, v)| (k.clone(), number(*v))).collect())
+}
+
+pub fn params(values: &[(String, ParamValue)]) -> Value {
+    let one = |v: &ParamValue| match v {
+        ParamValue::Int(i) => Value::from(*i),
+        ParamValue::Float(f) => serde_json::Number::from_f64(*f).map_or(Value::Null, Value::Number),
+        ParamValue::Bool(b) => Value::from(*b),
+        ParamValue::Str(s) | ParamValue::Other(s) => Value::from(s.as_str()),
+    };
+    Value::Object(values.iter().map(|(k, v)| (k.clone(), one(v))).collect())
+}
+
+impl Events {
+    pub fn new(screen: Rc<Screen>) -> Events {
+        Events { screen, dir: None, latest: Vec::new() }
+    }
+
+    fn remember(&mut self, values: &[(String, f64)]) {
+        for (name, v) in values {
+            match self.latest.iter_mut().find(|(n, _)| n == name) {
+                Some(known) => known.1 = *v,
+                None => self.latest.push((name.clone(), *v)),
+            }
+        }
+    }
+
+    pub fn start(&self, fields: &Map<String, Value>) {
+        let mut event = Map::new();
+        event.insert("event".into(), "start".into());
+        event.extend(fields.clone());
+        self.screen.event(&Value::Object(event));
+    }
+
+    pub fn step(&mut self, step: u64, n: &StepNumbers) -> Result<(), Failure> {
+        let event = json!({ "event": "step", "step": step, "loss": number(n.loss), "metrics": object(&n.metrics) });
+        let mut values = vec![("loss".to_string(), n.loss)];
+        values.extend(n.metrics.iter().cloned());
+        self.screen.event(&event);
+        self.remember(&values);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values))
+    }
+
+    /// Metrics of a split, whose names it puts before theirs.
+    pub fn eval(&mut self, step: u64, split: &str, metrics: &[(String, f64)]) -> Result<(), Failure> {
+        let values: Vec<(String, f64)> = metrics.iter().map(|(name, v)| (format!("{split}/{name}"), *v)).collect();
+        let event = json!({ "event": "eval", "step": step, "metrics": object(&values) });
+        self.screen.event(&event);
+        self.remember(&values);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values).and_then(|()| d.flush()))
+    }
+
+    pub fn warning(&self, message: &str) {
+        self.screen.event(&json!({ "event": "warning", "message": message }));
+        self.screen.warn(message);
+    }
+
+    /// On stdout only; `main` says it to the person.
+    pub fn error(&self, failure: &Failure) {
+        let event = match failure {
+            Failure::Recipe(e) => json!({
+                "event": "error", "message": e.message, "file": e.file, "line": e.line, "hint": e.hint, "stack": e.stack,
+            }),
+            other => json!({ "event": "error", "message": other.message(), "file": null, "line": null }),
+        };
+        self.screen.event(&event);
+    }
+
+    pub fn done(&self, status: &str, steps: u64, seconds: f64, weights: Option<&str>) {
+        self.screen.event(&json!({
+            "event": "done", "status": status, "steps": steps, "seconds": number(seconds),
+            "metrics": object(&self.latest), "weights": weights,
+        }));
+    }
+}

@@ -1,0 +1,97 @@
+//! How far a run has come: one line rewritten in place on a terminal, elsewhere a plain line now and then.
+
+use crate::format::{clock, rate, short};
+use crate::screen::{Mode, Screen};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Between two looks of the live line.
+const REFRESH: Duration = Duration::from_millis(80);
+/// Plain lines are at least this far apart, and about twenty in all.
+const PLAIN: Duration = Duration::from_secs(2);
+const LINES: f64 = 18.0;
+
+pub struct Progress {
+    screen: Rc<Screen>,
+    total: u64,
+    bar: Option<ProgressBar>,
+    /// Seconds that making batches took, out of those below.
+    data: Rc<Cell<f64>>,
+    pub seconds: f64,
+    samples: u64,
+    shown: Instant,
+    step: u64,
+    loss: Option<f64>,
+}
+
+impl Progress {
+    pub fn new(screen: Rc<Screen>, total: u64, data: Rc<Cell<f64>>) -> Progress {
+        let bar = screen.live.then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
+            let width = total.to_string().len() + 1;
+            let style = if screen.color { ".cyan" } else { "" };
+            let template = format!("step {{pos:>{width}}}/{{len}} {{bar:20{style}}} {{msg}}");
+            let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+            bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+            bar
+        });
+        screen.set_bar(bar.clone());
+        Progress { screen, total, bar, data, seconds: 0.0, samples: 0, shown: Instant::now(), step: 0, loss: None }
+    }
+
+    /// A step was taken, in that time.
+    pub fn took(&mut self, seconds: f64) {
+        self.seconds += seconds;
+    }
+
+    /// The numbers of a step have arrived.
+    pub fn update(&mut self, step: u64, loss: f64, samples: u64) {
+        self.step = step;
+        self.loss = Some(loss);
+        self.samples += samples;
+        let wait = match &self.bar {
+            Some(_) => REFRESH,
+            None => PLAIN.max(Duration::from_secs_f64((self.seconds * self.total as f64 / step as f64 / LINES).min(3600.0))),
+        };
+        if step >= self.total || self.shown.elapsed() < wait {
+            return;
+        }
+        self.shown = Instant::now();
+        let left = self.seconds / step as f64 * (self.total - step) as f64;
+        self.show(&format!("{} left", clock(left)));
+    }
+
+    fn show(&self, time: &str) {
+        let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
+        if self.seconds > 0.0 {
+            parts.push(format!("{} samples/s", rate(self.samples as f64 / self.seconds)));
+            parts.push(format!("data {:.1} %", 100.0 * self.data.get() / self.seconds));
+        }
+        parts.push(time.to_string());
+        let message = parts.join(" · ");
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(self.step);
+                bar.set_message(message);
+            }
+            None if self.screen.mode == Mode::Human => {
+                let width = self.total.to_string().len() + 1;
+                self.screen.line(&format!("step {:>width$}/{} · {message}", self.step, self.total));
+            }
+            None => {}
+        }
+    }
+
+    /// The last line, which stays.
+    pub fn finish(&mut self) {
+        if self.loss.is_some() {
+            self.show(&clock(self.seconds));
+        }
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+        self.screen.set_bar(None);
+    }
+}

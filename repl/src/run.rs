@@ -1,0 +1,351 @@
+//! `perilune run`: trains a recipe, or runs a plain script.
+
+use crate::device::{DeviceArgs, key_value};
+use crate::events::{self, Events, SCHEMA};
+use crate::failure::Failure;
+use crate::format::{grouped, metrics};
+use crate::progress::Progress;
+use crate::rundir::{self, RunDir};
+use crate::screen::{Mode, Screen};
+use crate::signals::{Asked, Signals};
+use crate::source::Source;
+use crate::train::{End, Trainer};
+use perilune_lua::{Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_plan::Backend;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+#[derive(clap::Args, Debug)]
+pub struct RunArgs {
+    /// The recipe or script, a .lua file
+    recipe: PathBuf,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Train this many steps, whatever the recipe says
+    #[arg(long, value_name = "N")]
+    steps: Option<u32>,
+    /// The seed of all random numbers
+    #[arg(long, value_name = "N")]
+    seed: Option<u32>,
+    /// Where results go; runs/NAME-DATE-TIME by default
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Print events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Print only results and what the recipe prints
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    #[arg(long, hide = true, value_name = "N")]
+    checkpoint_every: Option<u64>,
+    #[arg(long, hide = true)]
+    resume: bool,
+    #[arg(long, hide = true)]
+    watch: bool,
+}
+
+impl RunArgs {
+    /// Options that the design has and this version has not are refused, not ignored.
+    fn refuse_later(&self) -> Result<(), Failure> {
+        let later = [
+            (self.checkpoint_every.is_some(), "--checkpoint-every", "checkpoints come"),
+            (self.resume, "--resume", "checkpoints come"),
+            (self.watch, "--watch", "live reload comes"),
+        ];
+        match later.iter().find(|l| l.0) {
+            Some((_, name, what)) => Err(Failure::Usage(format!("{name} is not in this version yet: {what} in a later one"))),
+            None => Ok(()),
+        }
+    }
+
+    /// `--steps` and `--seed` as values for params of those names.
+    fn offered(&self) -> Result<Vec<(String, String)>, Failure> {
+        let mut out = Vec::new();
+        for (name, value) in [("steps", self.steps), ("seed", self.seed)] {
+            let Some(value) = value else { continue };
+            if self.set.iter().any(|(key, _)| key == name) {
+                return Err(Failure::Usage(format!("--{name} and --set {name}=… say the same thing twice; give one of them")));
+            }
+            out.push((name.to_string(), value.to_string()));
+        }
+        Ok(out)
+    }
+}
+
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let begun = Instant::now();
+    args.refuse_later()?;
+    let mode = if args.json { Mode::Json } else if args.quiet { Mode::Quiet } else { Mode::Human };
+    let screen = Rc::new(Screen::new(mode));
+    let mut events = Events::new(screen.clone());
+    let signals = Signals::install()?;
+    let result = with(&args, &mut events, &signals, begun);
+    if let Err(failure) = &result
+        && !matches!(failure, Failure::Signal(_) | Failure::Told(_))
+    {
+        events.error(failure);
+        if let Some(dir) = events.dir.as_mut() {
+            let fields = [
+                ("status", Value::from("failed")),
+                ("error", Value::from(failure.message())),
+                ("seconds", json!(begun.elapsed().as_secs_f64())),
+                ("metrics", events::object(&events.latest)),
+            ];
+            // The failure itself is what the person must hear of; a full disk may be its cause.
+            let _ = dir.flush().and_then(|()| dir.update(fields));
+            if mode == Mode::Human {
+                screen.line(&screen.dim(&format!("the record of the failed run is in {}", dir.path.display())));
+            }
+        }
+    }
+    result
+}
+
+fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) -> Result<(), Failure> {
+    let offered = args.offered()?;
+    let source = Source::read(&args.recipe)?;
+    let backend = args.device.open()?;
+    let screen = events.screen.clone();
+    let print = { move |text: &str| screen.print(text) };
+    let options = RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
+    let runtime = Runtime::new(options)?;
+    runtime.offer_params(offered);
+    if let Some(seed) = args.seed {
+        runtime.host().engine.borrow_mut().seed(u64::from(seed));
+    }
+    let mut about = about(args, &source, backend.as_ref(), backend.threads());
+    match source.load(&runtime)? {
+        Loaded::Script => {
+            finish_script(args, events, &runtime);
+            about.insert("params".into(), json!({}));
+            events.start(&about);
+            events.done("done", 0, begun.elapsed().as_secs_f64(), None);
+            Ok(())
+        }
+        Loaded::Recipe(recipe) => {
+            let job = Job { args, source: &source, runtime: &runtime, recipe: &recipe, device: backend.describe(), begun };
+            job.train(about, events, signals)
+        }
+    }
+}
+
+/// A script has run already; options that had no effect are named.
+fn finish_script(args: &RunArgs, events: &Events, runtime: &Runtime) {
+    let names = runtime.params().names;
+    let mut idle = Vec::new();
+    if args.steps.is_some() && !names.iter().any(|n| n == "steps") {
+        idle.push("--steps");
+    }
+    if args.run_dir.is_some() {
+        idle.push("--run-dir");
+    }
+    if !idle.is_empty() {
+        let name = args.recipe.display();
+        events.warning(&format!("{name} is a plain script: {} had no effect", idle.join(" and ")));
+    }
+}
+
+/// What `start` and `run.json` say before the recipe is known.
+fn about(args: &RunArgs, source: &Source, backend: &dyn Backend, threads: usize) -> Map<String, Value> {
+    let mut out = Map::new();
+    let name = source.path.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+    put("schema", SCHEMA.into());
+    put("versions", json!({ "perilune": env!("CARGO_PKG_VERSION"), "lua": "5.4" }));
+    put("recipe", name.into());
+    put("path", source.path.display().to_string().into());
+    put("device", backend.name().into());
+    put("device_description", backend.describe().into());
+    put("threads", threads.into());
+    put("precision", args.device.precision.as_str().into());
+    put("started", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
+    out
+}
+
+/// A recipe's file and those it required: path below `recipe/`, text.
+fn own_files(source: &Source, required: &[PathBuf]) -> Vec<(PathBuf, String)> {
+    let name = source.path.file_name().map_or_else(|| PathBuf::from("recipe.lua"), PathBuf::from);
+    let mut out = vec![(name, source.text.clone())];
+    for path in required {
+        let inside = path.strip_prefix(source.dir()).unwrap_or(path);
+        if let Ok(text) = std::fs::read_to_string(path) {
+            out.push((inside.to_path_buf(), text));
+        }
+    }
+    out
+}
+
+struct Job<'a> {
+    args: &'a RunArgs,
+    source: &'a Source,
+    runtime: &'a Runtime,
+    recipe: &'a Recipe,
+    device: String,
+    begun: Instant,
+}
+
+impl Job<'_> {
+    fn start(&self) -> Result<Run, Failure> {
+        if let Some(steps) = self.args.steps
+            && !self.runtime.params().names.iter().any(|n| n == "steps")
+        {
+            self.recipe.set_steps(i64::from(steps))?;
+        }
+        Ok(self.recipe.start(self.args.seed.map(i64::from))?)
+    }
+
+    fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {
+        let params = self.recipe.params()?;
+        let run = self.start()?;
+        let splits = run.splits();
+        about.insert("recipe".into(), self.recipe.name().into());
+        about.insert("params".into(), events::params(&params));
+        about.insert("seed".into(), run.seed().into());
+        about.insert("steps".into(), run.steps().into());
+        about.insert("parameters".into(), run.num_parameters().into());
+        let sizes = splits.iter().filter_map(|s| Some((s.clone(), Value::from(run.samples(s)?)))).collect();
+        about.insert("samples".into(), Value::Object(sizes));
+
+        events.screen.training.set(true);
+        signals.soften();
+        let dir = self.run_dir(&about)?;
+        about.insert("run_dir".into(), dir.path.display().to_string().into());
+        events.dir = Some(dir);
+        events.start(&about);
+        self.header(&run, &splits, events);
+
+        let data = run.time_data()?;
+        let screen = events.screen.clone();
+        let mut progress = Progress::new(screen, run.steps(), data);
+        let mut trainer = Trainer::new(&run, &params, events, &mut progress, signals);
+        trainer.notices();
+        let mut end = trainer.train()?;
+        if end == End::Finished {
+            end = self.conclude(&mut trainer)?;
+        }
+        self.close(&run, end, events)
+    }
+
+    fn run_dir(&self, about: &Map<String, Value>) -> Result<RunDir, Failure> {
+        let files = own_files(self.source, &self.runtime.required());
+        let hashes = files.iter().map(|(path, text)| {
+            json!({ "path": path.display().to_string(), "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() })
+        });
+        let mut record = about.clone();
+        record.insert("files".into(), hashes.collect());
+        let command: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
+        record.insert("command".into(), command.into());
+        let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
+        record.insert("directory".into(), here.into());
+        record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
+        record.insert("host".into(), rundir::hostname().into());
+        record.insert("pid".into(), std::process::id().into());
+        RunDir::create(self.args.run_dir.as_deref(), &self.recipe.name(), record, &files)
+    }
+
+    /// `digits · cpu (2 threads, AVX-512) · 26,122 parameters · 1,438 train / 359 valid · seed 1`
+    fn header(&self, run: &Run, splits: &[String], events: &Events) {
+        let sizes: Vec<String> =
+            splits.iter().filter_map(|s| Some(format!("{} {s}", grouped(run.samples(s)?)))).collect();
+        let mut parts = vec![events.screen.bold(&self.recipe.name()), self.device.clone()];
+        parts.push(format!("{} parameters", grouped(run.num_parameters())));
+        if !sizes.is_empty() {
+            parts.push(sizes.join(" / "));
+        }
+        parts.push(format!("seed {}", run.seed()));
+        events.screen.line(&parts.join(" · "));
+    }
+
+    /// The last evaluations, and the recipe's own end.
+    fn conclude(&self, trainer: &mut Trainer<'_>) -> Result<End, Failure> {
+        let mut lines = Vec::new();
+        for split in ["valid", "test"] {
+            if let Some(asked) = trainer.signals.asked() {
+                return Ok(End::Asked(asked));
+            }
+            if trainer.can_evaluate(split) {
+                lines.push(format!("{split} {}", metrics(&trainer.evaluate(split)?)));
+            }
+        }
+        if lines.is_empty() {
+            lines.push(format!("trained {} steps", grouped(trainer.run.count())));
+        }
+        let dir = trainer.events.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        if let Some(last) = lines.last_mut() {
+            *last = beside(last, &dir, &trainer.events.screen);
+        }
+        for line in lines {
+            trainer.events.screen.result(&line);
+        }
+        trainer.run.finish()?;
+        trainer.notices();
+        Ok(trainer.signals.asked().map_or(End::Finished, End::Asked))
+    }
+
+    /// The last event, the last state of `run.json`, the exit status.
+    fn close(&self, run: &Run, end: End, events: &mut Events) -> Result<(), Failure> {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let weights = weights(run)?;
+        let status = if end == End::Finished { "done" } else { "interrupted" };
+        if let End::Asked(Asked { name, .. }) = end {
+            events.warning(&format!("{name}: stopped after step {} of {}", run.count(), run.steps()));
+        }
+        let metrics = events::object(&events.latest);
+        if let Some(dir) = events.dir.as_mut() {
+            dir.flush()?;
+            dir.update([
+                ("status", status.into()),
+                ("steps_done", run.count().into()),
+                ("seconds", crate::format::number(seconds)),
+                ("metrics", metrics),
+                ("weights", weights.as_str().into()),
+            ])?;
+        }
+        events.done(status, run.count(), seconds, Some(&weights));
+        match end {
+            End::Finished => Ok(()),
+            End::Asked(asked) => Err(Failure::Signal(asked.status)),
+        }
+    }
+}
+
+/// A result with the run directory at the right end of the line, dimmed.
+fn beside(text: &str, dir: &Path, screen: &Screen) -> String {
+    let pad = 79usize.saturating_sub(text.chars().count()).max(4);
+    format!("{text}{}{}", " ".repeat(pad), screen.dim(&dir.display().to_string()))
+}
+
+/// BLAKE3 over every State in path order: path, dtype, shape, bytes; texts and lists with their lengths before them.
+fn weights(run: &Run) -> Result<String, Failure> {
+    let mut hash = blake3::Hasher::new();
+    let text = |hash: &mut blake3::Hasher, t: &[u8]| {
+        hash.update(&(t.len() as u64).to_le_bytes());
+        hash.update(t);
+    };
+    for (path, t) in run.states()? {
+        text(&mut hash, path.as_bytes());
+        text(&mut hash, t.dtype.name().as_bytes());
+        hash.update(&(t.shape.rank() as u64).to_le_bytes());
+        for d in t.shape.dims() {
+            hash.update(&(*d as u64).to_le_bytes());
+        }
+        text(&mut hash, &t.bytes);
+    }
+    Ok(hash.finalize().to_hex().to_string())
+}
+
+/// A param as a person writes it.
+pub fn param(v: &ParamValue) -> String {
+    match v {
+        ParamValue::Int(i) => i.to_string(),
+        ParamValue::Float(f) => f.to_string(),
+        ParamValue::Bool(b) => b.to_string(),
+        ParamValue::Str(s) => format!("\"{s}\""),
+        ParamValue::Other(s) => s.clone(),
+    }
+}

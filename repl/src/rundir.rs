@@ -1,0 +1,115 @@
+//! The run directory: everything needed to repeat a run and to look at it.
+//!
+//!     run.json                 what ran, on what, how it ended
+//!     recipe/                  the recipe and the files it required, as they were
+//!     metrics.jsonl            the step and eval events
+//!     tb/                      TensorBoard events (`tensorboard --logdir runs`)
+//!     checkpoints/step-N/      by a later version
+//!
+//! It comes into being when training starts: its name is claimed by creating it, so two runs never share one. `run.json` is
+//! replaced as a whole, so that a reader never meets half of it.
+
+use crate::failure::{Failure, disk};
+use crate::tensorboard::EventFile;
+use serde_json::{Map, Value};
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Buffers are written at least this often, for those who watch.
+const FLUSH: Duration = Duration::from_secs(1);
+
+pub struct RunDir {
+    pub path: PathBuf,
+    record: Map<String, Value>,
+    metrics: BufWriter<File>,
+    board: EventFile,
+    flushed: Instant,
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+pub fn hostname() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    let name = file_name(name.unwrap_or_default().trim());
+    if name.is_empty() { "localhost".into() } else { name }
+}
+
+/// What may stand in a file name.
+fn file_name(text: &str) -> String {
+    text.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+}
+
+/// Makes the directory: `given`, which must not hold a run yet, or a new one below `runs/`.
+fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
+    if let Some(path) = given {
+        fs::create_dir_all(path).map_err(disk("create the run directory", path))?;
+        return match File::create_new(path.join("run.json")) {
+            Ok(_) => Ok(path.to_path_buf()),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                Err(Failure::Usage(format!("--run-dir {}: it holds a run already; choose another directory", path.display())))
+            }
+            Err(e) => Err(disk("write to the run directory", path)(e)),
+        };
+    }
+    let runs = Path::new("runs");
+    fs::create_dir_all(runs).map_err(disk("create the directory", runs))?;
+    let stem = format!("{}-{}", file_name(name), jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
+    for k in 1.. {
+        let path = runs.join(if k == 1 { stem.clone() } else { format!("{stem}-{k}") });
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && k < 10_000 => {}
+            Err(e) => return Err(disk("create the run directory", &path)(e)),
+        }
+    }
+    Err(Failure::System("cannot find a free name for the run directory".into()))
+}
+
+impl RunDir {
+    /// `files`: (path below `recipe/`, text).
+    pub fn create(given: Option<&Path>, name: &str, record: Map<String, Value>, files: &[(PathBuf, String)]) -> Result<RunDir, Failure> {
+        let path = claim(given, name)?;
+        for (inside, text) in files {
+            let to = path.join("recipe").join(inside);
+            let dir = to.parent().unwrap_or(&path);
+            fs::create_dir_all(dir).map_err(disk("create", dir))?;
+            fs::write(&to, text).map_err(disk("write", &to))?;
+        }
+        let metrics = path.join("metrics.jsonl");
+        let metrics = BufWriter::new(File::create(&metrics).map_err(disk("create", &metrics))?);
+        let tb = path.join("tb");
+        fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
+        let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
+        let mut dir = RunDir { path, record, metrics, board, flushed: Instant::now() };
+        dir.update([("status", Value::from("running"))])?;
+        Ok(dir)
+    }
+
+    /// Sets fields of `run.json`.
+    pub fn update<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<(), Failure> {
+        for (key, value) in fields {
+            self.record.insert(key.to_string(), value);
+        }
+        let (to, new) = (self.path.join("run.json"), self.path.join(".run.json.new"));
+        let text = format!("{:#}\n", Value::Object(self.record.clone()));
+        fs::write(&new, text).and_then(|()| fs::rename(&new, &to)).map_err(disk("write", &to))
+    }
+
+    /// A step or eval event, and its numbers for TensorBoard.
+    pub fn log(&mut self, event: &Value, step: u64, values: &[(String, f64)]) -> Result<(), Failure> {
+        let written = writeln!(self.metrics, "{event}")
+            .and_then(|()| self.board.scalars(now(), step, values.iter().map(|(k, v)| (k.as_str(), *v))));
+        written.map_err(disk("write to", &self.path))?;
+        if self.flushed.elapsed() > FLUSH { self.flush() } else { Ok(()) }
+    }
+
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.flushed = Instant::now();
+        self.metrics.flush().and_then(|()| self.board.flush()).map_err(disk("write to", &self.path))
+    }
+}

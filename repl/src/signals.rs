@@ -1,0 +1,48 @@
+//! Ctrl-C and SIGTERM. Handlers only set flags: the first signal of a training run ends it after the step, the second one
+//! ends the process at once. Before training, and in plain scripts, the first does.
+
+use crate::failure::{Failure, plain};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+pub struct Signals {
+    /// The next signal ends the process.
+    at_once: Arc<AtomicBool>,
+    seen: Arc<AtomicUsize>,
+}
+
+/// A signal that asked for the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    pub name: &'static str,
+    pub status: u8,
+}
+
+impl Signals {
+    pub fn install() -> Result<Signals, Failure> {
+        let out = Signals { at_once: Arc::new(AtomicBool::new(true)), seen: Arc::default() };
+        for signal in [SIGINT, SIGTERM] {
+            // Actions run in the order of registration: look at the flag, then set it.
+            flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
+                .and_then(|_| flag::register(signal, out.at_once.clone()))
+                .and_then(|_| flag::register_usize(signal, out.seen.clone(), signal as usize))
+                .map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
+        }
+        Ok(out)
+    }
+
+    /// From now on the first signal is a request.
+    pub fn soften(&self) {
+        self.at_once.store(false, Ordering::SeqCst);
+    }
+
+    pub fn asked(&self) -> Option<Asked> {
+        match self.seen.load(Ordering::SeqCst) as i32 {
+            0 => None,
+            SIGTERM => Some(Asked { name: "SIGTERM", status: 143 }),
+            _ => Some(Asked { name: "SIGINT", status: 130 }),
+        }
+    }
+}

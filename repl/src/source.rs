@@ -1,0 +1,75 @@
+//! A recipe file, read once: the text that runs is the text that is hashed and kept beside the results.
+
+use crate::failure::{Failure, plain};
+use perilune_core::error::did_you_mean;
+use perilune_lua::{Loaded, Runtime};
+use std::path::{Path, PathBuf};
+
+pub struct Source {
+    pub path: PathBuf,
+    pub text: String,
+}
+
+impl Source {
+    /// Reads a recipe; what is no recipe is refused with the reason.
+    pub fn read(path: &Path) -> Result<Source, Failure> {
+        let shown = path.display();
+        let no = |text: String| Err(Failure::Usage(text));
+        if path.is_dir() {
+            let inside = lua_files(path);
+            let hint = if inside.is_empty() { String::new() } else { format!("; recipes in it: {}", inside.join(", ")) };
+            return no(format!("{shown} is a directory, not a recipe{hint}"));
+        }
+        if path.extension().is_some_and(|e| e != "lua") && path.exists() {
+            return no(format!("{shown} is not a Lua file: a recipe's name ends in .lua"));
+        }
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return no(format!("there is no file {shown}{}", near(path))),
+            Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
+        };
+        if bytes.starts_with(b"\x1bLua") {
+            return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));
+        }
+        match String::from_utf8(bytes) {
+            Ok(text) if text.contains('\0') => no(format!("{shown} holds zero bytes: it is not a text file")),
+            Ok(text) => {
+                let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
+                Ok(Source { path: path.to_path_buf(), text })
+            }
+            Err(e) => {
+                let good = e.utf8_error().valid_up_to();
+                let line = e.as_bytes()[..good].iter().filter(|b| **b == b'\n').count() + 1;
+                no(format!("{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8", e.as_bytes()[good]))
+            }
+        }
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    pub fn load(&self, runtime: &Runtime) -> Result<Loaded, Failure> {
+        runtime.set_place(self.dir());
+        Ok(runtime.load_text(&self.text, &format!("@{}", self.path.display()))?)
+    }
+}
+
+fn lua_files(dir: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut out: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    out.retain(|name| name.ends_with(".lua"));
+    out.sort();
+    out.truncate(10);
+    out
+}
+
+/// `. Did you mean recipes/digits.lua?`, from the files beside.
+fn near(path: &Path) -> String {
+    let Some(name) = path.file_name().map(|n| n.to_string_lossy().into_owned()) else { return String::new() };
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let names = lua_files(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+    let with_suffix = format!("{name}.lua");
+    let found = names.iter().find(|n| **n == with_suffix).map(String::as_str).or_else(|| did_you_mean(&name, names.iter().map(String::as_str)));
+    found.map(|n| format!(". Did you mean {}?", dir.join(n).display())).unwrap_or_default()
+}

@@ -1,0 +1,156 @@
+//! The loop of a training run: steps, numbers that lag one step, evaluations, the end.
+//!
+//! The numbers of step k are read when step k + 1 has been issued, so that reading never makes a device wait. Whether the
+//! loss is still a number is therefore known one step late, and said with the step it belongs to.
+
+use crate::events::Events;
+use crate::failure::Failure;
+use crate::format::{metrics, short};
+use crate::progress::Progress;
+use crate::signals::{Asked, Signals};
+use perilune_lua::{ParamValue, RecipeError, Run, StepResult};
+use std::time::Instant;
+
+pub struct Trainer<'a> {
+    pub run: &'a Run,
+    pub params: &'a [(String, ParamValue)],
+    pub events: &'a mut Events,
+    pub progress: &'a mut Progress,
+    pub signals: &'a Signals,
+    pending: Option<(u64, StepResult)>,
+    last_loss: Option<f64>,
+    /// The step that the valid split was evaluated at last, and the result.
+    evaluated: Option<(u64, Vec<(String, f64)>)>,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    Finished,
+    Asked(Asked),
+}
+
+impl<'a> Trainer<'a> {
+    pub fn new(
+        run: &'a Run,
+        params: &'a [(String, ParamValue)],
+        events: &'a mut Events,
+        progress: &'a mut Progress,
+        signals: &'a Signals,
+    ) -> Self {
+        Trainer { run, params, events, progress, signals, pending: None, last_loss: None, evaluated: None }
+    }
+
+    /// Steps until the run is finished or a signal asks for the end.
+    pub fn train(&mut self) -> Result<End, Failure> {
+        let result = self.steps();
+        self.progress.finish();
+        result
+    }
+
+    fn steps(&mut self) -> Result<End, Failure> {
+        let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
+        while !self.run.finished()? {
+            if let Some(asked) = self.signals.asked() {
+                self.settle()?;
+                return Ok(End::Asked(asked));
+            }
+            let start = Instant::now();
+            let result = self.run.step();
+            self.progress.took(start.elapsed().as_secs_f64());
+            self.notices();
+            let result = match result {
+                Ok(result) => result,
+                Err(e) => {
+                    // The step before is complete; a loss that is no number may well be why this one failed.
+                    self.settle()?;
+                    return Err(e.into());
+                }
+            };
+            let step = self.run.count();
+            if let Some(before) = self.pending.replace((step, result)) {
+                self.report(before)?;
+            }
+            if every.is_some_and(|n| step % n == 0) {
+                self.settle()?;
+                let values = self.evaluate("valid")?;
+                self.events.screen.line(&format!("step {step:>5} · valid {}", metrics(&values)));
+            }
+        }
+        self.settle()?;
+        Ok(End::Finished)
+    }
+
+    /// Reads what was still pending.
+    fn settle(&mut self) -> Result<(), Failure> {
+        self.pending.take().map_or(Ok(()), |p| self.report(p))
+    }
+
+    fn report(&mut self, (step, result): (u64, StepResult)) -> Result<(), Failure> {
+        let numbers = self.run.read(&result)?;
+        self.events.step(step, &numbers)?;
+        self.progress.update(step, numbers.loss, numbers.samples);
+        if !numbers.loss.is_finite() {
+            return Err(self.not_finite(step, numbers.loss));
+        }
+        self.last_loss = Some(numbers.loss);
+        Ok(())
+    }
+
+    fn not_finite(&self, step: u64, loss: f64) -> Failure {
+        let what = if loss.is_nan() { "NaN" } else { "infinite" };
+        let before = self.last_loss.map(|l| format!("; it was {} at step {}", short(l), step - 1)).unwrap_or_default();
+        let lr = self.params.iter().find(|(name, _)| name == "lr").map(|(_, v)| match v {
+            ParamValue::Int(i) => format!(" (lr is {i})"),
+            ParamValue::Float(f) => format!(" (lr is {f})"),
+            _ => String::new(),
+        });
+        let hint = format!(
+            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data",
+            lr.unwrap_or_default()
+        );
+        let message = format!("the loss is {what} at step {step}{before}");
+        let place = self.run.loss_place();
+        let error = match &place {
+            Some((file, line)) => RecipeError::at(file, Some(*line), message, Some(hint)),
+            None => RecipeError::at("", None, message, Some(hint)),
+        };
+        Failure::Recipe(Box::new(RecipeError { file: place.map(|(file, _)| file), ..error }))
+    }
+
+    pub fn can_evaluate(&self, split: &str) -> bool {
+        self.run.has_split(split) && self.run.can_evaluate()
+    }
+
+    /// Metrics of a split at the current step; not computed twice.
+    pub fn evaluate(&mut self, split: &str) -> Result<Vec<(String, f64)>, Failure> {
+        let step = self.run.count();
+        if let Some((at, values)) = &self.evaluated
+            && split == "valid"
+            && *at == step
+        {
+            return Ok(values.clone());
+        }
+        let values = self.run.evaluate(split)?;
+        self.notices();
+        self.events.eval(step, split, &values)?;
+        if split == "valid" {
+            self.evaluated = Some((step, values.clone()));
+        }
+        Ok(values)
+    }
+
+    /// What the engine has to say: plans that were asked for, and why a warmed-up loop needed a new one.
+    pub fn notices(&self) {
+        let (plans, notices) = {
+            let mut engine = self.run.host().engine.borrow_mut();
+            (std::mem::take(&mut engine.plans_shown), std::mem::take(&mut engine.notices))
+        };
+        for plan in plans {
+            self.events.screen.note(plan.trim_end());
+        }
+        for notice in notices {
+            self.events.warning(&notice);
+        }
+    }
+}

@@ -1,0 +1,438 @@
+#!/usr/bin/env python3
+"""Makes reference.safetensors: what PyTorch says about every sample of the op registry.
+
+    PERILUNE_DUMP_CASES=/tmp/cases.json cargo test -p perilune-tests --test ops dump_cases
+    python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
+
+A case is an op, its arguments by name and a variant. Variants `full` and `grid` are in f64 (the numbers of `grid` are
+exact in every float dtype, so its reference serves f32, bf16 and f16 too); the others hold small integers or bools. Where
+PyTorch refuses integers, the reference is that of the same numbers in i64 or f64, listed under `fallback` in the
+metadata: its values count, its dtype does not. `dtypes` says what dtypes PyTorch gives for f32, bf16 and f16 inputs.
+"""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool,
+}
+NAMES = {v: k for k, v in DTYPES.items()}
+
+
+def tensor(x):
+    """An operand as a tensor: a number becomes a rank-0 tensor, which promotes as a number does."""
+    return x if torch.is_tensor(x) else torch.tensor(x)
+
+
+def dims(d):
+    return tuple(d) if d is not None else None
+
+
+def one(d):
+    return d[0] if d is not None and len(d) == 1 else d
+
+
+def like(x, y):
+    return y if torch.is_tensor(y) else torch.full_like(x, y)
+
+
+def all_dims(x, d):
+    return tuple(range(x.dim())) if d is None else tuple(d)
+
+
+def arg(x, dim, keepdim, f):
+    flat = x.detach().to(torch.float64).numpy()
+    if dim is None:
+        return torch.tensor(int(f(flat.reshape(-1))))
+    if x.dim() == 0:
+        return torch.tensor(0)
+    out = torch.from_numpy(np.asarray(f(flat, axis=dim), dtype=np.int64))
+    return out.unsqueeze(dim) if keepdim else out
+
+
+def extreme(x, dim, keepdim, value, position):
+    if dim is None:
+        return value(x)
+    return value(x, dim=dim, keepdim=keepdim), arg(x, dim, keepdim, position)
+
+
+def prod(a):
+    if a.dims is None:
+        return torch.prod(a.x)
+    (d,) = a.dims
+    return torch.prod(a.x, dim=d, keepdim=a.keepdim)
+
+
+def reduce_bool(f, a):
+    out = a.x.bool()
+    return f(out, dim=all_dims(out, a.dims), keepdim=a.keepdim)
+
+
+def sort(x, dim, descending):
+    s = torch.sort(x, dim=dim, descending=descending, stable=True)
+    return s.values, s.indices
+
+
+def topk(a):
+    if a.x.dim() == 0:
+        return torch.topk(a.x, a.k)
+    v, i = sort(a.x, a.dim, a.largest)
+    return v.narrow(a.dim, 0, a.k), i.narrow(a.dim, 0, a.k)
+
+
+def unique(a):
+    out = torch.unique(a.x, return_inverse=True, return_counts=True)
+    picked = [out[0]] + ([out[1]] if a.return_inverse else []) + ([out[2]] if a.return_counts else [])
+    return tuple(picked)
+
+
+def slice_(a):
+    d = a.dim % a.x.dim()
+    index = [slice(None)] * a.x.dim()
+    index[d] = slice(a.start, a.stop, a.step)
+    return a.x[tuple(index)]
+
+
+def split(a):
+    return torch.split(a.x, a.sizes[0] if len(a.sizes) == 1 else list(a.sizes), dim=a.dim)
+
+
+def layer_norm(a):
+    shape = next((t.shape for t in (a.weight, a.bias) if t is not None), a.x.shape[-(a.dims or 1):])
+    return F.layer_norm(a.x, shape, a.weight, a.bias, a.eps)
+
+
+def rms_norm(a):
+    n = a.weight.dim() if a.weight is not None else (a.dims or 1)
+    d = tuple(range(-n, 0))
+    y = a.x * torch.rsqrt(a.x.pow(2).mean(d, keepdim=True) + a.eps)
+    return y * a.weight if a.weight is not None else y
+
+
+def attention(a):
+    q, k, v = a.q, a.k, a.v
+    if a.enable_gqa:
+        n = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(n, -3), v.repeat_interleave(n, -3)
+    scale = a.scale if a.scale is not None else 1 / math.sqrt(q.shape[-1])
+    s = q @ k.transpose(-1, -2) * scale
+    rows = torch.arange(s.shape[-2]).unsqueeze(1)
+    cols = torch.arange(s.shape[-1]).unsqueeze(0)
+    if a.is_causal or a.window is not None:
+        s = s.masked_fill(cols > rows, -math.inf)
+    if a.window is not None:
+        s = s.masked_fill(cols <= rows - a.window, -math.inf)
+    if a.mask is not None:
+        s = s.masked_fill(~a.mask, -math.inf) if a.mask.dtype == torch.bool else s + a.mask
+    return torch.nan_to_num(torch.softmax(s, -1), nan=0.0) @ v
+
+
+def rope(a):
+    x, d = a.x, a.x.shape[-1]
+    t = a.positions.to(x.dtype) if a.positions is not None else torch.arange(x.shape[-2], dtype=x.dtype)
+    freq = a.base ** (-2 * torch.arange(d // 2, dtype=x.dtype) / d)
+    angle = t.unsqueeze(-1) * freq
+    c, s = torch.cos(angle), torch.sin(angle)
+    if a.interleaved:
+        p, q = x[..., 0::2], x[..., 1::2]
+        return torch.stack([p * c - q * s, q * c + p * s], -1).flatten(-2)
+    p, q = x[..., : d // 2], x[..., d // 2:]
+    return torch.cat([p * c - q * s, q * c + p * s], -1)
+
+
+def cross_entropy(a):
+    x, t = a.logits, a.target
+    if x.dim() == 1:
+        return F.cross_entropy(x, t, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
+    n = x.shape[-1]
+    flat_t = t.reshape(-1) if not t.is_floating_point() else t.reshape(-1, n)
+    y = F.cross_entropy(x.reshape(-1, n), flat_t, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
+    return y.reshape(x.shape[:-1]) if a.reduction == "none" else y
+
+
+def nll(a):
+    n = a.logp.shape[-1]
+    y = F.nll_loss(a.logp.reshape(-1, n), a.target.reshape(-1), ignore_index=a.ignore_index, reduction=a.reduction)
+    return y.reshape(a.logp.shape[:-1]) if a.reduction == "none" else y
+
+
+def adamw(a):
+    m = a.beta1 * a.m + (1 - a.beta1) * a.g
+    v = a.beta2 * a.v + (1 - a.beta2) * a.g * a.g
+    mhat, vhat = m / (1 - a.beta1**a.step), v / (1 - a.beta2**a.step)
+    return a.w * (1 - a.lr * a.weight_decay) - a.lr * mhat / (vhat.sqrt() + a.eps), m, v
+
+
+def arange(a):
+    args = (a.start,) if a.stop is None else (a.start, a.stop, a.step)
+    whole = all(isinstance(v, int) for v in args)
+    return torch.arange(*args, dtype=a.dtype or (torch.int64 if whole else torch.float32))
+
+
+def full(a):
+    dtype = a.dtype or (torch.int64 if isinstance(a.value, int) else torch.float32)
+    return torch.full(a.shape, a.value, dtype=dtype)
+
+
+def conv(f):
+    return lambda a: f(a.x, a.weight, a.bias, one(a.stride), one(a.padding), one(a.dilation), a.groups)
+
+
+def conv_transpose(f):
+    return lambda a: f(a.x, a.weight, a.bias, one(a.stride), one(a.padding), one(a.output_padding), a.groups, one(a.dilation))
+
+
+def max_pool(f):
+    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), one(a.dilation))
+
+
+def avg_pool(f):
+    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), count_include_pad=a.count_include_pad)
+
+
+def interpolate(a):
+    corners = a.align_corners if a.mode != "nearest" else None
+    return F.interpolate(a.x, size=one(a.size), scale_factor=a.scale, mode=a.mode, align_corners=corners)
+
+
+def scatter(a):
+    return a.x.scatter(a.dim, a.index, a.src)
+
+
+def scatter_add(a):
+    src = a.src if torch.is_tensor(a.src) else torch.full(a.index.shape, a.src).to(a.x.dtype)
+    return a.x.scatter_add(a.dim, a.index, src)
+
+
+def loss(f, *names):
+    return lambda a: f(a.x, like(a.x, a.target), reduction=a.reduction, **{n: getattr(a, n) for n in names})
+
+
+def smooth_l1(a):
+    return F.smooth_l1_loss(a.x, like(a.x, a.target), beta=a.beta, reduction=a.reduction)
+
+
+UNARY = {
+    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "log": torch.log, "log1p": torch.log1p,
+    "expm1": torch.expm1, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "sin": torch.sin,
+    "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
+    "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "isinf": torch.isinf,
+    "isfinite": torch.isfinite, "logical_not": torch.logical_not, "relu": torch.relu, "silu": F.silu, "selu": F.selu,
+    "mish": F.mish, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "relu6": F.relu6, "logsigmoid": F.logsigmoid,
+    "softsign": F.softsign, "contiguous": torch.clone, "detach": torch.clone, "nonzero": torch.nonzero,
+    "t": lambda x: x.transpose(-1, -2) if x.dim() > 1 else x, "diagonal": lambda x: torch.diagonal(x, dim1=-2, dim2=-1),
+}
+BINARY = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "floor_div": torch.floor_divide,
+    "remainder": torch.remainder, "maximum": torch.maximum, "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne,
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "logical_and": torch.logical_and,
+    "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
+}
+OPS = {
+    "zeros": lambda a: torch.zeros(a.shape, dtype=a.dtype),
+    "ones": lambda a: torch.ones(a.shape, dtype=a.dtype),
+    "full": full,
+    "zeros_like": lambda a: torch.zeros_like(a.x, dtype=a.dtype),
+    "ones_like": lambda a: torch.ones_like(a.x, dtype=a.dtype),
+    "full_like": lambda a: torch.full_like(a.x, a.value, dtype=a.dtype),
+    "arange": arange,
+    "linspace": lambda a: torch.linspace(a.start, a.stop, a.steps, dtype=torch.float64).to(a.dtype),
+    "eye": lambda a: torch.eye(a.n, a.m if a.m is not None else a.n, dtype=a.dtype),
+    "to": lambda a: a.x.to(a.dtype),
+    "pow": lambda a: torch.pow(a.x, a.y),
+    "where": lambda a: torch.where(a.cond, a.x, a.y),
+    "clamp": lambda a: torch.clamp(a.x, *(None if v is None else like_clamp(a, v) for v in (a.min, a.max))),
+    "gelu": lambda a: F.gelu(a.x, approximate=a.approximate),
+    "softplus": lambda a: F.softplus(a.x, a.beta, a.threshold),
+    "elu": lambda a: F.elu(a.x, a.alpha),
+    "leaky_relu": lambda a: F.leaky_relu(a.x, a.slope),
+    "sum": lambda a: torch.sum(a.x, dim=dims(a.dims), keepdim=a.keepdim),
+    "prod": prod,
+    "amax": lambda a: torch.amax(a.x, dim=all_dims(a.x, a.dims), keepdim=a.keepdim),
+    "amin": lambda a: torch.amin(a.x, dim=all_dims(a.x, a.dims), keepdim=a.keepdim),
+    "max": lambda a: extreme(a.x, a.dim, a.keepdim, torch.amax, np.argmax),
+    "min": lambda a: extreme(a.x, a.dim, a.keepdim, torch.amin, np.argmin),
+    "mean": lambda a: torch.mean(a.x, dim=dims(a.dims), keepdim=a.keepdim),
+    "var": lambda a: torch.var(a.x, dim=dims(a.dims), correction=int(a.unbiased), keepdim=a.keepdim),
+    "std": lambda a: torch.std(a.x, dim=dims(a.dims), correction=int(a.unbiased), keepdim=a.keepdim),
+    "norm": lambda a: torch.linalg.vector_norm(a.x, ord=a.p, dim=dims(a.dims), keepdim=a.keepdim),
+    "logsumexp": lambda a: torch.logsumexp(a.x, dim=all_dims(a.x, a.dims), keepdim=a.keepdim),
+    "any": lambda a: reduce_bool(torch.any, a),
+    "all": lambda a: reduce_bool(torch.all, a),
+    "argmax": lambda a: arg(a.x, a.dim, a.keepdim, np.argmax),
+    "argmin": lambda a: arg(a.x, a.dim, a.keepdim, np.argmin),
+    "cumsum": lambda a: torch.cumsum(a.x, a.dim),
+    "cumprod": lambda a: torch.cumprod(a.x, a.dim),
+    "reshape": lambda a: a.x.reshape(a.shape),
+    "view": lambda a: a.x.reshape(a.shape),
+    "flatten": lambda a: torch.flatten(a.x, a.start, a.stop),
+    "unflatten": lambda a: a.x.unflatten(a.dim, a.sizes),
+    "squeeze": lambda a: torch.squeeze(a.x) if a.dims is None else torch.squeeze(a.x, dims(a.dims)),
+    "unsqueeze": lambda a: a.x.unsqueeze(a.dim),
+    "permute": lambda a: a.x.permute(a.dims),
+    "transpose": lambda a: a.x.transpose(a.dim0, a.dim1),
+    "expand": lambda a: a.x.expand(a.shape),
+    "broadcast_to": lambda a: torch.broadcast_to(a.x, a.shape),
+    "narrow": lambda a: a.x.narrow(a.dim, a.start, a.length),
+    "select": lambda a: a.x.select(a.dim, a.index),
+    "slice": slice_,
+    "flip": lambda a: a.x.flip(a.dims),
+    "roll": lambda a: torch.roll(a.x, a.shifts, a.dims) if a.dims is not None else torch.roll(a.x, a.shifts[0]),
+    "unfold": lambda a: a.x.unfold(a.dim, a.size, a.step),
+    "cat": lambda a: torch.cat(a.xs, a.dim),
+    "concat": lambda a: torch.cat(a.xs, a.dim),
+    "stack": lambda a: torch.stack(a.xs, a.dim),
+    "split": split,
+    "chunk": lambda a: torch.chunk(a.x, a.chunks, a.dim),
+    "unbind": lambda a: torch.unbind(a.x, a.dim),
+    "pad": lambda a: F.pad(a.x, a.pads, value=a.value),
+    "tril": lambda a: torch.tril(a.x, a.diagonal),
+    "triu": lambda a: torch.triu(a.x, a.diagonal),
+    "tile": lambda a: torch.tile(a.x, a.repeats),
+    "repeat_interleave": lambda a: torch.repeat_interleave(a.x, a.repeats, a.dim),
+    "gather": lambda a: torch.gather(a.x, a.dim, a.index),
+    "take_along": lambda a: torch.gather(a.x, a.dim, a.index),
+    "scatter": scatter,
+    "scatter_add": scatter_add,
+    "index_select": lambda a: torch.index_select(a.x, a.dim, a.index),
+    "index_add": lambda a: torch.index_add(a.x, a.dim, a.index, a.src),
+    "masked_fill": lambda a: torch.where(a.mask, a.value, a.x),
+    "one_hot": lambda a: F.one_hot(a.ids.long(), a.classes) if a.ids.numel() else torch.zeros(*a.ids.shape, a.classes, dtype=torch.int64),
+    "embedding": lambda a: a.weight[a.ids],
+    "masked_select": lambda a: torch.masked_select(a.x, a.mask),
+    "argsort": lambda a: sort(a.x, a.dim, a.descending)[1],
+    "sort": lambda a: sort(a.x, a.dim, a.descending),
+    "topk": topk,
+    "unique": unique,
+    "matmul": lambda a: torch.matmul(a.a, a.b),
+    "mm": lambda a: torch.mm(a.a, a.b),
+    "bmm": lambda a: torch.bmm(a.a, a.b),
+    "linear": lambda a: F.linear(a.x, a.weight, a.bias),
+    "dot": lambda a: torch.dot(a.a, a.b),
+    "outer": lambda a: torch.outer(a.a, a.b),
+    "einsum": lambda a: torch.einsum(a.equation, *a.xs),
+    "conv1d": conv(F.conv1d),
+    "conv2d": conv(F.conv2d),
+    "conv_transpose1d": conv_transpose(F.conv_transpose1d),
+    "conv_transpose2d": conv_transpose(F.conv_transpose2d),
+    "max_pool1d": max_pool(F.max_pool1d),
+    "max_pool2d": max_pool(F.max_pool2d),
+    "avg_pool1d": avg_pool(F.avg_pool1d),
+    "avg_pool2d": avg_pool(F.avg_pool2d),
+    "adaptive_avg_pool2d": lambda a: F.adaptive_avg_pool2d(a.x, one(a.size)),
+    "interpolate": interpolate,
+    "softmax": lambda a: torch.softmax(a.x, a.dim),
+    "log_softmax": lambda a: torch.log_softmax(a.x, a.dim),
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": lambda a: F.group_norm(a.x, a.groups, a.weight, a.bias, a.eps),
+    "batch_norm": lambda a: F.batch_norm(a.x, a.mean, a.var, a.weight, a.bias, False, 0.0, a.eps),
+    "normalize": lambda a: F.normalize(a.x, dim=a.dim, eps=a.eps),
+    "scaled_dot_product_attention": attention,
+    "rope": rope,
+    "cross_entropy": cross_entropy,
+    "nll_loss": nll,
+    "mse_loss": loss(F.mse_loss),
+    "l1_loss": loss(F.l1_loss),
+    "smooth_l1_loss": smooth_l1,
+    "huber_loss": loss(F.huber_loss, "delta"),
+    "bce_with_logits": lambda a: F.binary_cross_entropy_with_logits(
+        a.logits, like(a.logits, a.target), pos_weight=a.pos_weight, reduction=a.reduction),
+    "bce_loss": loss(F.binary_cross_entropy),
+    "kl_div": loss(F.kl_div, "log_target"),
+    "adamw_update": adamw,
+}
+
+
+def like_clamp(a, v):
+    return v if torch.is_tensor(v) else (torch.tensor(v) if torch.is_tensor(a.min) or torch.is_tensor(a.max) else v)
+
+
+for name, f in UNARY.items():
+    OPS[name] = lambda a, f=f: f(a.x)
+for name, f in BINARY.items():
+    OPS[name] = lambda a, f=f: f(tensor(a.x), tensor(a.y))
+
+
+def read(v, dtype=None, kinds=()):
+    """An argument from its JSON; tensors whose dtype is in `kinds` become `dtype`."""
+    if isinstance(v, dict):
+        if "dtype_name" in v:
+            return DTYPES[v["dtype_name"]]
+        if "number" in v:
+            return float(v["number"])
+        own = DTYPES[v["dtype"]]
+        x = torch.tensor(v["values"], dtype=torch.float64).reshape(v["shape"]).to(own)
+        return x.to(dtype) if own in kinds else x
+    if isinstance(v, list) and v and isinstance(v[0], dict):
+        return [read(x, dtype, kinds) for x in v]
+    return v
+
+
+def run(case, dtype=None, kinds=()):
+    args = SimpleNamespace(**{k: read(v, dtype, kinds) for k, v in case["args"].items()})
+    out = OPS[case["op"]](args)
+    return [x.contiguous() for x in (out if isinstance(out, (tuple, list)) else (out,))]
+
+
+INTS = {torch.int64, torch.int32, torch.uint8}
+
+
+def main():
+    cases = json.load(open(sys.argv[1]))
+    tensors, dtypes, fallback, missing = {}, {}, [], []
+    for case in cases:
+        key, variant = case["key"], case["variant"]
+        out = None
+        try:
+            # Positions must be i64 to PyTorch; their dtype decides nothing.
+            out = run(case, torch.int64, {torch.int32, torch.uint8}) if case["op"] in POSITIONS else run(case)
+        except (RuntimeError, IndexError, TypeError, ValueError) as e:
+            errors = [e]
+            tries = [(torch.int64, {torch.bool}), (torch.float64, INTS), (torch.float64, INTS | {torch.bool})]
+            for dtype, kinds in tries:
+                try:
+                    out = run(case, dtype, kinds)
+                    fallback.append(key)
+                    break
+                except (RuntimeError, IndexError, TypeError, ValueError) as e:
+                    errors.append(e)
+            if out is None:
+                missing.append(key)
+                if variant in ("full", "grid"):
+                    print("no reference:", key, errors[0], file=sys.stderr)
+                continue
+        for k, x in enumerate(out):
+            tensors[f"{key} #{k}"] = x.clone()
+        if variant == "grid":
+            found = {}
+            for name in ("f32", "bf16", "f16"):
+                try:
+                    found[name] = [NAMES[x.dtype] for x in run(case, DTYPES[name], {torch.float64})]
+                except (RuntimeError, IndexError, TypeError, ValueError):
+                    pass
+            dtypes[key] = found
+    metadata = {
+        "made_with": f"torch {torch.__version__}",
+        "dtypes": json.dumps(dtypes, separators=(",", ":")),
+        "fallback": json.dumps(fallback),
+        "missing": json.dumps(missing),
+    }
+    path = __file__.replace("make.py", "reference.safetensors")
+    save_file(tensors, path, metadata)
+    print(f"{len(cases)} cases, {len(tensors)} tensors, {len(fallback)} by fallback, {len(missing)} without")
+
+
+POSITIONS = {"gather", "take_along", "scatter", "scatter_add", "index_select", "index_add", "embedding", "cross_entropy",
+             "nll_loss", "one_hot", "rope"}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+//! Runs cases: on an engine, in a chosen layout, fused or not, with panics caught.
+
+use crate::case::{Arg, Case, Data};
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{Args, Value};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_cpu::Cpu;
+use perilune_engine::Engine;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+/// How the elements of an input lie in its buffer. The values seen are the same in each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    Contiguous,
+    /// Dims in reverse order in memory.
+    Transposed,
+    /// Every second row, and an offset, of a larger tensor full of poison.
+    Sliced,
+    /// Backwards in memory along the first and last dim.
+    Flipped,
+}
+
+impl Layout {
+    pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::Transposed, Layout::Sliced, Layout::Flipped];
+}
+
+/// An engine on the CPU with that many threads.
+pub fn engine(threads: usize) -> Engine {
+    let mut e = Engine::new(Rc::new(Cpu::new(Some(threads))));
+    e.switches.fusion = true;
+    e
+}
+
+/// Puts a tensor on the engine in the given layout.
+pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
+    let rank = d.dims.len();
+    match layout {
+        Layout::Contiguous => e.from_host(&d.host()).unwrap(),
+        Layout::Transposed => {
+            let dims: Vec<usize> = d.dims.iter().rev().copied().collect();
+            let mut values = vec![0.0; d.values.len()];
+            for (i, v) in d.values.iter().enumerate() {
+                let mut at = index(i, &d.dims);
+                at.reverse();
+                values[offset(&at, &dims)] = *v;
+            }
+            let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&dims), &values)).unwrap();
+            let axes: Vec<usize> = (0..rank).rev().collect();
+            e.graph.permute(x, &axes).unwrap()
+        }
+        Layout::Sliced => {
+            let mut wide: Vec<usize> = d.dims.clone();
+            if rank == 0 {
+                wide = vec![3];
+            } else {
+                wide[0] = 2 * wide[0] + 1;
+                wide[rank - 1] += 3;
+            }
+            let poison = if d.dtype.is_float() { f64::NAN } else { 99.0 };
+            let mut values = vec![poison; wide.iter().product()];
+            for (i, v) in d.values.iter().enumerate() {
+                let mut at = index(i, &d.dims);
+                match rank {
+                    0 => at = vec![1],
+                    1 => at[0] = 2 * at[0] + 1,
+                    _ => {
+                        at[0] = 2 * at[0] + 1;
+                        at[rank - 1] += 2;
+                    }
+                }
+                values[offset(&at, &wide)] = *v;
+            }
+            let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&wide), &values)).unwrap();
+            let g = &mut e.graph;
+            match rank {
+                0 => {
+                    let y = g.slice(x, 0, 1, 2, 1).unwrap();
+                    g.reshape(y, &[]).unwrap()
+                }
+                1 => g.slice(x, 0, 1, 1 + 2 * d.dims[0], 2).unwrap(),
+                _ => {
+                    let y = g.slice(x, 0, 1, 1 + 2 * d.dims[0], 2).unwrap();
+                    g.slice(y, rank - 1, 2, 2 + d.dims[rank - 1], 1).unwrap()
+                }
+            }
+        }
+        Layout::Flipped => {
+            let mut values = vec![0.0; d.values.len()];
+            let ends: Vec<usize> = if rank > 1 { vec![0, rank - 1] } else { (0..rank).collect() };
+            for (i, v) in d.values.iter().enumerate() {
+                let mut at = index(i, &d.dims);
+                for &k in &ends {
+                    at[k] = d.dims[k] - 1 - at[k];
+                }
+                values[offset(&at, &d.dims)] = *v;
+            }
+            let mut x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&d.dims), &values)).unwrap();
+            for k in ends {
+                x = e.graph.flip(x, k).unwrap();
+            }
+            x
+        }
+    }
+}
+
+fn index(mut i: usize, dims: &[usize]) -> Vec<usize> {
+    let mut at = vec![0; dims.len()];
+    for k in (0..dims.len()).rev() {
+        at[k] = i % dims[k];
+        i /= dims[k];
+    }
+    at
+}
+
+fn offset(at: &[usize], dims: &[usize]) -> usize {
+    at.iter().zip(dims).fold(0, |o, (i, d)| o * d + i)
+}
+
+/// The arguments of a case as nodes, all tensors in `layout`; the tensors' nodes in order.
+pub fn args(e: &mut Engine, case: &Case, layout: Layout) -> (Args, Vec<NodeId>) {
+    let (mut values, mut nodes) = (Vec::new(), Vec::new());
+    for a in &case.args {
+        values.push(match a {
+            Arg::Tensor(d) => {
+                let x = upload(e, d, layout);
+                nodes.push(x);
+                Value::Tensor(x)
+            }
+            Arg::Tensors(ds) => {
+                let xs: Vec<NodeId> = ds.iter().map(|d| upload(e, d, layout)).collect();
+                nodes.extend(&xs);
+                Value::Tensors(xs)
+            }
+            Arg::Value(v) => v.clone(),
+        });
+    }
+    (Args::new(case.op, values), nodes)
+}
+
+/// What became of a call.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    Values(Vec<HostTensor>),
+    /// A clean refusal.
+    Refused(String),
+    Panicked(String),
+}
+
+/// Runs a case from a clean engine and leaves it clean; random counters start at `seed`.
+pub fn run(e: &mut Engine, case: &Case, layout: Layout) -> Outcome {
+    run_with(e, |e| {
+        let (a, _) = args(e, case, layout);
+        e.call(case.op, &a).map(|out| out.to_vec()).map_err(|f| f.error.to_string())
+    })
+}
+
+/// Records with `f` on a clean engine, reads the nodes it gives, and clears the engine.
+pub fn run_with(e: &mut Engine, f: impl FnOnce(&mut Engine) -> Result<Vec<NodeId>, String>) -> Outcome {
+    e.seed(7);
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        let ids = f(e)?;
+        read_all(e, &ids)
+    }));
+    match done {
+        Ok(Ok(values)) => {
+            e.flush().unwrap();
+            Outcome::Values(values)
+        }
+        Ok(Err(text)) => {
+            e.flush().unwrap();
+            Outcome::Refused(text)
+        }
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or(panic.downcast_ref::<&str>().map(|s| (*s).to_string())).unwrap_or_default();
+            // Its locks and scratch may be in any state.
+            let (threads, fusion) = (1, e.switches.fusion);
+            *e = engine(threads);
+            e.switches.fusion = fusion;
+            Outcome::Panicked(text)
+        }
+    }
+}
+
+/// Evaluates nodes in one plan and reads them.
+pub fn read_all(e: &mut Engine, ids: &[NodeId]) -> Result<Vec<HostTensor>, String> {
+    e.evaluate(ids).map_err(|f| f.error.to_string())?;
+    ids.iter().map(|id| e.read_node(*id).map_err(|f| f.error.to_string())).collect()
+}
+
+/// Whether two lists of tensors have the same bits; all NaNs count as one.
+pub fn same_bits(a: &[HostTensor], b: &[HostTensor]) -> bool {
+    a.len() == b.len()
+        && a.iter().zip(b).all(|(x, y)| {
+            x.dtype == y.dtype
+                && x.shape == y.shape
+                && (x.bytes == y.bytes
+                    || x.dtype.is_float()
+                        && (0..x.numel()).all(|i| {
+                            let (p, q) = (x.get_f64(i), y.get_f64(i));
+                            p.to_bits() == q.to_bits() || p.is_nan() && q.is_nan()
+                        }))
+        })
+}
+
+/// The first difference of two lists of tensors, for people.
+pub fn difference(a: &[HostTensor], b: &[HostTensor]) -> String {
+    for (k, (x, y)) in a.iter().zip(b).enumerate() {
+        if x.dtype != y.dtype || x.shape != y.shape {
+            return format!("output {k}: {} {} and {} {}", x.dtype, x.shape, y.dtype, y.shape);
+        }
+        for i in 0..x.numel() {
+            let (p, q) = (x.get_f64(i), y.get_f64(i));
+            if p.to_bits() != q.to_bits() && !(p.is_nan() && q.is_nan()) {
+                return format!("output {k}, element {i} of {} {}: {p:e} and {q:e}", x.dtype, x.shape);
+            }
+        }
+    }
+    format!("{} and {} outputs", a.len(), b.len())
+}
+
+/// A host tensor of normal numbers.
+pub fn randn(rng: &mut crate::rng::Pcg, dtype: DType, dims: &[usize]) -> HostTensor {
+    let n: usize = dims.iter().product();
+    let values: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
+    HostTensor::from_f64(dtype, Shape::of(dims), &values)
+}
