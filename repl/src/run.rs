@@ -30,8 +30,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     steps: Option<u32>,
     /// The seed of all random numbers
-    #[arg(long, value_name = "N")]
-    seed: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
+    seed: Option<i64>,
     /// Where results go; runs/NAME-DATE-TIME by default
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -66,7 +66,7 @@ impl RunArgs {
     /// `--steps` and `--seed` as values for params of those names.
     fn offered(&self) -> Result<Vec<(String, String)>, Failure> {
         let mut out = Vec::new();
-        for (name, value) in [("steps", self.steps), ("seed", self.seed)] {
+        for (name, value) in [("steps", self.steps.map(i64::from)), ("seed", self.seed)] {
             let Some(value) = value else { continue };
             if self.set.iter().any(|(key, _)| key == name) {
                 return Err(Failure::Usage(format!("--{name} and --set {name}=… say the same thing twice; give one of them")));
@@ -116,7 +116,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     let runtime = Runtime::new(options)?;
     runtime.offer_params(offered);
     if let Some(seed) = args.seed {
-        runtime.host().engine.borrow_mut().seed(u64::from(seed));
+        runtime.host().engine.borrow_mut().seed(seed as u64);
     }
     let mut about = about(args, &source, backend.as_ref(), backend.threads());
     match source.load(&runtime)? {
@@ -196,7 +196,7 @@ impl Job<'_> {
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        Ok(self.recipe.start(self.args.seed.map(i64::from))?)
+        Ok(self.recipe.start(self.args.seed)?)
     }
 
     fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {

@@ -226,3 +226,45 @@ pub fn randn(rng: &mut crate::rng::Pcg, dtype: DType, dims: &[usize]) -> HostTen
     let values: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
     HostTensor::from_f64(dtype, Shape::of(dims), &values)
 }
+
+/// The case with every tensor constant along its first dim, so that it can be seen through a broadcast.
+#[must_use]
+pub fn constant_rows(case: &Case) -> Case {
+    let mut c = case.clone();
+    for d in c.tensors_mut() {
+        if d.kind == crate::sample::Kind::Perm || d.dims.first().is_none_or(|n| *n < 2) {
+            continue;
+        }
+        let row = d.values.len() / d.dims[0];
+        for i in row..d.values.len() {
+            d.values[i] = d.values[i - row];
+        }
+    }
+    c
+}
+
+/// Runs a case of [`constant_rows`] with its tensors expanded from one row each.
+pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
+    run_with(e, |e| {
+        let mut expand = |d: &Data| {
+            if d.kind == crate::sample::Kind::Perm || d.dims.first().is_none_or(|n| *n < 2) {
+                return upload(e, d, Layout::Contiguous);
+            }
+            let mut one = d.clone();
+            one.dims[0] = 1;
+            one.values.truncate(d.values.len() / d.dims[0]);
+            let x = e.from_host(&one.host()).unwrap();
+            e.graph.expand(x, Shape::of(&d.dims)).unwrap()
+        };
+        let values: Vec<Value> = case
+            .args
+            .iter()
+            .map(|a| match a {
+                Arg::Tensor(d) => Value::Tensor(expand(d)),
+                Arg::Tensors(ds) => Value::Tensors(ds.iter().map(&mut expand).collect()),
+                Arg::Value(v) => v.clone(),
+            })
+            .collect();
+        e.call(case.op, &Args::new(case.op, values)).map(|out| out.to_vec()).map_err(|f| f.error.to_string())
+    })
+}

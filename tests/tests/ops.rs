@@ -1,12 +1,197 @@
 //! Every op of the registry against PyTorch's numbers, in every dtype and layout, fused and not.
 #![allow(clippy::unwrap_used)]
 
-use perilune_tests::case;
+use perilune_core::ops::{self, Op};
+use perilune_core::{DType, HostTensor};
+use perilune_engine::Engine;
+use perilune_tests::case::{self, Case, Variant};
+use perilune_tests::harness::{self, Layout, Outcome};
+use perilune_tests::reference::{self, Known, Reference};
 
 /// Writes what `golden/ops/make.py` reads, if asked to.
 #[test]
 fn dump_cases() {
     let Ok(path) = std::env::var("PERILUNE_DUMP_CASES") else { return };
-    let cases: Vec<_> = case::all().iter().map(case::Case::json).collect();
+    let cases: Vec<_> = case::all().iter().map(Case::json).collect();
     std::fs::write(path, serde_json::to_string(&cases).unwrap()).unwrap();
+}
+
+fn callable() -> Vec<&'static Op> {
+    ops::all().iter().copied().filter(|op| !op.sig.is_empty()).collect()
+}
+
+/// Runs `f` over the ops, two threads at a time, and fails with everything that was found.
+fn over(ops: &[&'static Op], f: impl Fn(&mut Engine, &'static Op, &mut Vec<String>) -> usize + Sync) -> usize {
+    let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                let mut e = harness::engine(1);
+                loop {
+                    let k = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(op) = ops.get(k) else { break };
+                    let mut faults = Vec::new();
+                    let n = f(&mut e, op, &mut faults);
+                    let mut all = found.lock().unwrap();
+                    all.0.extend(faults);
+                    all.1 += n;
+                }
+            });
+        }
+    });
+    let (faults, n) = found.into_inner().unwrap();
+    assert!(faults.is_empty(), "{} of {n} checks failed:\n{}", faults.len(), faults[..faults.len().min(400)].join("\n"));
+    n
+}
+
+/// The case in each dtype its reference serves.
+fn in_dtypes(case: &Case) -> Vec<(DType, Case)> {
+    match case.variant {
+        Variant::Full => vec![(DType::F64, case.clone())],
+        Variant::Grid => [DType::F32, DType::BF16, DType::F16].iter().map(|d| (*d, case.floats_as(*d))).collect(),
+        Variant::As(d) => vec![(d, case.clone())],
+    }
+}
+
+/// Where Perilune means something else than PyTorch, on purpose.
+fn differs_on_purpose(case: &Case) -> Option<&'static str> {
+    let name = case.op.name;
+    let bools = case.tensors().filter(|t| t.kind.is_float()).all(|t| t.dtype == DType::Bool);
+    match name {
+        "sign" | "add" | "mul" | "maximum" | "minimum" if bools => Some("arithmetic on bools is arithmetic on i64"),
+        "pow" if !case.tensors().any(|t| t.dtype.is_float()) => Some("an integer to a negative power is 0, not an error"),
+        _ => None,
+    }
+}
+
+fn check_values(r: &Reference, case: &Case, dtype: DType, got: &[HostTensor]) -> Result<(), String> {
+    let (want, exact) = match r.get(case) {
+        Known::Exact(w) => (w, true),
+        Known::Values(w) => (w, false),
+        Known::Refused => return Ok(()),
+        Known::Nothing => return Err("no reference; see golden/ops/make.py".into()),
+    };
+    if got.len() != want.len() {
+        return Err(format!("{} outputs instead of {}", got.len(), want.len()));
+    }
+    let own = differs_on_purpose(case);
+    if exact && own.is_none() {
+        let dtypes = match case.variant {
+            Variant::Grid => r.dtypes(case, dtype),
+            _ => Some(want.iter().map(|w| w.dtype).collect()),
+        };
+        for (g, d) in got.iter().zip(dtypes.unwrap_or_default()) {
+            if g.dtype != d {
+                return Err(format!("result is {} instead of {d}", g.dtype));
+            }
+        }
+    }
+    for (k, (g, w)) in got.iter().zip(&want).enumerate() {
+        let computed = if g.dtype.is_float() { g.dtype } else { DType::F64 };
+        if own.is_some() && g.dtype != w.dtype {
+            continue;
+        }
+        reference::compare(g, w, reference::tolerance(case.op, computed)).map_err(|m| format!("output {k}: {m}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn values_match_pytorch_in_every_dtype() {
+    let r = Reference::read();
+    let n = over(&callable(), |e, op, faults| {
+        let mut n = 0;
+        if case::is_random(op) {
+            return 0;
+        }
+        for base in case::cases(op) {
+            let mut runs = in_dtypes(&base);
+            if base.variant == Variant::Full && base.has_ints() {
+                runs.push((DType::F64, base.ints_as(DType::I32)));
+            }
+            for (dtype, c) in runs {
+                n += 1;
+                match harness::run(e, &c, Layout::Contiguous) {
+                    Outcome::Values(got) => {
+                        if let Err(m) = check_values(&r, &c, dtype, &got) {
+                            faults.push(format!("{} in {dtype}: {m}", c.key));
+                        }
+                    }
+                    Outcome::Refused(text) => {
+                        if dtype.is_float() {
+                            faults.push(format!("{} in {dtype} is refused: {text}", c.key));
+                        } else if matches!(r.get(&c), Known::Exact(_)) {
+                            faults.push(format!("{} in {dtype} is refused, PyTorch takes it: {text}", c.key));
+                        }
+                    }
+                    Outcome::Panicked(text) => faults.push(format!("{} in {dtype} panics: {text}", c.key)),
+                }
+            }
+        }
+        n
+    });
+    assert!(n > 4000, "only {n} checks");
+}
+
+#[test]
+fn promotion_is_that_of_pytorch() {
+    let r = Reference::read();
+    let mut e = harness::engine(1);
+    let mut faults = Vec::new();
+    for c in case::promotion_cases() {
+        match harness::run(&mut e, &c, Layout::Contiguous) {
+            Outcome::Values(got) => {
+                if let Err(m) = check_values(&r, &c, DType::F64, &got) {
+                    faults.push(format!("{}: {m}", c.key));
+                }
+            }
+            other => faults.push(format!("{}: {other:?}", c.key)),
+        }
+    }
+    assert!(faults.is_empty(), "{} failed:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn layouts_and_fusion_change_no_bit() {
+    let n = over(&callable(), |e, op, faults| {
+        let mut n = 0;
+        for base in case::cases(op) {
+            for (dtype, c) in in_dtypes(&base) {
+                e.switches.fusion = true;
+                let first = harness::run(e, &c, Layout::Contiguous);
+                for layout in Layout::ALL {
+                    for fusion in [true, false] {
+                        e.switches.fusion = fusion;
+                        let again = harness::run(e, &c, layout);
+                        n += 1;
+                        compare(&first, &again, &format!("{} in {dtype}, {layout:?}, fusion {fusion}", c.key), faults);
+                    }
+                }
+                let flat = harness::constant_rows(&c);
+                e.switches.fusion = true;
+                let first = harness::run(e, &flat, Layout::Contiguous);
+                for fusion in [true, false] {
+                    e.switches.fusion = fusion;
+                    let again = harness::run_broadcast(e, &flat);
+                    n += 1;
+                    compare(&first, &again, &format!("{} in {dtype}, broadcast, fusion {fusion}", c.key), faults);
+                }
+            }
+        }
+        n
+    });
+    assert!(n > 30_000, "only {n} checks");
+}
+
+fn compare(first: &Outcome, again: &Outcome, what: &str, faults: &mut Vec<String>) {
+    match (first, again) {
+        (Outcome::Values(a), Outcome::Values(b)) => {
+            if !harness::same_bits(a, b) {
+                faults.push(format!("{what}: {}", harness::difference(a, b)));
+            }
+        }
+        (Outcome::Refused(_), Outcome::Refused(_)) => {}
+        (_, Outcome::Panicked(m)) => faults.push(format!("{what} panics: {m}")),
+        (a, b) => faults.push(format!("{what}: {a:?} and {b:?}")),
+    }
 }

@@ -64,6 +64,9 @@ impl Number {
 
     /// The bits a slot of dtype `dtype` is stored with: i64 for integers and bools, f64 for floats.
     pub fn bits(self, dtype: DType) -> u64 {
+        if dtype == DType::Bool {
+            return u64::from(self.as_f64() != 0.0);
+        }
         match (self, dtype.is_float()) {
             (Number::Int(i), true) => (i as f64).to_bits(),
             (Number::Float(f), true) => f.to_bits(),

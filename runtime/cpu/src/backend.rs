@@ -145,7 +145,13 @@ impl CpuProgram {
 }
 
 impl Executable for CpuProgram {
-    fn run(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer]) -> std::result::Result<(), Failure> {
+    fn run(
+        &self,
+        inputs: &[Buffer],
+        slots: &[u64],
+        outputs: &[Buffer],
+        mut times: Option<&mut [f64]>,
+    ) -> std::result::Result<(), Failure> {
         let site = self.program.kernels.first().map_or(perilune_core::site::Site::NONE, |k| k.site());
         let fail = |error| Failure { site, error };
         if slots.len() < self.program.slots.len() {
@@ -160,11 +166,15 @@ impl Executable for CpuProgram {
         let values = self.places(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.shared.pool };
         let kernels = &self.kernels[..];
-        let all = || {
-            for k in kernels {
+        let mut all = || {
+            for (at, k) in kernels.iter().enumerate() {
+                let start = times.is_some().then(std::time::Instant::now);
                 match k {
                     Compiled::Region(r) => r.run(&context),
                     Compiled::Library(l) => l.run(&context)?,
+                }
+                if let (Some(times), Some(start)) = (&mut times, start) {
+                    times[at] += start.elapsed().as_secs_f64();
                 }
             }
             Ok(())

@@ -1,5 +1,6 @@
 //! The engine: handles, evaluation, reading back.
 
+use crate::profile::Profile;
 use crate::state::{Held, StateId, States};
 use crate::step::{Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
@@ -103,6 +104,8 @@ pub struct Engine {
     pub(crate) stats: Stats,
     /// Misses to report: recipe line and what differs.
     pub notices: Vec<String>,
+    /// Kernel times, while somebody asks for them.
+    pub profile: Option<Profile>,
     /// The text of every plan compiled, if the switch asks for it.
     pub plans_shown: Vec<String>,
 }
@@ -127,6 +130,7 @@ impl Engine {
             step: Step::default(),
             stats: Stats::default(),
             notices: Vec::new(),
+            profile: None,
             plans_shown: Vec::new(),
         }
     }
@@ -351,9 +355,10 @@ impl Engine {
         for nbytes in &plan.program.outputs {
             outputs.push(self.backend.alloc(*nbytes)?);
         }
+        let times = self.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
         plan.exec
-            .run(&inputs, &self.tracer.trace.slots, &outputs)
+            .run(&inputs, &self.tracer.trace.slots, &outputs, times)
             .map_err(|f| Fault { error: f.error, site: Some(f.site) })?;
         self.stats.runs += 1;
         self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;

@@ -9,9 +9,11 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod profile;
 mod state;
 mod step;
 
 pub use engine::{Engine, Fault, Handle, Stats};
+pub use profile::Profile;
 pub use state::{StateId, StateInfo};
 pub use step::Switches;

@@ -11,6 +11,7 @@ fn main() {
         let runtime = Runtime::new(options)?;
         if let Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {
             let run = recipe.start(None)?;
+            if std::env::var("PROFILE").is_ok() { runtime.host().engine.borrow_mut().profile = Some(Default::default()); }
             let t = std::time::Instant::now();
             while !run.finished()? {
                 let r = run.step()?;
@@ -18,6 +19,7 @@ fn main() {
                     println!("{} {:?} {:.2}s", run.count(), run.read(&r)?, t.elapsed().as_secs_f64());
                 }
             }
+            { let e = runtime.host().engine.borrow(); if let Some(p) = &e.profile { println!("{}", p.report(&e.sites)); } }
             println!("valid {:?}", run.evaluate("valid")?);
             run.finish()?;
         }

@@ -288,6 +288,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("error", lua.create_function(options::error)?)?;
     pl.set("recipe", lua.create_function(options::recipe)?)?;
     pl.set("params", lua.create_function(options::params)?)?;
+    let start = std::time::Instant::now();
+    pl.set("clock", lua.create_function(move |_, ()| Ok(start.elapsed().as_secs_f64()))?)?;
     pl.set("help", lua.create_function(crate::reference::help)?)?;
     pl.set("newaxis", crate::indexing::newaxis(lua)?)?;
     pl.set("version", env!("CARGO_PKG_VERSION"))?;

@@ -165,6 +165,13 @@ impl Runtime {
         self.load_text(&text, &loader::chunk_name(path))
     }
 
+    /// Parses source text and runs nothing.
+    pub fn parse_text(&self, text: &str, name: &str) -> Result<(), Failed> {
+        let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
+        self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).into_function()?;
+        Ok(())
+    }
+
     /// Runs source text under a chunk name (`@file` or `=name`).
     pub fn load_text(&self, text: &str, name: &str) -> Result<Loaded, Failed> {
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
@@ -255,16 +262,6 @@ impl Recipe {
         }
         out.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(out)
-    }
-
-    /// Overrides a param after loading (`--steps`, `--seed`); `false` if the recipe has none of that name.
-    pub fn set_param(&self, name: &str, value: i64) -> Result<bool, Failed> {
-        let t: Table = self.table.get("params")?;
-        if t.get::<Value>(name)?.is_nil() {
-            return Ok(false);
-        }
-        t.set(name, value)?;
-        Ok(true)
     }
 
     /// The number of steps for a recipe without a param of that name.

@@ -91,6 +91,9 @@ function pl.grad(y, xs, options) end
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
+---Seconds since the runtime started, for timing: `pl.eval(x)` before reading it.
+---@return number
+function pl.clock() end
 ---@return string
 function pl.plan(...) end
 ---@return table

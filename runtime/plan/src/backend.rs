@@ -49,7 +49,15 @@ pub trait Executable {
     ///
     /// An error (an index out of range) names the kernel's place as [`Failure`]; inputs that the program commits to may
     /// then be partly written, so backends check before they write where they can.
-    fn run(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer]) -> std::result::Result<(), Failure>;
+    ///
+    /// With `times`, the seconds each kernel took are added to its entry there (one a kernel, in order).
+    fn run(
+        &self,
+        inputs: &[Buffer],
+        slots: &[u64],
+        outputs: &[Buffer],
+        times: Option<&mut [f64]>,
+    ) -> std::result::Result<(), Failure>;
 }
 
 /// A kernel that failed, and why.
@@ -79,7 +87,7 @@ impl DeviceBuffer for NullBuffer {
 struct NullProgram;
 
 impl Executable for NullProgram {
-    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer]) -> std::result::Result<(), Failure> {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
         Ok(())
     }
 }

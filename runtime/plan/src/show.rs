@@ -69,6 +69,14 @@ pub fn name(k: &Kernel) -> String {
     }
 }
 
+/// The iteration space of a region, or the shapes a library call takes.
+pub fn space(k: &Kernel) -> String {
+    match k {
+        Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
+        Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
+    }
+}
+
 pub fn scaled(n: usize, unit: &str) -> String {
     let n = n as f64;
     match n {
@@ -96,15 +104,11 @@ pub fn show(p: &Program, sites: &Sites) -> String {
     );
     for k in &p.kernels {
         let c = cost(p, k);
-        let space = match k {
-            Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
-            Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
-        };
         let _ = writeln!(
             out,
             "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}",
             name(k),
-            space,
+            space(k),
             scaled(c.read, "B"),
             scaled(c.written, "B"),
             scaled(c.flops, "FLOP"),

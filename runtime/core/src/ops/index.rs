@@ -91,8 +91,14 @@ fn check_src(i: &Infer) -> Result<Meta> {
     like_x(i)
 }
 
+/// Sums of bools are sums of i64.
+fn summand(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    if g.dtype(x) == DType::Bool { g.cast(x, DType::I64) } else { Ok(x) }
+}
+
 fn call_scatter(g: &mut Graph, a: &Args, op: &'static Op) -> Result<super::Out> {
     let x = a.tensor(0)?;
+    let x = if op == &SCATTER_ADD { summand(g, x)? } else { x };
     let at = g.shape(x).axis(a.op.name, a.int(1)?)?;
     let index = as_index(g, a.op.name, a.tensor(2)?)?;
     let dtype = g.dtype(x);
@@ -189,7 +195,7 @@ pub static INDEX_ADD: Op = Op {
         like_x(i)
     },
     call: Some(|g, a| {
-        let x = a.tensor(0)?;
+        let x = summand(g, a.tensor(0)?)?;
         let at = g.shape(x).axis("index_add", a.int(1)?)?;
         let index = as_index(g, "index_add", a.tensor(2)?)?;
         let dtype = g.dtype(x);

@@ -494,12 +494,20 @@ impl Compiler<'_> {
                 _ => {}
             }
         }
-        for s in &region.stores {
-            let late = s.in_place || self.kind[s.reg] != Kind::Computed || !s.full;
+        // Stores in place come last, and all that they store is in tiles before the first of them.
+        let late = |s: &&Store_| {
             let now = if s.full { !self.segmented || s.phase == p } else { !s.col && !self.segmented };
-            if late && now {
-                self.store(s.reg, s.value, &mut list);
-            }
+            now && (s.in_place || self.kind[s.reg] != Kind::Computed || !s.full)
+        };
+        let (last, first): (Vec<&Store_>, Vec<&Store_>) = region.stores.iter().filter(late).partition(|s| s.in_place);
+        for s in first {
+            self.store(s.reg, s.value, &mut list);
+        }
+        for s in &last {
+            self.vector(s.reg, &mut list);
+        }
+        for s in last {
+            self.store(s.reg, s.value, &mut list);
         }
         Ok((list, reductions))
     }
@@ -529,6 +537,12 @@ impl Compiler<'_> {
 
     fn region(mut self, region: &ir::Region, needed: &[bool]) -> Result<Region> {
         let stores = self.stores(region, needed)?;
+        for s in stores.iter().filter(|s| s.in_place) {
+            if matches!(self.kind[s.reg], Kind::Memory(_)) {
+                // Another store may overwrite the memory first.
+                self.kind[s.reg] = Kind::Fetched;
+            }
+        }
         let region = Region_ { stores };
         let last = region.stores.iter().map(|s| s.phase).max().unwrap_or(0);
         let live: Vec<usize> = (0..self.body.len()).filter(|i| needed[*i] && self.root[*i] == *i).collect();

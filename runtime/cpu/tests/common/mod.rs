@@ -160,7 +160,7 @@ impl Build {
         let inputs: Vec<_> = self.inputs.iter().map(|t| cpu.upload(&t.bytes).expect("memory")).collect();
         let outputs: Vec<_> = self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
         let slots: Vec<u64> = self.slots.iter().map(|s| s.1).collect();
-        program.run(&inputs, &slots, &outputs)?;
+        program.run(&inputs, &slots, &outputs, None)?;
         let mut out = Vec::new();
         for (b, (s, d)) in outputs.iter().zip(&self.outputs) {
             out.push(HostTensor::new(*d, *s, cpu.download(b, s.numel() * d.size()).expect("bytes")));

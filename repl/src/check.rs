@@ -1,0 +1,178 @@
+//! `perilune check`: the mistakes of a recipe before they cost a run.
+//!
+//! Builds data, model and optimizer, takes one step and evaluates one batch of each split, then forgets it all. Nothing is
+//! written. A plain script is only parsed, since loading it would be running it.
+
+use crate::device::{DeviceArgs, key_value};
+use crate::failure::Failure;
+use crate::format::{bytes, grouped, metrics};
+use crate::run::param;
+use crate::screen::{Mode, Screen};
+use crate::source::Source;
+use perilune_core::error::did_you_mean;
+use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_plan::Backend;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+#[derive(clap::Args, Debug)]
+pub struct CheckArgs {
+    /// The recipe, a .lua file
+    recipe: PathBuf,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Params that the training loop reads, whatever the recipe does.
+const OF_THE_LOOP: [&str; 5] = ["steps", "epochs", "accumulate", "eval_every", "seed"];
+
+pub fn check(args: CheckArgs) -> Result<(), Failure> {
+    let source = Source::read(&args.recipe)?;
+    let backend = args.device.open()?;
+    let screen = Rc::new(Screen::new(Mode::Human));
+    let print = { let screen = screen.clone(); move |text: &str| screen.note(text) };
+    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    let runtime = Runtime::new(options)?;
+    let report = Report { screen, source: &source };
+    if !source.text.contains("recipe") {
+        runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
+        report.row("script", "a plain script: its syntax is right; `perilune run` runs it");
+        return Ok(());
+    }
+    match source.load(&runtime)? {
+        Loaded::Script => {
+            report.row("script", "a plain script: it has run without an error");
+            Ok(())
+        }
+        Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe()),
+    }
+}
+
+struct Report<'a> {
+    screen: Rc<Screen>,
+    source: &'a Source,
+}
+
+impl Report<'_> {
+    fn row(&self, name: &str, text: &str) {
+        self.screen.line(&format!("  {:<12}{text}", name));
+    }
+
+    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str) -> Result<(), Failure> {
+        let params = recipe.params()?;
+        self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
+        if !params.is_empty() {
+            let list: Vec<String> = params.iter().map(|(name, v)| format!("{name} {}", param(v))).collect();
+            self.row("params", &list.join(", "));
+        }
+        let reads = recipe.track_params()?;
+        let run = recipe.start(None)?;
+        self.built(&run)?;
+        self.dry_step(runtime, &run)?;
+        self.dry_evaluation(&run)?;
+        let warnings = self.params(&params, &reads);
+        for text in &warnings {
+            self.screen.warn(text);
+        }
+        let verdict = match warnings.len() {
+            0 => "no mistakes found".to_string(),
+            1 => "no mistakes found, 1 warning".to_string(),
+            n => format!("no mistakes found, {n} warnings"),
+        };
+        self.screen.line(&verdict);
+        Ok(())
+    }
+
+    fn built(&self, run: &Run) -> Result<(), Failure> {
+        let model = format!("{} parameters, {} States with the optimizer's", grouped(run.num_parameters()), run.states()?.len());
+        self.row("model", &model);
+        for split in run.splits() {
+            let samples = run.samples(&split).map(|n| format!("{} samples", grouped(n)));
+            let batches = run.batches(&split).map(|n| format!("{} batches an epoch", grouped(n)));
+            let text: Vec<String> = [samples, batches].into_iter().flatten().collect();
+            self.row(&split, &text.join(", "));
+        }
+        self.row("steps", &grouped(run.steps()));
+        Ok(())
+    }
+
+    fn dry_step(&self, runtime: &Runtime, run: &Run) -> Result<(), Failure> {
+        let before = runtime.host().engine.borrow().stats();
+        let numbers = run.read(&run.step()?)?;
+        let stats = runtime.host().engine.borrow().stats();
+        let mut values = vec![("loss".to_string(), numbers.loss)];
+        values.extend(numbers.metrics);
+        self.row("step", &format!("{} · {} kernels", metrics(&values), grouped(stats.kernels as u64)));
+        if !numbers.loss.is_finite() {
+            self.screen.warn("the loss of the first step is not a finite number");
+        }
+        if stats.splits > before.splits {
+            let n = stats.splits - before.splits;
+            self.screen.warn(&format!("the step reads values {n} times while it is recorded; each read waits for the device"));
+        }
+        let data = stats.held_bytes.saturating_sub(stats.state_bytes + stats.output_bytes);
+        let total = stats.state_bytes + stats.arena_bytes + data + stats.output_bytes;
+        self.row(
+            "memory",
+            &format!(
+                "{} in all: States {}, intermediate values {}, data {}",
+                bytes(total),
+                bytes(stats.state_bytes),
+                bytes(stats.arena_bytes),
+                bytes(data + stats.output_bytes),
+            ),
+        );
+        Ok(())
+    }
+
+    fn dry_evaluation(&self, run: &Run) -> Result<(), Failure> {
+        for split in ["valid", "test"] {
+            if run.has_split(split) && run.can_evaluate() {
+                let values = run.evaluate_batches(split, Some(1))?;
+                self.row("evaluation", &format!("{split} {} (first batch)", metrics(&values)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Params that nothing reads, and reads of what is no param.
+    fn params(&self, params: &[(String, ParamValue)], reads: &ParamReads) -> Vec<String> {
+        let reads = reads.borrow();
+        let mut out = Vec::new();
+        for (name, _) in params {
+            if !reads.contains_key(name) && !OF_THE_LOOP.contains(&name.as_str()) && !mentions(&self.source.text, name) {
+                out.push(format!("param '{name}' is read nowhere in {}", self.source.path.display()));
+            }
+        }
+        for (name, place) in reads.iter() {
+            let Some(place) = place else { continue };
+            if params.iter().any(|(n, _)| n == name) {
+                continue;
+            }
+            let near = did_you_mean(name, params.iter().map(|(n, _)| n.as_str())).map(|n| format!(". Did you mean '{n}'?"));
+            out.push(format!("{place}: param '{name}' is read, but the recipe's params do not have it{}", near.unwrap_or_default()));
+        }
+        out
+    }
+}
+
+/// Whether `.name` stands in the text: read in a branch that the dry step does not take.
+fn mentions(text: &str, name: &str) -> bool {
+    let needle = format!(".{name}");
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(&needle).any(|(at, _)| !text[at + needle.len()..].starts_with(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mentions;
+
+    #[test]
+    fn a_mention_is_a_whole_word() {
+        assert!(mentions("f(p.lr)", "lr"));
+        assert!(!mentions("f(p.lrate)", "lr"));
+    }
+}

@@ -1,0 +1,111 @@
+-- tests/bench/cpu.lua: our side of tests/bench/cpu.py: times one case and prints its median in microseconds
+--
+-- Sizes are those of the rival's table in cpu.py; the two must say the same.
+
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local p = pl.params { case = "softmax", seconds = 0.4 }
+
+local cases = {}
+
+-- A case returns a function that does the work once and leaves it done.
+local function once(fn)
+  return function() pl.step(fn) end
+end
+
+function cases.chain()
+  local x, y = pl.eval(pl.randn { 4 * 1024 * 1024 }, pl.randn { 4 * 1024 * 1024 })
+  return once(function() return (((x * 1.5 + y) * x - 0.5):relu() * y + x) * 0.25 - y end)
+end
+
+function cases.chain_small()
+  local x, y = pl.eval(pl.randn { 65536 }, pl.randn { 65536 })
+  return once(function() return (((x * 1.5 + y) * x - 0.5):relu() * y + x) * 0.25 - y end)
+end
+
+function cases.gelu()
+  local x = pl.eval(pl.randn { 1024, 4096 })
+  return once(function() return x:gelu() end)
+end
+
+function cases.softmax()
+  local x = pl.eval(pl.randn { 4096, 1024 })
+  return once(function() return x:softmax(-1) end)
+end
+
+function cases.layer_norm()
+  local x, w, b = pl.eval(pl.randn { 4096, 768 }, pl.ones { 768 }, pl.zeros { 768 })
+  return once(function() return pl.layer_norm(x, w, b) end)
+end
+
+function cases.layer_norm_grad()
+  local x, w, b = pl.eval(pl.randn { 4096, 768 }, pl.ones { 768 }, pl.zeros { 768 })
+  local g = pl.eval(pl.randn { 4096, 768 })
+  return once(function() return pl.grad((pl.layer_norm(x, w, b) * g):sum(), { x, w, b }) end)
+end
+
+function cases.cross_entropy()
+  local x, t = pl.eval(pl.randn { 512, 32768 }, pl.randint(0, 32768, { 512 }))
+  return once(function()
+    local loss = pl.cross_entropy(x, t)
+    return loss, pl.grad(loss, { x })
+  end)
+end
+
+local function matmul(m, k, n)
+  return function()
+    local a, b = pl.eval(pl.randn { m, k }, pl.randn { k, n })
+    return once(function() return a:matmul(b) end)
+  end
+end
+cases.matmul_64, cases.matmul_256, cases.matmul_1024 = matmul(64, 64, 64), matmul(256, 256, 256), matmul(1024, 1024, 1024)
+cases.matmul_768x128x512 = matmul(768, 128, 512)
+
+function cases.adamw()
+  local w = {}
+  for i = 1, 16 do w[i] = pl.state(pl.randn { 512, 512 }) end
+  local opt = optim.AdamW(w, { lr = 1e-3, weight_decay = 0.1 })
+  local g = pl.eval(pl.randn { 512, 512 })
+  return once(function()
+    for i = 1, #w do w[i].grad = g end
+    opt:step()
+  end)
+end
+
+function cases.chargpt()
+  local V, C, T, B = 65, 128, 64, 12
+  local m = { tokens = nn.Embedding(V, C), positions = nn.Embedding(T, C), blocks = {}, norm = nn.LayerNorm(C, { bias = false }) }
+  for i = 1, 4 do m.blocks[i] = nn.TransformerBlock(C, 4, { causal = true, bias = false }) end
+  function m:forward(ids)
+    local x = self.tokens(ids) + self.positions(pl.arange(T))
+    for _, block in ipairs(self.blocks) do x = block(x) end
+    return pl.linear(self.norm(x), self.tokens.weight)
+  end
+  local model = nn.module(m)
+  local opt = optim.AdamW(model, { lr = 1e-3, weight_decay = 0.1, clip_norm = 1.0 })
+  local x, y = pl.eval(pl.randint(0, V, { B, T }), pl.randint(0, V, { B * T }))
+  return once(function()
+    local loss = pl.cross_entropy(model(x):flatten(0, 1), y)
+    loss:backward()
+    opt:step()
+    return loss
+  end)
+end
+
+local make = cases[p.case]
+if not make then
+  local names = {}
+  for name in pairs(cases) do names[#names + 1] = name end
+  table.sort(names)
+  pl.error("bench", "there is no case '" .. p.case .. "'", "one of " .. table.concat(names, ", "))
+end
+local work = make()
+for _ = 1, 3 do work() end
+local times, start = {}, pl.clock()
+while pl.clock() - start < p.seconds or #times < 5 do
+  local before = pl.clock()
+  work()
+  times[#times + 1] = (pl.clock() - before) * 1e6
+end
+table.sort(times)
+print(("%.3f"):format(times[(#times + 1) // 2]))
