@@ -37,7 +37,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     let report = Report { screen, source: &source };
-    if !source.text.contains("recipe") {
+    if !calls_recipe(&source.text) {
         runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
         report.row("script", "a plain script: its syntax is right; `perilune run` runs it");
         return Ok(());
@@ -159,6 +159,11 @@ impl Report<'_> {
     }
 }
 
+/// Whether the text, comments apart, makes a recipe. A file that hides it is loaded by `perilune run` all the same.
+fn calls_recipe(text: &str) -> bool {
+    text.lines().any(|l| mentions(l.split("--").next().unwrap_or(l), "recipe"))
+}
+
 /// Whether `.name` stands in the text: read in a branch that the dry step does not take.
 fn mentions(text: &str, name: &str) -> bool {
     let needle = format!(".{name}");
@@ -168,11 +173,17 @@ fn mentions(text: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::mentions;
+    use super::{calls_recipe, mentions};
 
     #[test]
     fn a_mention_is_a_whole_word() {
         assert!(mentions("f(p.lr)", "lr"));
         assert!(!mentions("f(p.lrate)", "lr"));
+    }
+
+    #[test]
+    fn a_comment_makes_no_recipe() {
+        assert!(calls_recipe("local r = pl.recipe { name = 'x' }"));
+        assert!(!calls_recipe("-- perilune run my.recipe\nprint(1)"));
     }
 }

@@ -13,8 +13,6 @@ pub enum Failure {
     System(String),
     /// Ended by a signal, after a clean stop that has been reported already.
     Signal(u8),
-    /// Reported already.
-    Told(u8),
 }
 
 impl Failure {
@@ -25,7 +23,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::Recipe(e) if e.system => 1,
             Failure::Recipe(_) => 3,
-            Failure::Signal(status) | Failure::Told(status) => *status,
+            Failure::Signal(status) => *status,
         }
     }
 
@@ -34,14 +32,14 @@ impl Failure {
         match self {
             Failure::Usage(text) | Failure::System(text) => text.clone(),
             Failure::Recipe(e) => e.to_string(),
-            Failure::Signal(_) | Failure::Told(_) => String::new(),
+            Failure::Signal(_) => String::new(),
         }
     }
 
     /// Says it on stderr. An error in a recipe begins with its place, so that editors can jump to it.
     pub fn show(&self) {
         match self {
-            Failure::Signal(_) | Failure::Told(_) => {}
+            Failure::Signal(_) => {}
             Failure::Recipe(e) if e.file.is_some() && e.line.is_some() => screen::complain("", &e.to_string()),
             other => screen::complain("error", &other.message()),
         }

@@ -86,7 +86,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
     let result = with(&args, &mut events, &signals, begun);
     if let Err(failure) = &result
-        && !matches!(failure, Failure::Signal(_) | Failure::Told(_))
+        && !matches!(failure, Failure::Signal(_))
     {
         events.error(failure);
         if let Some(dir) = events.dir.as_mut() {
@@ -282,8 +282,7 @@ impl Job<'_> {
         for line in lines {
             trainer.events.screen.result(&line);
         }
-        trainer.run.finish()?;
-        trainer.notices();
+        trainer.aside(|run| run.finish())?;
         Ok(trainer.signals.asked().map_or(End::Finished, End::Asked))
     }
 

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::format::{metrics, short};
 use crate::progress::Progress;
 use crate::signals::{Asked, Signals};
-use perilune_lua::{ParamValue, RecipeError, Run, StepResult};
+use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
 use std::time::Instant;
 
 pub struct Trainer<'a> {
@@ -131,13 +131,22 @@ impl<'a> Trainer<'a> {
         {
             return Ok(values.clone());
         }
-        let values = self.run.evaluate(split)?;
-        self.notices();
+        let values = self.aside(|run| run.evaluate(split))?;
         self.events.eval(step, split, &values)?;
         if split == "valid" {
             self.evaluated = Some((step, values.clone()));
         }
         Ok(values)
+    }
+
+    /// Runs what is no training step: its plans are new by right, and nobody needs to hear of it.
+    pub fn aside<T>(&self, f: impl FnOnce(&Run) -> Result<T, Failed>) -> Result<T, Failure> {
+        let switches = |on: bool| std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on);
+        let before = switches(false);
+        let result = f(self.run);
+        switches(before);
+        self.notices();
+        Ok(result?)
     }
 
     /// What the engine has to say: plans that were asked for, and why a warmed-up loop needed a new one.

@@ -3,7 +3,8 @@
 use crate::rng::Pcg;
 use crate::sample::{self, Expr, Kind, Sample};
 use perilune_core::graph::Number;
-use perilune_core::ops::{self, Op, Value};
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{self, Class, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
 use serde_json::{Map, Value as Json, json};
 
@@ -58,7 +59,10 @@ impl Data {
     }
 
     fn json(&self) -> Json {
-        json!({"dtype": self.dtype.name(), "shape": self.dims, "values": self.values})
+        // JSON has no words for these.
+        let values: Vec<Json> =
+            self.values.iter().map(|v| if v.is_finite() { json!(v) } else { json!(v.to_string()) }).collect();
+        json!({"dtype": self.dtype.name(), "shape": self.dims, "values": values, "float": self.kind.is_float()})
     }
 }
 
@@ -141,7 +145,8 @@ impl Case {
             };
             args.insert((*name).to_string(), v);
         }
-        json!({"key": self.key, "op": self.op.name, "variant": self.variant.name(), "args": args})
+        let composite = matches!(self.op.class, Class::Fused(_));
+        json!({"key": self.key, "op": self.op.name, "variant": self.variant.name(), "composite": composite, "args": args})
     }
 }
 
@@ -208,7 +213,6 @@ pub const EXTRA: &[(&str, &str)] = &[
     ("masked_select", "f(0), b(0)"),
     ("argsort", "f(1)"),
     ("argsort", "f(2,300)"),
-    ("sort", "f()"),
     ("topk", "f(1), 1"),
     ("unique", "f(1)"),
     ("matmul", "f(1,1), f(1,1)"),
@@ -426,6 +430,50 @@ pub fn promotion_cases() -> Vec<Case> {
     out
 }
 
+/// Elementwise primitives where floats end: zeros of both signs, infinities, NaN, the largest and smallest; and where i32
+/// wraps around.
+pub fn special_cases() -> Vec<Case> {
+    let mut out = Vec::new();
+    for op in ops::all() {
+        let Class::Map(f) = op.class else { continue };
+        if op.sig.is_empty() || f == MapFn::Where {
+            continue;
+        }
+        let params = ops::parse_signature(op.sig).unwrap();
+        let names: Vec<&'static str> = params.iter().map(|p| p.name).collect();
+        for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I32] {
+            let divides = matches!(f, MapFn::FloorDiv | MapFn::Remainder | MapFn::Pow);
+            if dtype == DType::I32 && f == MapFn::Pow {
+                continue;
+            }
+            let (low, high) = match dtype {
+                DType::F64 => (1e-300, 1e300),
+                DType::F16 => (2f64.powi(-20), 60000.0),
+                _ => (1e-37, 2f64.powi(100)),
+            };
+            let mut values = match dtype {
+                DType::I32 => vec![0.0, 1.0, -1.0, 2147483647.0, -2147483648.0, 65536.0, -65537.0, 7.0],
+                _ => vec![0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, low, -low, high, -high, 0.5, -1.0, 2.5, -3.0],
+            };
+            let host = HostTensor::from_f64(dtype, Shape::of(&[values.len()]), &values);
+            values = host.to_f64();
+            let n = values.len();
+            let data = |v: Vec<f64>, dims: Vec<usize>| Arg::Tensor(Data { kind: Kind::Normal, dtype, dims, values: v });
+            let args = match f.arity() {
+                1 => vec![data(values, vec![n])],
+                _ => {
+                    let others: Vec<f64> =
+                        values.iter().copied().filter(|v| !(divides && dtype == DType::I32 && (*v == 0.0 || *v == -1.0))).collect();
+                    let m = others.len();
+                    vec![data(values, vec![n, 1]), data(others, vec![m])]
+                }
+            };
+            out.push(Case { op, key: format!("{} specials {dtype}", op.name), variant: Variant::Full, names: names.clone(), args });
+        }
+    }
+    out
+}
+
 fn few(dtype: DType, second: bool) -> Data {
     let values = match (dtype.category(), second) {
         (perilune_core::Category::Bool, false) => [1.0, 0.0, 1.0, 0.0, 1.0],
@@ -448,5 +496,6 @@ pub fn all() -> Vec<Case> {
         }
     }
     out.extend(promotion_cases());
+    out.extend(special_cases());
     out
 }

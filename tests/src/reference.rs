@@ -141,3 +141,9 @@ pub fn compare(got: &HostTensor, want: &HostTensor, t: Tolerance) -> Result<(), 
     }
     Ok(())
 }
+
+/// Whether results of sums taken in different orders agree.
+pub fn near(a: &[HostTensor], b: &[HostTensor]) -> bool {
+    let t = Tolerance { ulps: 4.0, scaled: 8.0 };
+    a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.dtype == y.dtype && compare(x, y, t).is_ok())
+}

@@ -70,6 +70,8 @@ pub struct Stats {
     /// Evaluations in the middle of a step scope.
     pub splits: u64,
     pub compile_ms: f64,
+    /// Tracing and looking up plans that were there.
+    pub lookup_ms: f64,
     pub run_ms: f64,
     /// Bytes of values and States held now.
     pub held_bytes: usize,
@@ -328,12 +330,16 @@ impl Engine {
 
     /// Plans and runs a request; afterwards its roots have values.
     pub(crate) fn run(&mut self, request: &Request) -> std::result::Result<(), Fault> {
+        let begun = std::time::Instant::now();
         let evaluated = &self.evaluated;
         self.tracer.run(&self.graph, request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = perilune_plan::Options { fusion: self.switches.fusion };
-        let difference = self.step.warm().then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
+        let steady = self.step.warm() && !request.commits.is_empty();
+        let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let (plan, hit) = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend)?;
-        if !hit {
+        if hit {
+            self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
+        } else {
             if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
                 self.notices.push(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
             }

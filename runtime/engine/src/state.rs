@@ -330,6 +330,15 @@ impl Engine {
         self.read_node(node)
     }
 
+    /// The bytes of a State as they lie in memory, whatever has been assigned since.
+    pub(crate) fn read_written(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
+        let backend = self.backend.clone();
+        let buffer = self.states.buffer(id, &*backend)?;
+        let s = self.states.get(id)?;
+        let bytes = backend.download(&buffer, s.shape.numel() * s.dtype.size())?;
+        Ok(HostTensor::new(s.dtype, s.shape, bytes))
+    }
+
     /// Overwrites a State from host memory (a checkpoint): same shape and dtype, between steps.
     pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
         let s = self.states.get(id)?;

@@ -1,7 +1,7 @@
 //! The step scope and its plain sibling, the flush.
 
 use crate::engine::{Engine, Fault};
-use crate::state::Held;
+use crate::state::{Held, StateId};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
 use perilune_plan::Request;
@@ -141,7 +141,7 @@ impl Engine {
         let commits = self.states.pending();
         if !roots.is_empty() || !commits.is_empty() {
             let request = Request { roots, commits };
-            if let Err(fault) = self.run(&request) {
+            if let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request)) {
                 // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
                 self.states.roll_back();
                 let initial = Request { roots: Vec::new(), commits: self.states.pending() };
@@ -173,6 +173,33 @@ impl Engine {
         }
         self.states.written();
         self.turn();
+        Ok(())
+    }
+
+    /// With `check_nan`: an error that names the recipe line of the first value that is not finite.
+    fn check_finite(&mut self, request: &Request) -> Result<(), Fault> {
+        if !self.switches.check_nan {
+            return Ok(());
+        }
+        let nodes = request.roots.iter().copied().chain(request.commits.iter().map(|c| c.1));
+        for (k, id) in nodes.enumerate() {
+            let node = self.graph.node(id);
+            if !node.dtype.is_float() {
+                continue;
+            }
+            let (name, shape, site) = (node.op.name, node.shape, self.graph.site_of(id));
+            let value = match k.checked_sub(request.roots.len()) {
+                None => self.read_node(id)?,
+                Some(c) => self.read_written(StateId(request.commits[c].0))?,
+            };
+            if let Some(at) = (0..value.numel()).find(|&i| !value.get_f64(i).is_finite()) {
+                let what = if k < request.roots.len() { "result" } else { "new value of a State" };
+                let message = format!("the {what} ({name}, shape {shape}) has {} at element {at}", value.get_f64(at));
+                let hint = "lower the learning rate, clip gradients, or look for log, division and exp of large numbers before it";
+                let error = Error::new(perilune_core::Kind::System, "check_nan", message).hint(hint);
+                return Err(Fault { error, site: Some(site) });
+            }
+        }
         Ok(())
     }
 

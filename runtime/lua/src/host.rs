@@ -74,7 +74,7 @@ impl Host {
                 let source = d.source();
                 let name = source.source.as_deref()?;
                 let line = d.current_line()? as u32;
-                if name.starts_with(INTERNAL) || !name.starts_with('@') && !name.starts_with('=') {
+                if name.starts_with(INTERNAL) || name.starts_with("=__mlua") || !name.starts_with(['@', '=']) {
                     return None;
                 }
                 let key = name.as_ptr() as usize;

@@ -8,6 +8,7 @@
 
 mod args;
 mod errors;
+mod frames;
 mod functions;
 mod grads;
 mod host;

@@ -1,7 +1,7 @@
 //! How code gets into a Lua state: an explicit library list, text chunks only, `require` of the standard library and of
 //! files beside the recipe.
 
-use crate::errors;
+use crate::{errors, frames};
 use crate::functions::{self, host};
 use crate::runtime::Place;
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
@@ -58,12 +58,8 @@ fn load(lua: &Lua, (chunk, name, _mode, env): (Value, Option<String>, Value, Opt
         }
         _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
     };
-    let mut chunk = lua.load(&text).set_name(name.unwrap_or_else(|| "=load".into())).set_mode(mlua::chunk::ChunkMode::Text);
-    if let Some(env) = env {
-        chunk = chunk.set_environment(env);
-    }
     let mut out = MultiValue::new();
-    match chunk.into_function() {
+    match frames::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),
         Err(e) => {
             out.push_back(Value::Nil);
@@ -157,7 +153,7 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         }
         let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let tail: PathBuf = parts.iter().collect();
-        let tries = [place.dir.join(&tail).with_extension("lua"), place.dir.join(&tail).join("init.lua")];
+        let tries = [place.at(tail.with_extension("lua")), place.at(tail.join("init.lua"))];
         let Some(file) = tries.iter().find(|p| p.is_file()) else {
             let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
@@ -169,7 +165,7 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         if let Some(mut place) = lua.app_data_mut::<Place>() {
             place.required.push(file.clone());
         }
-        lua.load(&text).set_name(chunk_name(file)).set_mode(mlua::chunk::ChunkMode::Text).call::<Value>(name.as_str())?
+        frames::compile(lua, &text, &chunk_name(file), None)?.call::<Value>(name.as_str())?
     };
     let value = if value.is_nil() { Value::Boolean(true) } else { value };
     loaded.raw_set(name, value.clone())?;

@@ -3,9 +3,10 @@
 use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
-use crate::{loader, table};
+use crate::{frames, loader, table};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
+use perilune_core::site::Site;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
@@ -20,6 +21,13 @@ pub struct Place {
     pub required: Vec<PathBuf>,
 }
 
+impl Place {
+    /// A path beside the recipe, as short as it can be said.
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        if self.dir == Path::new(".") { path.as_ref().to_path_buf() } else { self.dir.join(path) }
+    }
+}
+
 impl Default for Place {
     fn default() -> Place {
         Place { dir: PathBuf::from("."), required: Vec::new() }
@@ -32,8 +40,8 @@ pub struct Params {
     pub given: Vec<(String, String)>,
     /// `--steps`, `--seed`: they override a param of that name where there is one, and are no error where there is none.
     pub offered: Vec<(String, String)>,
-    /// `pl.recipe` was called.
-    pub recipe: bool,
+    /// Where `pl.recipe` was called.
+    pub recipe: Option<Site>,
     /// The recipe asked for params.
     pub used: bool,
     pub names: Vec<String>,
@@ -175,10 +183,11 @@ impl Runtime {
     /// Runs source text under a chunk name (`@file` or `=name`).
     pub fn load_text(&self, text: &str, name: &str) -> Result<Loaded, Failed> {
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
-        let value: Value = self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).eval().or_else(|e| match e {
-            mlua::Error::SyntaxError { .. } => self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).call(()),
-            other => Err(other),
-        })?;
+        let compiled = match frames::compile(&self.lua, &format!("return {text}"), name, None) {
+            Ok(expression) if !name.starts_with('@') => expression,
+            _ => frames::compile(&self.lua, &text, name, None)?,
+        };
+        let value: Value = compiled.call(())?;
         match value {
             Value::Table(t) if is_recipe(&t) => Ok(Loaded::Recipe(Recipe { table: t, lua: self.lua.clone(), host: self.host.clone() })),
             other => {
@@ -204,7 +213,7 @@ impl Runtime {
             Value::Table(t) if ["data", "model", "loss", "step"].iter().any(|name| part(t, name)) => {
                 ("the file returns a plain table, not a recipe", "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that")
             }
-            _ if params.recipe && self.host.engine.borrow().stats().runs == 0 => {
+            _ if params.recipe.is_some() && self.host.engine.borrow().stats().runs == 0 => {
                 ("the file makes a recipe but does not return it", "end it with `return recipe`")
             }
             _ => return Ok(()),

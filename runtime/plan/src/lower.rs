@@ -211,7 +211,7 @@ fn merge(from: &Lowered) -> Result<Lowered> {
         let new = match node.op.class {
             Class::View(_) => view(&mut to.out, node, inputs[0]),
             Class::Reduce(f) if reduced(node, &to.out, inputs[0]) == 0 => {
-                let c = to.out.graph.constant(perilune_core::ops::reduce::identity(f), node.dtype);
+                let c = to.out.graph.constant(perilune_core::ops::reduce::identity(f, node.dtype), node.dtype);
                 own(&mut to.out);
                 view_as(&mut to.out, c, node.shape)
             }

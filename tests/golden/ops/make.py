@@ -5,13 +5,15 @@
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
 
 A case is an op, its arguments by name and a variant. Variants `full` and `grid` are in f64 (the numbers of `grid` are
-exact in every float dtype, so its reference serves f32, bf16 and f16 too); the others hold small integers or bools. Where
-PyTorch refuses integers, the reference is that of the same numbers in i64 or f64, listed under `fallback` in the
-metadata: its values count, its dtype does not. `dtypes` says what dtypes PyTorch gives for f32, bf16 and f16 inputs.
+exact in every float dtype, so its reference serves f32, bf16 and f16 too); the others hold small integers or bools in
+their place. Where PyTorch refuses these, and for composites, which here convert integers to floats, the reference is that
+of the same numbers in i64 or f64, listed under `fallback` in the metadata: its values count, its dtype does not. `dtypes`
+says what dtypes PyTorch gives for f32, bf16 and f16 inputs.
 """
 
 import json
 import math
+import os
 import sys
 from types import SimpleNamespace
 
@@ -220,10 +222,30 @@ def smooth_l1(a):
     return F.smooth_l1_loss(a.x, like(a.x, a.target), beta=a.beta, reduction=a.reduction)
 
 
+def sign(x):
+    return torch.where(torch.isnan(x), x, torch.sign(x))
+
+
+def erf(x):
+    """In f64: torch's own erf on 16 bits is not the nearest number near 0."""
+    return torch.erf(x.double()).to(x.dtype) if x.dtype in (torch.bfloat16, torch.float16) else torch.erf(x)
+
+
+def remainder(x, y):
+    """torch.remainder, exact where the quotient overflows and torch gives NaN."""
+    out = torch.remainder(x, y)
+    if out.dtype != torch.float64:
+        return out
+    xs, ys = torch.broadcast_tensors(x, y)
+    lost = torch.isnan(out) & torch.isfinite(xs) & torch.isfinite(ys) & (ys != 0)
+    exact = torch.from_numpy(np.remainder(xs.double().numpy(), ys.double().numpy()))
+    return torch.where(lost, exact, out)
+
+
 UNARY = {
-    "neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "exp": torch.exp, "log": torch.log, "log1p": torch.log1p,
+    "neg": torch.neg, "abs": torch.abs, "sign": sign, "exp": torch.exp, "log": torch.log, "log1p": torch.log1p,
     "expm1": torch.expm1, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "sin": torch.sin,
-    "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf,
+    "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": erf,
     "floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "isnan": torch.isnan, "isinf": torch.isinf,
     "isfinite": torch.isfinite, "logical_not": torch.logical_not, "relu": torch.relu, "silu": F.silu, "selu": F.selu,
     "mish": F.mish, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "relu6": F.relu6, "logsigmoid": F.logsigmoid,
@@ -232,7 +254,7 @@ UNARY = {
 }
 BINARY = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "floor_div": torch.floor_divide,
-    "remainder": torch.remainder, "maximum": torch.maximum, "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne,
+    "remainder": remainder, "maximum": torch.maximum, "minimum": torch.minimum, "eq": torch.eq, "ne": torch.ne,
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "logical_and": torch.logical_and,
     "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
 }
@@ -260,7 +282,7 @@ OPS = {
     "amin": lambda a: torch.amin(a.x, dim=all_dims(a.x, a.dims), keepdim=a.keepdim),
     "max": lambda a: extreme(a.x, a.dim, a.keepdim, torch.amax, np.argmax),
     "min": lambda a: extreme(a.x, a.dim, a.keepdim, torch.amin, np.argmin),
-    "mean": lambda a: torch.mean(a.x, dim=dims(a.dims), keepdim=a.keepdim),
+    "mean": lambda a: torch.mean(a.x if a.x.is_floating_point() else a.x.float(), dim=dims(a.dims), keepdim=a.keepdim),
     "var": lambda a: torch.var(a.x, dim=dims(a.dims), correction=int(a.unbiased), keepdim=a.keepdim),
     "std": lambda a: torch.std(a.x, dim=dims(a.dims), correction=int(a.unbiased), keepdim=a.keepdim),
     "norm": lambda a: torch.linalg.vector_norm(a.x, ord=a.p, dim=dims(a.dims), keepdim=a.keepdim),
@@ -304,7 +326,7 @@ OPS = {
     "scatter_add": scatter_add,
     "index_select": lambda a: torch.index_select(a.x, a.dim, a.index),
     "index_add": lambda a: torch.index_add(a.x, a.dim, a.index, a.src),
-    "masked_fill": lambda a: torch.where(a.mask, a.value, a.x),
+    "masked_fill": lambda a: torch.where(a.mask, tensor(a.value).to(a.x.dtype), a.x),
     "one_hot": lambda a: F.one_hot(a.ids.long(), a.classes) if a.ids.numel() else torch.zeros(*a.ids.shape, a.classes, dtype=torch.int64),
     "embedding": lambda a: a.weight[a.ids],
     "masked_select": lambda a: torch.masked_select(a.x, a.mask),
@@ -362,62 +384,76 @@ for name, f in BINARY.items():
     OPS[name] = lambda a, f=f: f(tensor(a.x), tensor(a.y))
 
 
-def read(v, dtype=None, kinds=()):
-    """An argument from its JSON; tensors whose dtype is in `kinds` become `dtype`."""
+def read(v, floats=None, others=None):
+    """An argument from its JSON; `floats` and `others` map dtypes of the tensors that may be floats, and of the rest."""
     if isinstance(v, dict):
         if "dtype_name" in v:
             return DTYPES[v["dtype_name"]]
         if "number" in v:
             return float(v["number"])
         own = DTYPES[v["dtype"]]
-        x = torch.tensor(v["values"], dtype=torch.float64).reshape(v["shape"]).to(own)
-        return x.to(dtype) if own in kinds else x
+        x = torch.tensor([float(x) for x in v["values"]], dtype=torch.float64).reshape(v["shape"]).to(own)
+        return x.to(((floats if v["float"] else others) or {}).get(own, own))
     if isinstance(v, list) and v and isinstance(v[0], dict):
-        return [read(x, dtype, kinds) for x in v]
+        return [read(x, floats, others) for x in v]
     return v
 
 
-def run(case, dtype=None, kinds=()):
-    args = SimpleNamespace(**{k: read(v, dtype, kinds) for k, v in case["args"].items()})
+def run(case, floats=None):
+    # Positions must be i64 to PyTorch; their dtype decides nothing.
+    others = INTS_TO_I64 if case["op"] in POSITIONS else None
+    # A bool mask means what no number means.
+    keep = {k for k in case["args"] if k == "mask" and case["variant"] == "bool"}
+    args = SimpleNamespace(**{k: read(v, None if k in keep else floats, others) for k, v in case["args"].items()})
     out = OPS[case["op"]](args)
     return [x.contiguous() for x in (out if isinstance(out, (tuple, list)) else (out,))]
 
 
-INTS = {torch.int64, torch.int32, torch.uint8}
+POSITIONS = {"gather", "take_along", "scatter", "scatter_add", "index_select", "index_add", "embedding", "cross_entropy",
+             "nll_loss", "one_hot", "rope"}
+INTS_TO_I64 = {torch.int32: torch.int64, torch.uint8: torch.int64}
+TO_F64 = {d: torch.float64 for d in (torch.int64, torch.int32, torch.uint8, torch.bool)}
+FALLBACKS = [{torch.bool: torch.int64}, TO_F64]
+REFUSALS = (RuntimeError, IndexError, TypeError, ValueError)
+
+
+def reference(case, fallback):
+    integers = case["variant"] not in ("full", "grid")
+    error = None
+    tries = [None] + FALLBACKS
+    if integers and case["composite"]:
+        tries = [TO_F64]
+    if case["key"].startswith("sub: ") and "u8" in case["key"]:
+        tries = [None, {torch.bool: torch.uint8}]
+    for floats in tries:
+        try:
+            out = run(case, floats)
+            if floats:
+                fallback.append(case["key"])
+            return out
+        except REFUSALS as e:
+            error = error or e
+    print("no reference:", case["key"], str(error).splitlines()[0], file=sys.stderr)
+    return None
 
 
 def main():
     cases = json.load(open(sys.argv[1]))
     tensors, dtypes, fallback, missing = {}, {}, [], []
     for case in cases:
-        key, variant = case["key"], case["variant"]
-        out = None
-        try:
-            # Positions must be i64 to PyTorch; their dtype decides nothing.
-            out = run(case, torch.int64, {torch.int32, torch.uint8}) if case["op"] in POSITIONS else run(case)
-        except (RuntimeError, IndexError, TypeError, ValueError) as e:
-            errors = [e]
-            tries = [(torch.int64, {torch.bool}), (torch.float64, INTS), (torch.float64, INTS | {torch.bool})]
-            for dtype, kinds in tries:
-                try:
-                    out = run(case, dtype, kinds)
-                    fallback.append(key)
-                    break
-                except (RuntimeError, IndexError, TypeError, ValueError) as e:
-                    errors.append(e)
-            if out is None:
-                missing.append(key)
-                if variant in ("full", "grid"):
-                    print("no reference:", key, errors[0], file=sys.stderr)
-                continue
+        key = case["key"]
+        out = reference(case, fallback)
+        if out is None:
+            missing.append(key)
+            continue
         for k, x in enumerate(out):
             tensors[f"{key} #{k}"] = x.clone()
-        if variant == "grid":
+        if case["variant"] == "grid":
             found = {}
             for name in ("f32", "bf16", "f16"):
                 try:
-                    found[name] = [NAMES[x.dtype] for x in run(case, DTYPES[name], {torch.float64})]
-                except (RuntimeError, IndexError, TypeError, ValueError):
+                    found[name] = [NAMES[x.dtype] for x in run(case, {torch.float64: DTYPES[name]})]
+                except REFUSALS:
                     pass
             dtypes[key] = found
     metadata = {
@@ -426,13 +462,10 @@ def main():
         "fallback": json.dumps(fallback),
         "missing": json.dumps(missing),
     }
-    path = __file__.replace("make.py", "reference.safetensors")
+    path = os.path.abspath(__file__).replace("make.py", "reference.safetensors")
     save_file(tensors, path, metadata)
     print(f"{len(cases)} cases, {len(tensors)} tensors, {len(fallback)} by fallback, {len(missing)} without")
 
-
-POSITIONS = {"gather", "take_along", "scatter", "scatter_add", "index_select", "index_add", "embedding", "cross_entropy",
-             "nll_loss", "one_hot", "rope"}
 
 if __name__ == "__main__":
     main()

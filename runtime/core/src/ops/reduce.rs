@@ -469,8 +469,10 @@ pub static ARGMIN: Op = Op {
 };
 
 /// The identity element of a reduction, as f64 (infinities stand for the ends of an integer's range).
-pub fn identity(f: ReduceFn) -> f64 {
+pub fn identity(f: ReduceFn, dtype: DType) -> f64 {
     match f {
+        ReduceFn::Max if dtype == DType::Bool => 0.0,
+        ReduceFn::Min if dtype == DType::Bool => 1.0,
         ReduceFn::Sum => 0.0,
         ReduceFn::Prod => 1.0,
         ReduceFn::Max => f64::NEG_INFINITY,

@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local x = pl.randn(2, 3)

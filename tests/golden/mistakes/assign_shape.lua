@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local w = pl.state(pl.zeros({3}))
+w:assign(pl.zeros({4}))

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local loss = pl.zeros({})
+print("loss: " .. loss)

@@ -1,0 +1,4 @@
+local pl = require "perilune"
+local data = pl.data
+local set = data.tensors { x = pl.zeros({10, 2}) }
+local batches = set:batch(0)

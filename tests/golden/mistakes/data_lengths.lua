@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local data = pl.data
+local set = data.tensors { x = pl.zeros({10, 2}), y = pl.zeros({9}) }

@@ -1,0 +1,2 @@
+local pl = require "perilune"
+x = pl.zeros({2})

@@ -1,0 +1,2 @@
+local pl = require "perilune"
+print(#pl.zeros({}))

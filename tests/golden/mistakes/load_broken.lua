@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local weights = pl.load("files/broken.safetensors")

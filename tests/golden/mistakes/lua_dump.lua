@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local text = string.dump(function() end)

@@ -1,0 +1,2 @@
+local pl = require "perilune"
+error("the input is empty")

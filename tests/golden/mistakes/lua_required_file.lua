@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local net = require "files.net"
+print(net.build(3))

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local function f()
+  return 1

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local x = pl.zeros({2, 3})
+print(x.shap)

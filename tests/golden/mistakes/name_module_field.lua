@@ -1,0 +1,4 @@
+local pl = require "perilune"
+local nn = pl.nn
+local model = nn.Sequential { nn.Linear(4, 4), nn.ReLU() }
+print(model:num_params())

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local nn = pl.nn
+local layer = nn.Liner(64, 10)

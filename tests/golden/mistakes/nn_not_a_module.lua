@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local nn = pl.nn
+local model = nn.Sequential { nn.Linear(4, 4), "relu" }

@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local m = pl.zeros({4, 3}):mean(-1, { keepdims = true })

@@ -1,0 +1,17 @@
+local pl = require "perilune"
+local nn, optim, data = pl.nn, pl.optim, pl.data
+
+local recipe = pl.recipe { name = "misspelt", params = { steps = 4, lr = 0.1, hidden = 8 } }
+
+function recipe.data(p)
+  local set = data.tensors { x = pl.randn({16, 4}), y = pl.randn({16, 1}) }
+  return { train = set:batch(8), valid = set:batch(8) }
+end
+
+function recipe.model(p) return nn.Linear(4, 1) end
+
+function recipe.optimiser(p, model) return optim.SGD(model, { lr = p.lr }) end
+
+function recipe.loss(model, batch) return ((model(batch.x) - batch.y) ^ 2):mean() end
+
+return recipe

@@ -1,0 +1,12 @@
+local pl = require "perilune"
+local nn, optim, data = pl.nn, pl.optim, pl.data
+
+local recipe = pl.recipe { name = "nodata", params = { steps = 4, lr = 0.1, hidden = 8 } }
+
+function recipe.model(p) return nn.Linear(4, 1) end
+
+function recipe.optimizer(p, model) return optim.SGD(model, { lr = p.lr }) end
+
+function recipe.loss(model, batch) return ((model(batch.x) - batch.y) ^ 2):mean() end
+
+return recipe

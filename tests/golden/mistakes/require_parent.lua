@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local net = require "../shared/net"

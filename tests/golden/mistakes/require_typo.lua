@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local data = require "perilune.dat"

@@ -1,0 +1,3 @@
+-- set: sampels=10
+local pl = require "perilune"
+local p = pl.params { samples = 1e6 }

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local rows = {}
+local x = pl.cat(rows, 0)

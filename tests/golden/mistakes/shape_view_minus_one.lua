@@ -1,0 +1,2 @@
+local pl = require "perilune"
+local x = pl.zeros({6, 5}):view(4, -1)
