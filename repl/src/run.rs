@@ -273,7 +273,8 @@ impl Job<'_> {
             }
         }
         if lines.is_empty() {
-            lines.push(format!("trained {} steps", grouped(trainer.run.count())));
+            let n = trainer.run.count();
+            lines.push(format!("trained {} step{}", grouped(n), if n == 1 { "" } else { "s" }));
         }
         let dir = trainer.events.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
         if let Some(last) = lines.last_mut() {

@@ -80,7 +80,8 @@ impl Backward {
                     let (shape, dtype) = (g.shape(x), g.dtype(x));
                     if g.shape(*d) != shape {
                         let message = format!("its backward gave a gradient of shape {} for input {} of shape {shape}", g.shape(*d), i + 1);
-                        return Err(Error::gradient("custom", message));
+                        let hint = "a gradient has the shape of its input: sum what was broadcast, expand what was summed";
+                        return Err(Error::gradient("custom", message).hint(hint));
                     }
                     Some(aside(g, self.create_graph, |g| g.cast(*d, dtype))?)
                 }
@@ -121,7 +122,7 @@ fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Res
 fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> {
     let mut needs = vec![false; output.index() + 1];
     for w in wrt {
-        if w.index() < needs.len() {
+        if w.index() < needs.len() && g.dtype(*w).is_float() {
             needs[w.index()] = true;
         }
     }

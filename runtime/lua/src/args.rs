@@ -76,21 +76,33 @@ impl Operand {
 }
 
 impl FromLua for Operand {
-    fn from_lua(value: Value, _: &Lua) -> mlua::Result<Self> {
+    fn from_lua(value: Value, lua: &Lua) -> mlua::Result<Self> {
         match &value {
             Value::Integer(i) => Ok(Operand::Number(Number::Int(*i))),
             Value::Number(n) => Ok(Operand::Number(Number::Float(*n))),
             Value::UserData(u) => match u.borrow::<Tensor>() {
                 Ok(t) => Ok(Operand::Tensor(t.host().clone(), RefGuard(t.what))),
-                Err(_) => Err(wrong_operand(&value)),
+                Err(_) => Err(wrong_operand(lua, &value)),
             },
-            _ => Err(wrong_operand(&value)),
+            _ => Err(wrong_operand(lua, &value)),
         }
     }
 }
 
-fn wrong_operand(value: &Value) -> mlua::Error {
-    mlua::Error::runtime(format!("attempt to combine a tensor with a {}; a tensor or a number is needed", value.type_name()))
+fn wrong_operand(lua: &Lua, value: &Value) -> mlua::Error {
+    let host = match crate::functions::host(lua) {
+        Ok(host) => host,
+        Err(e) => return e,
+    };
+    let hint = match value {
+        Value::Nil => Some("nil is what a misspelt name, or a function without `return`, gives"),
+        Value::Table(_) => Some("pl.tensor(t) makes a tensor of a list"),
+        Value::String(_) => Some("tonumber(s) makes a number of a text"),
+        Value::Boolean(_) => Some("mask:to(\"f32\") makes 0 and 1 of a bool tensor"),
+        _ => None,
+    };
+    let message = format!("a tensor and {} do not combine: both sides must be tensors or numbers", show(value));
+    errors::argument(&host, lua, "", message, hint.map(str::to_string))
 }
 
 /// How a Lua value is named in messages: `"text"`, `3.5`, `a table`.
@@ -111,7 +123,7 @@ pub fn show(value: &Value) -> String {
 /// Parses the arguments of a call of `op`.
 ///
 /// Tensors are resolved to nodes by `resolve` at the end, in one borrow of the engine.
-pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given: &[Value]) -> mlua::Result<Parsed> {
+pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given: &[Value], method: bool) -> mlua::Result<Parsed> {
     let mut out: SmallVec<[Pending; 6]> = SmallVec::new();
     let bad = |message: String, hint: Option<String>| Err(errors::argument(host, lua, op.name, message, hint));
     let mut given = given;
@@ -141,23 +153,33 @@ pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given
         used += 1;
         if value.is_nil() {
             if !p.optional {
-                return bad(format!("argument {} ({}) is missing: it must be {}", k + 1, p.name, want(&p.ty)), Some(usage(op)));
+                return bad(format!("{} is missing: it must be {}", place(k, p, method), want(&p.ty)), Some(call_of(op, sig, method)));
             }
             out.push(Pending::Ready(p.default.clone()));
             continue;
         }
         match convert(&p.ty, value) {
             Some(v) => out.push(v),
+            None if method && k == 0 => {
+                let message = format!("called with a dot on {}; a method is called with a colon", show(value));
+                return bad(message, Some(call_of(op, sig, true)));
+            }
             None => {
-                let message = format!("argument {} ({}) is {}; it must be {}", k + 1, p.name, show(value), want(&p.ty));
-                return bad(message, Some(usage(op)));
+                let message = format!("{} is {}; it must be {}", place(k, p, method), show(value), want(&p.ty));
+                return bad(message, Some(call_of(op, sig, method)));
             }
         }
     }
     if given.len() > used {
         // A table in the last place that is not an options table is most likely meant to be one.
-        let message = format!("takes {} arguments, {} are given", sig.positional, given.len());
-        return bad(message, Some(usage(op)));
+        let own = usize::from(method);
+        let takes = match sig.positional - own {
+            0 => "takes no arguments".to_string(),
+            1 => "takes 1 argument".to_string(),
+            n => format!("takes {n} arguments"),
+        };
+        let are = if given.len() - own == 1 { "is" } else { "are" };
+        return bad(format!("{takes}, {} {are} given", given.len() - own), Some(call_of(op, sig, method)));
     }
     if let Some(t) = options {
         let names: Vec<&str> = sig.params[sig.positional..].iter().map(|p| p.name).collect();
@@ -186,7 +208,7 @@ pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given
     } else {
         for p in &sig.params[sig.positional..] {
             if !p.optional {
-                return bad(format!("option {} is missing: it must be {}", p.name, want(&p.ty)), Some(usage(op)));
+                return bad(format!("option {} is missing: it must be {}", p.name, want(&p.ty)), Some(call_of(op, sig, method)));
             }
             out.push(Pending::Ready(p.default.clone()));
         }
@@ -300,6 +322,23 @@ pub fn want(ty: &Ty) -> String {
         Ty::Str(words) if words.is_empty() => "a string".into(),
         Ty::Str(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(" or "),
     }
+}
+
+/// Which argument, as the person counts: a method's own tensor is none of them.
+fn place(k: usize, p: &Param, method: bool) -> String {
+    match k + 1 - usize::from(method && k > 0) {
+        _ if method && k == 0 => format!("the tensor ({})", p.name),
+        n => format!("argument {n} ({})", p.name),
+    }
+}
+
+/// The call in the form in which it was made.
+fn call_of(op: &'static Op, sig: &Signature, method: bool) -> String {
+    let call = usage(op);
+    let Some(first) = sig.params.first().filter(|_| method) else { return format!("pl.{call}") };
+    let rest = call.split_once('(').map_or("", |c| c.1);
+    let rest = rest.strip_prefix(first.name).unwrap_or(rest);
+    format!("{}:{}({}", first.name, op.name, rest.strip_prefix(", ").unwrap_or(rest))
 }
 
 /// The call as a person would write it.

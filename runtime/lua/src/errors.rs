@@ -4,6 +4,7 @@
 //! mlua error apart again, adds the source line and a short stack, and leaves out all Rust names.
 
 use crate::host::{Host, INTERNAL};
+use crate::runtime::Params;
 use mlua::Error as LuaError;
 use perilune_core::site::Site;
 use perilune_engine::Fault;
@@ -39,7 +40,7 @@ impl fmt::Display for Raised {
             write!(f, "\n  hint: {hint}")?;
         }
         if let Some(at) = &self.while_at {
-            write!(f, "\n  (surfaced at {at})")?;
+            write!(f, "\n  evaluated at {at}")?;
         }
         Ok(())
     }
@@ -67,7 +68,11 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
 pub fn argument(host: &Rc<Host>, lua: &mlua::Lua, op: &str, message: impl Into<String>, hint: Option<String>) -> LuaError {
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
-    let site = host.site(lua);
+    let mut site = host.site(lua);
+    if site == Site::NONE {
+        // Nothing of the recipe is running: its beginning is the nearest place.
+        site = lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(site);
+    }
     raise(host, Raise::Fault(error.into(), site))
 }
 
@@ -80,6 +85,8 @@ pub struct RecipeError {
     pub line: Option<u32>,
     /// The offending source line, if the file can be read.
     pub source: Option<String>,
+    /// Where the script was when it surfaced, if that is another line.
+    pub while_at: Option<String>,
     /// Innermost first: `forward (recipes/digits.lua:40)`.
     pub stack: Vec<String>,
     /// Not the recipe's fault: device, memory, disk.
@@ -90,15 +97,19 @@ impl RecipeError {
     /// Takes an mlua error apart.
     pub fn new(error: &LuaError) -> RecipeError {
         let mut traceback: Option<String> = None;
+        let mut argument: Option<(Option<String>, usize)> = None;
         let mut at = error.clone();
         loop {
             at = match at {
                 LuaError::CallbackError { traceback: t, cause } => {
-                    traceback.get_or_insert(t);
+                    traceback = Some(t); // the innermost has all frames
                     (*cause).clone()
                 }
                 LuaError::WithContext { cause, .. } => (*cause).clone(),
-                LuaError::BadArgument { cause, .. } => (*cause).clone(),
+                LuaError::BadArgument { to, pos, cause, .. } => {
+                    argument = Some((to, pos));
+                    (*cause).clone()
+                }
                 other => {
                     at = other;
                     break;
@@ -113,6 +124,7 @@ impl RecipeError {
                     file: r.file.clone(),
                     line: r.file.as_ref().map(|_| r.line),
                     source: None,
+                    while_at: r.while_at.clone(),
                     stack: Vec::new(),
                     system: r.system,
                 },
@@ -122,16 +134,29 @@ impl RecipeError {
             LuaError::MemoryError(_) => {
                 RecipeError { system: true, ..RecipeError::plain("the script's own memory limit is reached") }
             }
+            LuaError::FromLuaConversionError { from, to, .. } => {
+                let (name, pos) = argument.unwrap_or_default();
+                let name = name.map(|n| format!("{n}: ")).unwrap_or_default();
+                let pos = if pos > 0 { format!("argument {pos}") } else { "an argument".into() };
+                RecipeError::plain(&format!("{name}{pos} is {}; it must be {}", lua_kind(from), rust_kind(to)))
+            }
             other => RecipeError::plain(&other.to_string()),
         };
         if let Some(t) = traceback {
             out.stack = frames(&t);
         }
-        if out.file.is_none()
+        let internal = out.file.as_ref().is_some_and(|f| f.starts_with(&INTERNAL[1..]));
+        if internal && out.message.contains("(local 'self')") {
+            out.hint = Some("a method is called with a colon, as in opt:step() or x:sum()".into());
+        }
+        if (out.file.is_none() || internal)
             && let Some((file, line)) = out.stack.first().and_then(|f| place(f))
         {
             out.file = Some(file);
             out.line = Some(line);
+        }
+        if out.hint.is_none() {
+            out.hint = nil_call(&out.message);
         }
         out.source = out.file.as_ref().zip(out.line).and_then(|(f, l)| source_line(f, l));
         out
@@ -145,6 +170,7 @@ impl RecipeError {
             file: Some(file.to_string()),
             line,
             source: line.and_then(|l| source_line(file, l)),
+            while_at: None,
             stack: Vec::new(),
             system: false,
         }
@@ -162,6 +188,7 @@ impl RecipeError {
             file: None,
             line: None,
             source: None,
+            while_at: None,
             stack: trace.map(frames).unwrap_or_default(),
             system: false,
         };
@@ -169,6 +196,9 @@ impl RecipeError {
             out.file = Some(head.0);
             out.line = Some(head.1);
             out.message = rest;
+        }
+        if out.message.starts_with("table: 0x") {
+            out.message = "the script raised an error that is a table; raise a text: error(\"what is wrong\")".into();
         }
         if let Some((message, hint)) = out.message.clone().split_once("\n  hint: ") {
             out.message = message.to_string();
@@ -210,7 +240,7 @@ fn frames(traceback: &str) -> Vec<String> {
     let mut out = Vec::new();
     for line in traceback.lines() {
         let line = line.trim();
-        if line.starts_with('[') || line.starts_with(&INTERNAL[1..]) || line.starts_with("...") || line.is_empty() {
+        if line.starts_with('[') || line.starts_with("__mlua") || line.starts_with(&INTERNAL[1..]) || line.starts_with("...") || line.is_empty() {
             continue;
         }
         let Some((head, what)) = line.split_once(": in ") else { continue };
@@ -222,6 +252,55 @@ fn frames(traceback: &str) -> Vec<String> {
         out.push(format!("{name} ({file}:{number})"));
     }
     out
+}
+
+/// The stack on one line; a frame that calls itself is said once.
+fn stack_line(stack: &[String]) -> String {
+    let mut out: Vec<(&str, usize)> = Vec::new();
+    for frame in stack {
+        match out.last_mut() {
+            Some((last, n)) if *last == frame => *n += 1,
+            _ => out.push((frame, 1)),
+        }
+    }
+    let frames: Vec<String> =
+        out.iter().map(|(frame, n)| if *n > 1 { format!("{frame}, and so on") } else { frame.to_string() }).collect();
+    frames.join(" < ")
+}
+
+/// A Lua type with its article.
+fn lua_kind(from: &str) -> String {
+    match from {
+        "nil" => "nil".into(),
+        "integer" | "userdata" | "error" => format!("an {from}").replace("an userdata", "a tensor or another object"),
+        other => format!("a {other}"),
+    }
+}
+
+/// What a binding wanted, in the person's words.
+fn rust_kind(to: &str) -> &str {
+    match to {
+        "i64" | "u64" | "usize" | "i32" | "u32" => "an integer",
+        "f64" | "f32" => "a number",
+        "bool" => "true or false",
+        "String" | "string" | "&str" => "a string",
+        "table" => "a table",
+        "function" => "a function",
+        _ => "of another type",
+    }
+}
+
+/// A cure for "attempt to call a nil value (method 'num_params')".
+fn nil_call(message: &str) -> Option<String> {
+    let name = message.strip_prefix("attempt to call a nil value (")?.strip_suffix("')")?;
+    let (kind, name) = name.split_once(" '")?;
+    let methods = [
+        "forward", "parameters", "buffers", "states", "num_parameters", "apply", "train", "eval", "step", "evaluate", "finished", "split",
+        "shuffle", "map", "batch", "windows", "tensors", "batches", "batch_at", "update", "swap", "copy_to", "encode", "decode",
+    ];
+    let ops = perilune_core::ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
+    let near = perilune_core::error::did_you_mean(name, methods.into_iter().chain(ops))?;
+    (matches!(kind, "method" | "field") && near != name).then(|| format!("did you mean '{near}'?"))
 }
 
 fn place(frame: &str) -> Option<(String, u32)> {
@@ -247,8 +326,11 @@ impl fmt::Display for RecipeError {
         if let Some(hint) = &self.hint {
             write!(f, "\n  hint: {hint}")?;
         }
+        if let Some(at) = &self.while_at {
+            write!(f, "\n  evaluated at {at}")?;
+        }
         if self.stack.len() > 1 {
-            write!(f, "\nstack: {}", self.stack.join(" < "))?;
+            write!(f, "\nstack: {}", stack_line(&self.stack))?;
         }
         Ok(())
     }

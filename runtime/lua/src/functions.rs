@@ -16,9 +16,9 @@ pub fn host(lua: &Lua) -> mlua::Result<Rc<Host>> {
 }
 
 /// Runs a registry op with Lua arguments.
-pub fn call(lua: &Lua, op: &'static Op, sig: &'static Signature, args: MultiValue, _method: bool) -> mlua::Result<MultiValue> {
+pub fn call(lua: &Lua, op: &'static Op, sig: &'static Signature, args: MultiValue, method: bool) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
-    let parsed = args::parse(&host, lua, op, sig, args.as_slices().0)?;
+    let parsed = args::parse(&host, lua, op, sig, args.as_slices().0, method)?;
     let ids = host.record(lua, |engine| {
         let args = parsed.resolve(engine)?;
         engine.call(op, &args)

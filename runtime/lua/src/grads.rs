@@ -16,6 +16,7 @@ use std::rc::Rc;
 
 /// A custom function's backward and what it was called with.
 pub struct Custom {
+    name: String,
     backward: Function,
     args: MultiValue,
     /// Which arguments are tensors.
@@ -33,8 +34,8 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let call = call.map_err(|e| errors::raise(host, Raise::Fault(e.into(), site)))?;
         let Some(call) = call else { return Ok(()) };
         let payload = host.engine.borrow().graph.node(call.node).payload;
-        let (backward, args, tensors) = match host.customs.borrow().get(&payload) {
-            Some(c) => (c.backward.clone(), c.args.clone(), c.tensors.clone()),
+        let (name, backward, args, tensors) = match host.customs.borrow().get(&payload) {
+            Some(c) => (c.name.clone(), c.backward.clone(), c.args.clone(), c.tensors.clone()),
             None => return Err(mlua::Error::runtime("this is a bug: a custom function lost its backward")),
         };
         let mut values = MultiValue::new();
@@ -45,8 +46,9 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         host.engine.borrow_mut().graph.no_grad = before;
         let out = out?;
         if out.len() > tensors.len().max(1) {
-            let message = format!("its backward gave {} gradients for {} tensor inputs", out.len(), tensors.len());
-            return Err(errors::argument(host, lua, "custom", message, None));
+            let message = format!("its backward gave {} gradients, its forward has {} tensor arguments", out.len(), tensors.len());
+            let hint = Some("return one gradient (or nil) for each tensor argument, in order".into());
+            return Err(errors::argument(host, lua, &name, message, hint));
         }
         let mut refs: Vec<Option<RefGuard>> = Vec::new();
         for v in out.iter() {
@@ -55,7 +57,7 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
                 Value::UserData(u) => u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)),
                 other => {
                     let message = format!("its backward gave {}; gradients are tensors or nil", show(other));
-                    return Err(errors::argument(host, lua, "custom", message, None));
+                    return Err(errors::argument(host, lua, &name, message, None));
                 }
             });
         }
@@ -64,7 +66,7 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
             for r in refs {
                 nodes.push(r.map(|r| r.node(engine)).transpose()?);
             }
-            Ok(pass.supply(&mut engine.graph, &call, &nodes)?)
+            Ok(pass.supply(&mut engine.graph, &call, &nodes).map_err(|e| Error { op: name, ..e })?)
         })?;
         drop(out);
     }
@@ -199,10 +201,14 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
     let get = |key: &str| -> mlua::Result<Function> {
         match given.get::<Value>(key)? {
             Value::Function(f) => Ok(f),
-            other => Err(errors::argument(&host, lua, "custom", format!("{key} is {}; it must be a function", show(&other)), None)),
+            other => {
+                let hint = "pl.custom { forward = function(x) … end, backward = function(g, x) … end }";
+                Err(errors::argument(&host, lua, "custom", format!("{key} is {}; it must be a function", show(&other)), Some(hint.into())))
+            }
         }
     };
     let (forward, backward) = (get("forward")?, get("backward")?);
+    let name = given.get::<Option<String>>("name")?.unwrap_or_else(|| "custom".into());
     let host = host.clone();
     lua.create_function(move |lua, args: MultiValue| {
         let before = std::mem::replace(&mut host.engine.borrow_mut().graph.no_grad, true);
@@ -215,7 +221,8 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
         };
         let Some(y) = y else {
             let message = format!("its forward returned {}; it must return one tensor", show(&out));
-            return Err(errors::argument(&host, lua, "custom", message, None));
+            let hint = (out.is_nil()).then(|| "does it lack a `return`?".to_string());
+            return Err(errors::argument(&host, lua, &name, message, hint));
         };
         let mut tensors = Vec::new();
         let mut refs = Vec::new();
@@ -229,7 +236,7 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
         }
         let payload = host.next_custom.get();
         host.next_custom.set(payload + 1);
-        host.customs.borrow_mut().insert(payload, Custom { backward: backward.clone(), args: args.clone(), tensors });
+        host.customs.borrow_mut().insert(payload, Custom { name: name.clone(), backward: backward.clone(), args: args.clone(), tensors });
         let id = host.record(lua, |engine| {
             let y = y.node(engine)?;
             let mut inputs: SmallVec<[NodeId; 4]> = SmallVec::from_slice(&[y]);

@@ -2,6 +2,7 @@
 //! files beside the recipe.
 
 use crate::{errors, frames};
+use crate::args::show;
 use crate::functions::{self, host};
 use crate::runtime::Place;
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
@@ -32,12 +33,13 @@ pub fn new_lua() -> mlua::Result<Lua> {
     let setmetatable: mlua::Function = globals.get("setmetatable")?;
     globals.raw_set(
         "setmetatable",
-        lua.create_function(move |_, (t, meta): (Value, Value)| {
-            // A finaliser runs at moments nobody chose, outside of every limit.
+        lua.create_function(move |lua, (t, meta): (Value, Value)| {
+            // A finaliser would also run outside of every limit.
             if let Value::Table(m) = &meta
                 && !m.raw_get::<Value>("__gc")?.is_nil()
             {
-                return Err(mlua::Error::runtime("setmetatable: __gc is not allowed in recipes"));
+                let message = "__gc is not allowed in recipes: a finaliser runs at moments nobody chose";
+                return Err(errors::argument(&host(lua)?, lua, "setmetatable", message, Some("release things where you are done with them".into())));
             }
             setmetatable.call::<Value>((t, meta))
         })?,
@@ -81,6 +83,9 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
             let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
             if FIELDS.contains(&name.as_str()) {
                 let module = require(lua, format!("perilune.{name}"))?;
+                if let Value::Table(t) = &module {
+                    guard_module(lua, &name, t)?;
+                }
                 pl.raw_set(name, module.clone())?;
                 return Ok(module);
             }
@@ -102,6 +107,48 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
         guard(lua, &globals)?;
     }
     Ok(pl)
+}
+
+/// A misspelt part of `pl.nn` and its neighbours would be nil, and the error elsewhere.
+fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
+    if t.metatable().is_some() {
+        return Ok(());
+    }
+    let (meta, module) = (lua.create_table()?, module.to_string());
+    meta.set(
+        "__index",
+        lua.create_function(move |lua, (t, key): (Table, Value)| {
+            let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(&key));
+            let mut known = Vec::new();
+            for pair in t.pairs::<String, Value>() {
+                known.push(pair?.0);
+            }
+            known.sort();
+            let hint = match (did_you_mean(&name, known.iter().map(String::as_str)), torch_name(&name)) {
+                (_, Some(op)) => format!("losses are functions: pl.{op}(…)"),
+                (Some(near), _) => format!("did you mean pl.{module}.{near}?"),
+                _ => format!("it has {}", known.join(", ")),
+            };
+            Err::<Value, _>(errors::argument(&host(lua)?, lua, "", format!("pl.{module} has no '{name}'"), Some(hint)))
+        })?,
+    )?;
+    t.set_metatable(Some(meta))
+}
+
+/// The op behind a loss module of PyTorch: `CrossEntropyLoss` is `cross_entropy`.
+fn torch_name(name: &str) -> Option<&'static str> {
+    let stem = name.strip_suffix("Loss")?;
+    let known = [
+        ("CrossEntropy", "cross_entropy"),
+        ("NLL", "nll_loss"),
+        ("MSE", "mse_loss"),
+        ("L1", "l1_loss"),
+        ("SmoothL1", "smooth_l1_loss"),
+        ("Huber", "huber_loss"),
+        ("BCEWithLogits", "bce_with_logits"),
+        ("KLDiv", "kl_div"),
+    ];
+    known.iter().find(|(torch, _)| *torch == stem).map(|(_, op)| *op)
 }
 
 /// Reading an undefined global, or writing one, is nearly always a slip.
@@ -149,7 +196,8 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         if !parts.iter().all(sane) {
             let message = format!("\"{name}\" is no module name: letters, digits, _ and - between dots");
-            return Err(errors::argument(&host, lua, "require", message, None));
+            let hint = "a file beside the recipe is required without .lua, one in a folder there with dots: require \"parts.block\"";
+            return Err(errors::argument(&host, lua, "require", message, Some(hint.into())));
         }
         let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let tail: PathBuf = parts.iter().collect();

@@ -8,13 +8,14 @@ use crate::runtime::Place;
 use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
+use perilune_core::error::did_you_mean;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::text::Vocabulary;
 use perilune_data::{image, npy, npz, safetensors, text};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// A data error at the recipe line.
@@ -27,10 +28,26 @@ fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::
 }
 
 /// A path to read: beside the recipe if it is there, else as the person's shell would see it.
-fn readable(lua: &Lua, path: &str) -> PathBuf {
+fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
     let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
-    let beside = place.dir.join(path);
-    if beside.exists() || PathBuf::from(path).is_absolute() { beside } else { PathBuf::from(path) }
+    let (beside, here) = (place.at(path), PathBuf::from(path));
+    if let Some(found) = [&beside, &here].into_iter().find(|p| p.exists()) {
+        return Ok(found.clone());
+    }
+    let looked = if here.is_absolute() || beside == here { "" } else { ", neither beside the recipe nor in the current directory" };
+    let near = [&beside, &here].into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
+    let hint = near.or_else(|| here.is_relative().then(|| "paths start beside the recipe, then at the current directory".into()));
+    Err(errors::argument(host, lua, op, format!("there is no file \"{path}\"{looked}"), hint))
+}
+
+/// A file in the same folder whose name is nearly that of `path`, said as `path` is.
+fn neighbour(full: &Path, path: &str) -> Option<String> {
+    let name = full.file_name()?.to_str()?;
+    let folder = full.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut names: Vec<String> = std::fs::read_dir(folder).ok()?.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    let near = did_you_mean(name, names.iter().map(String::as_str))?;
+    Some(format!("{}{near}", path.strip_suffix(name)?))
 }
 
 fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
@@ -171,14 +188,20 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
             }
         }
     }
-    Rows::read(&readable(lua, &path), &o).map(RowsData).map_err(|e| fail(&host, lua, "csv", e))
+    Rows::read(&readable(&host, lua, "csv", &path)?, &o).map(RowsData).map_err(|e| fail(&host, lua, "csv", e))
 }
 
 /// `pl.load(path)` -> {name = tensor} for safetensors and npz, a tensor for npy.
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
-    let file = readable(lua, &name);
+    if !["safetensors", "npy", "npz"].iter().any(|e| PathBuf::from(&name).extension().is_some_and(|x| x == *e)) {
+        let torch = [".pt", ".pth", ".bin", ".ckpt"].iter().any(|e| name.ends_with(e));
+        let cure = "in Python: safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")";
+        let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
+        return Err(errors::argument(&host, lua, "load", message, torch.then(|| cure.into())));
+    }
+    let file = readable(&host, lua, "load", &name)?;
     let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
         let t = lua.create_table()?;
         for (name, value) in list {
@@ -189,11 +212,10 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     match file.extension().and_then(|e| e.to_str()) {
         Some("safetensors") => many(safetensors::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
         Some("npz") => many(npz::load(&file).map_err(|e| fail(&host, lua, "load", e))?),
-        Some("npy") => {
+        _ => {
             let t = npy::load(&file).map_err(|e| fail(&host, lua, "load", e))?;
             crate::functions::into_lua(lua, upload(&host, lua, &t)?)
         }
-        _ => Err(errors::argument(&host, lua, "load", format!("\"{name}\" is none of .safetensors, .npy, .npz"), None)),
     }
 }
 
@@ -232,7 +254,10 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
         Some("npz") => npz::save(&file, &list, false),
         Some("npy") if list.len() == 1 => npy::save(&file, &list[0].1),
         Some("npy") => return Err(errors::argument(&host, lua, "save", format!("an npy file holds one tensor, not {}", list.len()), Some("use .npz or .safetensors".into()))),
-        _ => return Err(errors::argument(&host, lua, "save", format!("\"{name}\" is none of .safetensors, .npy, .npz"), None)),
+        _ => {
+            let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
+            return Err(errors::argument(&host, lua, "save", format!("\"{name}\" is none of .safetensors, .npy, .npz"), hint));
+        }
     };
     result.map_err(|e| fail(&host, lua, "save", e))
 }
@@ -247,7 +272,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "text", "the path", &path)?;
-            text::read(&readable(lua, &path)).map_err(|e| fail(&host, lua, "text", e))
+            text::read(&readable(&host, lua, "text", &path)?).map_err(|e| fail(&host, lua, "text", e))
         })?,
     )?;
     native.set(
@@ -286,7 +311,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "png", "the path", &path)?;
-            let t = image::load(&readable(lua, &path)).map_err(|e| fail(&host, lua, "png", e))?;
+            let t = image::load(&readable(&host, lua, "png", &path)?).map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
                 let x = engine.from_host(&t)?;
                 let g = &mut engine.graph;
@@ -313,6 +338,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                 engine.read_node(x)
             })?;
             image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
+        })?,
+    )?;
+    native.set(
+        "near",
+        lua.create_function(|_, (name, known): (String, Vec<String>)| {
+            Ok(did_you_mean(&name, known.iter().map(String::as_str)).map(str::to_string))
         })?,
     )?;
     pl.set("native", native)?;

@@ -4,7 +4,8 @@ use crate::args::show;
 use crate::errors;
 use crate::functions::host;
 use crate::runtime::Params;
-use mlua::{Lua, Table, Value};
+use crate::host::INTERNAL;
+use mlua::{Function, Lua, Table, Value};
 use perilune_core::error::did_you_mean;
 
 /// What a Lua value is, for the rule "an option has the type of its default".
@@ -41,7 +42,8 @@ pub fn fill(lua: &Lua, op: &str, given: Value, defaults: &Table) -> mlua::Result
             other => show(other),
         };
         if !names.contains(&name) {
-            let near = did_you_mean(&name, names.iter().map(String::as_str)).map(|n| format!(" Did you mean '{n}'?")).unwrap_or_default();
+            let near = did_you_mean(&name, names.iter().map(String::as_str)).or_else(|| alias(&name, &names));
+            let near = near.map(|n| format!(" Did you mean '{n}'?")).unwrap_or_default();
             let known = if names.is_empty() { "it has none".into() } else { format!("options: {}", names.join(", ")) };
             return Err(errors::argument(&host, lua, op, format!("unknown option '{name}' ({known}).{near}"), None));
         }
@@ -60,9 +62,24 @@ pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua
     fill(lua, &op, given, &defaults)
 }
 
-/// `pl.error(op, message, hint)`: raises at the recipe line.
-pub fn error(lua: &Lua, (op, message, hint): (String, String, Option<String>)) -> mlua::Result<()> {
-    Err(errors::argument(&host(lua)?, lua, &op, message, hint))
+/// `pl.error(op, message, hint, fn)`: raises at the recipe line, or where `fn` is written if that is at fault.
+pub fn error(lua: &Lua, (op, message, hint, at): (String, String, Option<String>, Option<Function>)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let info = at.map(|f| f.info());
+    if let Some((source, line)) = info.and_then(|i| i.source.zip(i.line_defined))
+        && source.starts_with('@')
+        && !source.starts_with(INTERNAL)
+    {
+        let site = {
+            let sites = &mut host.engine.borrow_mut().sites;
+            let file = sites.file(&source[1..]);
+            sites.intern(file, line as u32)
+        };
+        let mut error = perilune_core::Error::argument(&op, message);
+        error.hint = hint;
+        return Err(errors::raise(&host, errors::Raise::Fault(error.into(), site)));
+    }
+    Err(errors::argument(&host, lua, &op, message, hint))
 }
 
 /// `--set` values over the defaults of `params`; each value takes the type of its default.
@@ -169,8 +186,9 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
         }
     };
     t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;
+    let site = host.site(lua);
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
-        seen.recipe = true;
+        seen.recipe = Some(site);
     }
     let meta = lua.create_table()?;
     meta.set("__name", "perilune.recipe")?;

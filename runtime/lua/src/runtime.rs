@@ -211,15 +211,15 @@ impl Runtime {
         let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
         let (message, hint) = match value {
             Value::Table(t) if ["data", "model", "loss", "step"].iter().any(|name| part(t, name)) => {
-                ("the file returns a plain table, not a recipe", "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that")
+                ("returns a plain table, not a recipe", "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that")
             }
             _ if params.recipe.is_some() && self.host.engine.borrow().stats().runs == 0 => {
-                ("the file makes a recipe but does not return it", "end it with `return recipe`")
+                ("makes a recipe but does not return it", "end it with `return recipe`")
             }
             _ => return Ok(()),
         };
         let file = chunk.trim_start_matches(['@', '=']);
-        Err(Failed::Recipe(Box::new(RecipeError::at(file, None, message, Some(hint.into())))))
+        Err(Failed::Recipe(Box::new(RecipeError::at(file, None, format!("{file} {message}"), Some(hint.into())))))
     }
 }
 

@@ -36,7 +36,9 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     }
     let mut dims = Vec::new();
     let mut leaves = Vec::new();
-    flatten(&value, 0, &mut dims, &mut leaves).map_err(bad)?;
+    flatten(&value, 0, &mut dims, &mut leaves).map_err(|(message, hint)| {
+        errors::argument(&host, lua, "tensor", message, Some(hint.to_string()))
+    })?;
     let found = leaves.iter().fold(None, |seen: Option<DType>, v| {
         let d = match v {
             Value::Boolean(_) => DType::Bool,
@@ -62,21 +64,24 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     Ok(host.tensor(id))
 }
 
-fn flatten(v: &Value, depth: usize, dims: &mut Vec<usize>, leaves: &mut Vec<Value>) -> Result<(), String> {
+const RAGGED: &str = "lists of one depth have the same length: pad the short ones, or keep several tensors";
+
+fn flatten(v: &Value, depth: usize, dims: &mut Vec<usize>, leaves: &mut Vec<Value>) -> Result<(), (String, &'static str)> {
+    let mixed = || Err(("a ragged list: numbers and lists side by side".to_string(), RAGGED));
     match v {
         Value::Table(t) => {
             if depth >= MAX_RANK {
-                return Err(format!("lists are nested more than {MAX_RANK} deep"));
+                return Err((format!("lists are nested more than {MAX_RANK} deep"), "merge dims, and reshape the tensor"));
             }
             let n = t.raw_len();
             match dims.get(depth) {
                 None if leaves.is_empty() => dims.push(n),
                 Some(&d) if d == n => {}
-                Some(&d) => return Err(format!("a ragged list: at depth {} one part has {d} elements and another {n}", depth + 1)),
-                None => return Err("a ragged list: numbers and lists side by side".into()),
+                Some(&d) => return Err((format!("a ragged list: at depth {} one part has {d} elements and another {n}", depth + 1), RAGGED)),
+                None => return mixed(),
             }
             for x in t.sequence_values::<Value>() {
-                flatten(&x.map_err(|e| e.to_string())?, depth + 1, dims, leaves)?;
+                flatten(&x.map_err(|e| (e.to_string(), RAGGED))?, depth + 1, dims, leaves)?;
             }
             Ok(())
         }
@@ -84,8 +89,10 @@ fn flatten(v: &Value, depth: usize, dims: &mut Vec<usize>, leaves: &mut Vec<Valu
             leaves.push(v.clone());
             Ok(())
         }
-        Value::Boolean(_) | Value::Integer(_) | Value::Number(_) => Err("a ragged list: numbers and lists side by side".into()),
-        other => Err(format!("it holds {}; it must hold numbers or booleans", show(other))),
+        Value::Boolean(_) | Value::Integer(_) | Value::Number(_) => mixed(),
+        Value::String(_) => Err((format!("it holds {}; it must hold numbers or booleans", show(v)), "tonumber(s) makes a number of a text")),
+        Value::UserData(_) => Err(("it holds a tensor; it must hold numbers or booleans".into(), "pl.stack({x, y}) joins tensors")),
+        other => Err((format!("it holds {}; it must hold numbers or booleans", show(other)), "pl.tensor {1, 2, 3}")),
     }
 }
 

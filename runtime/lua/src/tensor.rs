@@ -132,14 +132,33 @@ impl UserData for Tensor {
                     (Operand::Tensor(h, _), _) | (_, Operand::Tensor(h, _)) => h.clone(),
                     _ => return Err(mlua::Error::runtime("comparison of no tensor")),
                 };
-                let hint = format!("use the method: x:{method}(y)");
-                Err(errors::argument(&host, lua, method, "Lua's comparisons give one boolean, not a tensor of them", Some(hint)))
+                let hint = format!("x:{method}(y) compares element by element, and x:item() gives the number of a scalar");
+                Err(errors::argument(&host, lua, "", "< > <= >= give one boolean in Lua, not a tensor of them", Some(hint)))
             });
         }
         methods.add_meta_method(MetaMethod::Index, indexing::index);
-        methods.add_meta_method(MetaMethod::NewIndex, |lua, this, (_key, _value): (Value, Value)| -> mlua::Result<()> {
-            let hint = "writing to a State is spelled w:assign(v); x:where, pl.cat or x:scatter build changed tensors";
-            Err(errors::argument(&this.host, lua, "x[i] = v", "tensors are not written in place", Some(hint.into())))
+        methods.add_meta_function(MetaMethod::Concat, |lua, (a, b): (Value, Value)| -> mlua::Result<()> {
+            let hint = "x:item() is the number in a scalar, tostring(x) the text of any tensor";
+            let other = if a.is_userdata() { b } else { a };
+            let message = format!("a tensor and {} are not joined by ..", args::show(&other));
+            Err(errors::argument(&functions::host(lua)?, lua, "", message, Some(hint.into())))
+        });
+        methods.add_meta_method(MetaMethod::Call, |lua, this, _: mlua::MultiValue| -> mlua::Result<()> {
+            let hint = "x[i] reads an element, and modules are what is called: model(x)";
+            Err(errors::argument(&this.host, lua, "", "a tensor is not a function", Some(hint.into())))
+        });
+        methods.add_meta_method(MetaMethod::NewIndex, |lua, this, (key, _): (Value, Value)| -> mlua::Result<()> {
+            let (what, hint) = match key.as_string().map(|s| s.to_string_lossy()) {
+                Some(name) => (
+                    format!("tensors have no field '{name}' that can be written"),
+                    "x:reshape, x:to and others return a changed tensor; the fields of a State are grad and trainable",
+                ),
+                None => (
+                    "x[i] = v: tensors are not written in place".to_string(),
+                    "writing to a State is spelled w:assign(v); pl.where, pl.cat or x:scatter build changed tensors",
+                ),
+            };
+            Err(errors::argument(&this.host, lua, "", what, Some(hint.into())))
         });
         methods.add_method("size", |lua, this, dim: Option<i64>| {
             let (shape, _) = this.look(lua)?;

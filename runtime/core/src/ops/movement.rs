@@ -668,7 +668,7 @@ pub static CAT: Op = Op {
             let fits = m.shape.rank() == i.shape(0).rank()
                 && m.shape.dims().iter().zip(i.shape(0).dims()).enumerate().all(|(d, (p, q))| d == at || p == q);
             if !fits {
-                let message = format!("tensor {k} has shape {}, tensor 0 has {}; all dims but {at} must be equal", m.shape, i.shape(0));
+                let message = format!("tensor {} of the list has shape {}, the first has {}; all dims but {at} must be equal", k + 1, m.shape, i.shape(0));
                 return Err(Error::shape("cat", message));
             }
             total += m.shape.dims()[at];
@@ -721,7 +721,7 @@ pub static STACK: Op = Op {
         let mut xs: SmallVec<[NodeId; 8]> = SmallVec::new();
         for (k, &x) in given.iter().enumerate() {
             if g.shape(x) != g.shape(first) {
-                let message = format!("tensor {k} has shape {}, tensor 0 has {}; all must be equal", g.shape(x), g.shape(first));
+                let message = format!("tensor {} of the list has shape {}, the first has {}; all must be equal", k + 1, g.shape(x), g.shape(first));
                 return Err(Error::shape("stack", message));
             }
             let x = g.cast(x, dtype)?;

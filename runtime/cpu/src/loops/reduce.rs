@@ -73,13 +73,19 @@ fn fold<T: Num, J: Join>(mut lanes: [T; LANES]) -> T {
 }
 
 #[inline(always)]
+fn each<T: Num, J: Join>(mut lanes: [T; LANES], x: &[T; LANES]) -> [T; LANES] {
+    for k in 0..LANES {
+        lanes[k] = J::join(lanes[k], x[k]);
+    }
+    lanes
+}
+
+#[inline(always)]
 fn accumulate<T: Num, J: Join>(lanes: &mut [T; LANES], x: &[T]) {
     let mut acc = *lanes;
     let (whole, rest) = x.as_chunks::<LANES>();
     for c in whole {
-        for k in 0..LANES {
-            acc[k] = J::join(acc[k], c[k]);
-        }
+        acc = each::<T, J>(acc, c);
     }
     for (k, &v) in rest.iter().enumerate() {
         acc[k] = J::join(acc[k], v);
@@ -97,9 +103,6 @@ struct Partials<T, J>(PhantomData<(T, J)>);
 struct Reset<T, J>(PhantomData<(T, J)>);
 struct ResetTotal<T, J>(PhantomData<(T, J)>);
 
-/// Rows accumulated side by side, so that the additions of one row need not wait for each other.
-const SIDE: usize = 4;
-
 impl<T: Num, J: Join> Body for Rows<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
@@ -108,25 +111,29 @@ impl<T: Num, J: Join> Body for Rows<T, J> {
         // SAFETY: `r` is below `rows`.
         let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<T>(r), cols) };
         let mut r = 0;
-        while r + SIDE <= rows {
-            let mut lanes = [[J::identity::<T>(); LANES]; SIDE];
-            let x: [&[T]; SIDE] = std::array::from_fn(|s| row(r + s));
-            let whole = cols / LANES * LANES;
-            for i in (0..whole).step_by(LANES) {
-                for s in 0..SIDE {
-                    let c = &x[s][i..i + LANES];
-                    for k in 0..LANES {
-                        lanes[s][k] = J::join(lanes[s][k], c[k]);
-                    }
-                }
+        // Four rows side by side: the additions of one row need not wait for each other. Spelt out, because LLVM keeps
+        // an array of arrays in memory.
+        while r + 4 <= rows {
+            let id = [J::identity::<T>(); LANES];
+            let (mut a, mut b, mut c, mut d) = (id, id, id, id);
+            let (ra, ta) = row(r).as_chunks::<LANES>();
+            let (rb, tb) = row(r + 1).as_chunks::<LANES>();
+            let (rc, tc) = row(r + 2).as_chunks::<LANES>();
+            let (rd, td) = row(r + 3).as_chunks::<LANES>();
+            for (((xa, xb), xc), xd) in ra.iter().zip(rb).zip(rc).zip(rd) {
+                a = each::<T, J>(a, xa);
+                b = each::<T, J>(b, xb);
+                c = each::<T, J>(c, xc);
+                d = each::<T, J>(d, xd);
             }
-            for s in 0..SIDE {
-                for (k, &v) in x[s][whole..].iter().enumerate() {
-                    lanes[s][k] = J::join(lanes[s][k], v);
+            for (k, (lanes, tail)) in [(a, ta), (b, tb), (c, tc), (d, td)].into_iter().enumerate() {
+                let mut lanes = lanes;
+                for (l, &v) in lanes.iter_mut().zip(tail) {
+                    *l = J::join(*l, v);
                 }
-                out[r + s] = fold::<T, J>(lanes[s]);
+                out[r + k] = fold::<T, J>(lanes);
             }
-            r += SIDE;
+            r += 4;
         }
         for r in r..rows {
             let mut lanes = [J::identity::<T>(); LANES];

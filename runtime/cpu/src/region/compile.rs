@@ -621,6 +621,8 @@ impl Compiler<'_> {
         let per_element = slots.iter().map(Slots::bytes).max().unwrap_or(0) + self.hoisted.iter().map(|h| h.1).sum::<usize>();
         let fit = L1_BYTES / per_element.max(8);
         let elements = (1usize << fit.max(1).ilog2()).clamp(MIN_TILE, MAX_TILE);
+        let elements = std::env::var("TILE").ok().and_then(|t| t.parse().ok()).unwrap_or(elements);
+        if std::env::var("SHOW").is_ok() { eprintln!("per element {per_element} fit {fit} elements {elements} slots {:?}", slots.iter().map(|s| &s.sizes).collect::<Vec<_>>()); }
         let Grid { batch, rows, cols } = self.grid;
         let block_rows = if self.segmented { 1 } else { (elements / cols.max(1)).clamp(1, (batch * rows).max(1)) };
         let tile = if self.segmented { elements } else { block_rows * cols };

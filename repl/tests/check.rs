@@ -1,0 +1,94 @@
+//! `perilune check`, `doctor`, `init` and the texts.
+
+mod support;
+
+use support::{TINY, place, tiny};
+
+#[test]
+fn check_reports_and_leaves_nothing_behind() {
+    let p = tiny();
+    let r = p.run(&["check", "tiny.lua", "--set", "lr=0.5"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    for part in [
+        "tiny · tiny.lua · cpu (",
+        "params      lr 0.5, seed 3, steps 6, width 4",
+        "model       5 parameters, 2 States",
+        "train       48 samples, 6 batches an epoch",
+        "valid       16 samples, 2 batches an epoch",
+        " kernels",
+        "memory      ",
+        "evaluation  valid loss ",
+        "no mistakes found",
+    ] {
+        assert!(r.out.contains(part), "{part}: {}", r.out);
+    }
+    assert!(p.runs().is_empty());
+}
+
+#[test]
+fn check_names_params_that_nothing_reads_and_reads_of_no_param() {
+    let p = place();
+    p.file("tiny.lua", TINY.replace("seed = 3,", "seed = 3, momentum = 0.9, late = 1,").replace("{ lr = p.lr }", "{ lr = p.lr, momentum = p.momentun }").replace(
+        "return recipe",
+        "function recipe.finish(run) print(run.params.late) end\nreturn recipe",
+    ));
+    let r = p.run(&["check", "tiny.lua"]);
+    assert_eq!(r.status, Some(0));
+    assert_eq!(
+        r.err,
+        "warning: param 'momentum' is read nowhere in tiny.lua\n\
+         warning: tiny.lua:10: param 'momentun' is read, but the recipe's params do not have it. Did you mean 'momentum'?\n"
+    );
+    assert!(r.out.ends_with("no mistakes found, 2 warnings\n"), "{}", r.out);
+}
+
+#[test]
+fn check_finds_shape_mistakes_with_their_line() {
+    let p = tiny();
+    let r = p.run(&["check", "tiny.lua", "--set", "width=5"]);
+    assert_eq!(r.status, Some(3));
+    assert!(r.err.starts_with("tiny.lua:12: linear: "), "{}", r.err);
+    assert!(p.runs().is_empty());
+}
+
+#[test]
+fn check_does_not_run_a_plain_script() {
+    let p = place();
+    p.file("s.lua", "-- perilune run my.recipe\nprint('it ran')");
+    let r = p.run(&["check", "s.lua"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    assert!(r.out.contains("a plain script"), "{}", r.out);
+    assert!(!r.out.contains("it ran"));
+}
+
+#[test]
+fn the_doctor_finds_the_cpu_in_working_order() {
+    let p = place();
+    let r = p.run(&["doctor"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    for part in ["perilune ", "Lua 5.4", "system", "memory", "CUDA driver", "NVRTC", "cuBLASLt", "NVML", "cuDNN", "NCCL", "self test     passed"] {
+        assert!(r.out.contains(part), "{part}: {}", r.out);
+    }
+}
+
+#[test]
+fn init_makes_a_recipe_that_trains() {
+    let p = place();
+    assert_eq!(p.run(&["init", "new"]).status, Some(0));
+    assert!(p.read("new/types/perilune.lua").starts_with("---@meta"));
+    let r = p.run(&["run", "new/recipe.lua", "--json", "--steps", "100"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    let events = r.events();
+    assert!(events.last().unwrap()["metrics"]["valid/loss"].as_f64().unwrap() < 0.6);
+    assert_eq!(p.run(&["init", "new"]).err, "error: new is there already and is not empty\n");
+}
+
+#[test]
+fn texts_are_whole() {
+    let p = place();
+    assert!(p.run(&["reference"]).out.contains("\n## matmul\n"));
+    assert!(p.run(&["stubs"]).out.trim_end().ends_with("return pl"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(p.run(&["completions", shell]).out.contains("perilune"));
+    }
+}

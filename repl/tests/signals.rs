@@ -1,0 +1,94 @@
+//! Ctrl-C and SIGTERM: the step is finished, the record is complete, the status says why.
+#![cfg(unix)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Place, TINY, place};
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Starts an endless run and waits for its first steps.
+fn endless(p: &Place) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = p
+        .command(&["run", "tiny.lua", "--json", "--steps", "100000000", "--run-dir", "r"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("\"step\":2,") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
+    }
+    (child, out)
+}
+
+fn wait(mut child: Child) -> (i32, Duration) {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return (status.code().unwrap_or(-1), start.elapsed());
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_signal_ends_the_run_after_the_step() {
+    for (name, status) in [("-INT", 130), ("-TERM", 143)] {
+        let p = place();
+        p.file("tiny.lua", TINY);
+        let (child, out) = endless(&p);
+        signal(&child, name);
+        let lines: Vec<String> = out.lines().map(Result::unwrap).collect();
+        assert_eq!(wait(child).0, status);
+        let last: serde_json::Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+        let warning: serde_json::Value = serde_json::from_str(&lines[lines.len() - 2]).unwrap();
+        assert_eq!((last["event"].as_str(), last["status"].as_str()), (Some("done"), Some("interrupted")));
+        assert_eq!(warning["event"], "warning");
+        let record = p.run_json("r");
+        assert_eq!(record["status"], "interrupted");
+        assert_eq!(record["steps_done"], last["steps"]);
+        assert_eq!(record["weights"], last["weights"]);
+        let steps = p.read("r/metrics.jsonl").lines().count() as u64;
+        assert_eq!(last["steps"].as_u64(), Some(steps));
+    }
+}
+
+#[test]
+fn the_second_ctrl_c_ends_it_at_once() {
+    let p = place();
+    let slow = "local n = 0 for i = 1, 3e10 do n = n + i end\n  local error";
+    p.file("tiny.lua", TINY.replace("local error", slow));
+    let mut child =
+        p.command(&["run", "tiny.lua", "--run-dir", "r"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut header = String::new();
+    out.read_line(&mut header).unwrap();
+    assert!(header.starts_with("tiny"), "{header}");
+    signal(&child, "-INT");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none(), "the first one waits for the step");
+    signal(&child, "-INT");
+    let (status, time) = wait(child);
+    assert_eq!(status, 130);
+    assert!(time < Duration::from_secs(5));
+}
+
+#[test]
+fn a_plain_script_ends_at_the_first() {
+    let p = place();
+    p.file("s.lua", "print('on')\nwhile true do end");
+    let mut child = p.command(&["s.lua"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    signal(&child, "-INT");
+    assert_eq!(wait(child).0, 130);
+}

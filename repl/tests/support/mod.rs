@@ -1,0 +1,98 @@
+//! A temporary directory with a recipe in it, and the built `perilune` to run there.
+#![allow(dead_code)] // each test binary uses its part
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Sixty-four points on a plane; the loss falls from the first step on.
+pub const TINY: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "tiny", params = { lr = 0.1, steps = 6, seed = 3, width = 4 } }
+function recipe.data(p)
+  local x = pl.randn { 64, 4 }
+  local set = pl.data.tensors { x = x, y = x:sum(1) }
+  return { train = set:split("train", 0.75, p.seed):shuffle(p.seed):batch(8), valid = set:split("valid", 0.25, p.seed):batch(8) }
+end
+function recipe.model(p) return pl.nn.Sequential { pl.nn.Linear(p.width, 1) } end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = p.lr }) end
+function recipe.loss(model, batch)
+  local error = model(batch.x):squeeze(-1) - batch.y
+  return (error * error):mean(), { off = error:abs():mean() }
+end
+return recipe
+"#;
+
+pub struct Place {
+    pub dir: tempfile::TempDir,
+}
+
+pub fn place() -> Place {
+    Place { dir: tempfile::tempdir().unwrap() }
+}
+
+pub fn tiny() -> Place {
+    let p = place();
+    p.file("tiny.lua", TINY);
+    p
+}
+
+/// What a command gave.
+pub struct Ran {
+    pub status: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl From<Output> for Ran {
+    fn from(o: Output) -> Ran {
+        let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+        Ran { status: o.status.code(), out: text(&o.stdout), err: text(&o.stderr) }
+    }
+}
+
+impl Ran {
+    /// Every line of stdout as JSON: nothing else may be there.
+    pub fn events(&self) -> Vec<Value> {
+        self.out.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
+    }
+}
+
+impl Place {
+    pub fn file(&self, name: &str, text: impl AsRef<[u8]>) {
+        std::fs::write(self.dir.path().join(name), text).unwrap();
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_perilune"));
+        c.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
+        for name in ["NO_COLOR", "CLICOLOR_FORCE", "TERM", "RUST_BACKTRACE"] {
+            c.env_remove(name);
+        }
+        c
+    }
+
+    pub fn run(&self, args: &[&str]) -> Ran {
+        self.command(args).output().unwrap().into()
+    }
+
+    pub fn run_json(&self, dir: &str) -> Value {
+        serde_json::from_str(&self.read(&format!("{dir}/run.json"))).unwrap()
+    }
+
+    /// The directories below runs/.
+    pub fn runs(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.path("runs")) else { return Vec::new() };
+        let mut out: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        out.sort();
+        out
+    }
+}
