@@ -57,6 +57,23 @@ function meta.__index(run, key)
   return Run[key]
 end
 
+local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
+                "steps", "eval_every", "early_stop", "finish" }
+
+---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
+local function check_names(recipe)
+  local known = {}
+  for _, name in ipairs(parts) do known[name] = true end
+  for _, name in ipairs(tree.names(recipe)) do
+    local near = type(name) == "string" and not known[name] and pl.native.near(name, parts)
+    if near and recipe[near] == nil then
+      local value = recipe[name]
+      pl.error("recipe", ("it has a part '%s' that nothing uses"):format(name), ("did you mean recipe.%s?"):format(near),
+        type(value) == "function" and value or nil)
+    end
+  end
+end
+
 ---What a recipe's function must be.
 local function part(recipe, name, needed)
   local fn = recipe[name]
@@ -67,11 +84,17 @@ local function part(recipe, name, needed)
   return fn
 end
 
+---Raises at the line where a part of the recipe is written.
+local function fault(recipe, name, message, hint)
+  local fn = recipe[name]
+  pl.error("recipe." .. name, message, hint, type(fn) == "function" and fn or nil)
+end
+
 local function build_data(recipe, params)
   local data = part(recipe, "data", true)(params)
   if type(data) ~= "table" or not is_loader(data.train) then
     local got = type(data) == "table" and "data.train as " .. check.show(data.train) or check.show(data)
-    pl.error("recipe.data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders, which :batch(n) or :windows{} make")
+    fault(recipe, "data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders, which :batch(n) or :windows{} make")
   end
   return data
 end
@@ -92,6 +115,8 @@ end
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
+  if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "give the table that pl.recipe returned") end
+  check_names(recipe)
   params = params or recipe.params or {}
   local o = check.options(op, opts, {}, { seed = "number" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
@@ -101,14 +126,15 @@ function train.new(recipe, params, opts)
   run.data = build_data(recipe, params)
   pl.seed(seed) -- what the data drew does not move the weights
   run.model = part(recipe, "model", true)(params, run.data)
-  if #tree.states(run.model) == 0 then
-    pl.error("recipe.model", "it returned " .. check.show(run.model) .. " without any State", "return a module: nn.Sequential { ... } or nn.module(t)")
+  if type(run.model) ~= "table" or #tree.states(run.model) == 0 then
+    local got = check.show(run.model) .. (type(run.model) == "table" and " without any State" or "")
+    fault(recipe, "model", "it returned " .. got, "return a module: nn.Sequential { ... } or nn.module(t)")
   end
   local optimizer = part(recipe, "optimizer", recipe.step == nil)
   if optimizer then
     run.opt = optimizer(params, run.model)
     if type(run.opt) ~= "table" or type(run.opt.step) ~= "function" then
-      pl.error("recipe.optimizer", "it returned " .. check.show(run.opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
+      fault(recipe, "optimizer", "it returned " .. check.show(run.opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
     end
   end
   if recipe.ema then
@@ -127,13 +153,13 @@ function train.new(recipe, params, opts)
 end
 
 ---What a loss function returned, checked: the loss, its metrics, the weight.
-local function outcome(op, count, loss, values, weight)
+local function outcome(recipe, name, count, loss, values, weight)
   if not pl.is_tensor(loss) or loss:numel() ~= 1 then
     local got = pl.is_tensor(loss) and ("a tensor of shape {%s}"):format(table.concat(loss.shape, ", ")) or check.show(loss)
-    pl.error(op, "it returned " .. got, "return the mean loss, a scalar tensor, first; reduce with :mean()")
+    fault(recipe, name, "it returned " .. got, "return the mean loss, a scalar tensor, first; reduce with :mean()")
   end
   if values ~= nil and type(values) ~= "table" then
-    pl.error(op, "its second value is " .. check.show(values), "metrics are a table: return loss, { accuracy = ... }")
+    fault(recipe, name, "its second value is " .. check.show(values), "metrics are a table: return loss, { accuracy = ... }")
   end
   return loss, values or {}, weight or count
 end
@@ -153,12 +179,12 @@ local function record(run, batches)
   if recipe.step then
     local loss, values = recipe.step(run, batches[1][1])
     if run.ema then run.ema:update() end
-    return outcome("recipe.step", 1, loss, values)
+    return outcome(recipe, "step", 1, loss, values)
   end
   local loss, values, norm
   if #batches == 1 then
     local batch, count = table.unpack(batches[1])
-    loss, values = outcome("recipe.loss", count, recipe.loss(model, batch))
+    loss, values = outcome(recipe, "loss", count, recipe.loss(model, batch))
     loss:backward()
     norm = run.opt:step()
   else
@@ -166,7 +192,7 @@ local function record(run, batches)
     -- device, divides at the end.
     local sums, extra, total = {}, {}, nil
     for _, b in ipairs(batches) do
-      local l, v, weight = outcome("recipe.loss", b[2], recipe.loss(model, b[1]))
+      local l, v, weight = outcome(recipe, "loss", b[2], recipe.loss(model, b[1]))
       if pl.is_tensor(weight) then weight = weight:to("f32") end
       (l * weight):backward()
       add(sums, { loss = l }, weight)
@@ -269,8 +295,8 @@ function Run:evaluate(split, limit)
     table.sort(names)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
-  local fn, op = self.recipe.evaluate, "recipe.evaluate"
-  if not fn then fn, op = part(self.recipe, "loss", true), "recipe.loss" end
+  local fn, name = self.recipe.evaluate, "evaluate"
+  if not fn then fn, name = part(self.recipe, "loss", true), "loss" end
   local mean = require("perilune.metrics").Mean()
   self.model:eval()
   if self.ema then self.ema:swap() end
@@ -284,11 +310,11 @@ function Run:evaluate(split, limit)
         local first, second, third = fn(self.model, batch)
         local all = {}
         if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
-          for name, value in pairs(first) do all["." .. name] = value end
+          for key, value in pairs(first) do all["." .. key] = value end
           weight = second or count
         else
-          local loss, extra, w = outcome(op, count, first, second, third)
-          for name, value in pairs(extra) do all["." .. name] = value end
+          local loss, extra, w = outcome(self.recipe, name, count, first, second, third)
+          for key, value in pairs(extra) do all["." .. key] = value end
           all.loss, weight = loss, w
         end
         if pl.is_tensor(weight) then all.weight, weight = weight, nil end

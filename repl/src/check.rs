@@ -9,7 +9,6 @@ use crate::format::{bytes, grouped, metrics};
 use crate::run::param;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
-use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use std::path::PathBuf;
@@ -33,7 +32,10 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
     let backend = args.device.open()?;
     let screen = Rc::new(Screen::new(Mode::Human));
-    let print = { let screen = screen.clone(); move |text: &str| screen.note(text) };
+    let print = {
+        let screen = screen.clone();
+        move |text: &str| screen.note(text)
+    };
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     let report = Report { screen, source: &source };
@@ -87,7 +89,11 @@ impl Report<'_> {
     }
 
     fn built(&self, run: &Run) -> Result<(), Failure> {
-        let model = format!("{} parameters, {} States with the optimizer's", grouped(run.num_parameters()), run.states()?.len());
+        let model = format!(
+            "{} parameters, {} States with the optimizer's",
+            grouped(run.num_parameters()),
+            run.states()?.len()
+        );
         self.row("model", &model);
         for split in run.splits() {
             let samples = run.samples(&split).map(|n| format!("{} samples", grouped(n)));
@@ -111,7 +117,8 @@ impl Report<'_> {
         }
         if stats.splits > before.splits {
             let n = stats.splits - before.splits;
-            self.screen.warn(&format!("the step reads values {n} times while it is recorded; each read waits for the device"));
+            self.screen
+                .warn(&format!("the step reads values {n} times while it is recorded; each read waits for the device"));
         }
         let data = stats.held_bytes.saturating_sub(stats.state_bytes + stats.output_bytes);
         let total = stats.state_bytes + stats.arena_bytes + data + stats.output_bytes;
@@ -138,24 +145,13 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// Params that nothing reads, and reads of what is no param.
+    /// Params that nothing reads.
     fn params(&self, params: &[(String, ParamValue)], reads: &ParamReads) -> Vec<String> {
-        let reads = reads.borrow();
-        let mut out = Vec::new();
-        for (name, _) in params {
-            if !reads.contains_key(name) && !OF_THE_LOOP.contains(&name.as_str()) && !mentions(&self.source.text, name) {
-                out.push(format!("param '{name}' is read nowhere in {}", self.source.path.display()));
-            }
-        }
-        for (name, place) in reads.iter() {
-            let Some(place) = place else { continue };
-            if params.iter().any(|(n, _)| n == name) {
-                continue;
-            }
-            let near = did_you_mean(name, params.iter().map(|(n, _)| n.as_str())).map(|n| format!(". Did you mean '{n}'?"));
-            out.push(format!("{place}: param '{name}' is read, but the recipe's params do not have it{}", near.unwrap_or_default()));
-        }
-        out
+        let (reads, text) = (reads.borrow(), &self.source.text);
+        let unread = |name: &str| !reads.contains(name) && !OF_THE_LOOP.contains(&name) && !mentions(text, name);
+        let path = self.source.path.display();
+        let names = params.iter().map(|(name, _)| name).filter(|name| unread(name));
+        names.map(|name| format!("param '{name}' is read nowhere in {path}")).collect()
     }
 }
 

@@ -26,14 +26,18 @@ impl DeviceArgs {
         match self.device.as_str() {
             "cpu" | "auto" => {}
             d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => {
-                return no(format!("--device {d}: this version runs on the CPU only; CUDA comes in a later one (use --device cpu)"));
+                return no(format!(
+                    "--device {d}: this version runs on the CPU only; CUDA comes in a later one (use --device cpu)"
+                ));
             }
             d => return no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
         }
         match self.precision.as_str() {
             "f32" => {}
             p @ ("tf32" | "bf16" | "fp16") => {
-                return no(format!("--precision {p}: this version trains in f32 only; mixed precision comes in a later one"));
+                return no(format!(
+                    "--precision {p}: this version trains in f32 only; mixed precision comes in a later one"
+                ));
             }
             p => return no(format!("--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16")),
         }

@@ -7,7 +7,7 @@ pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             out.push(',');
         }
         out.push(c);
@@ -22,7 +22,7 @@ pub fn short(v: f64) -> String {
         _ if v.is_nan() => "nan".into(),
         _ if v.is_infinite() => if v > 0.0 { "inf" } else { "-inf" }.into(),
         0.0 => "0".into(),
-        a if a >= 1e6 || a < 1e-4 => format!("{v:.1e}"),
+        a if !(1e-4..1e6).contains(&a) => format!("{v:.1e}"),
         a if a >= 1000.0 => format!("{v:.0}"),
         a if a >= 100.0 => format!("{v:.1}"),
         a if a >= 0.01 => format!("{v:.3}"),
@@ -43,7 +43,11 @@ pub fn rate(v: f64) -> String {
 /// `00:03`, `1:02:03`.
 pub fn clock(seconds: f64) -> String {
     let s = if seconds.is_finite() { seconds.round().max(0.0) as u64 } else { 0 };
-    if s >= 3600 { format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) } else { format!("{:02}:{:02}", s / 60, s % 60) }
+    if s >= 3600 {
+        format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+    } else {
+        format!("{:02}:{:02}", s / 60, s % 60)
+    }
 }
 
 /// `1.5 MB`.

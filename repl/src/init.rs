@@ -27,8 +27,12 @@ pub fn init(args: &InitArgs) -> Result<(), Failure> {
     let types = dir.join("types");
     fs::create_dir_all(&types).map_err(disk("create", &types))?;
     let stubs = perilune_lua::stubs();
-    let files =
-        [("recipe.lua", RECIPE), (".luarc.json", LUARC), (".gitignore", "runs/\n"), ("types/perilune.lua", stubs.as_str())];
+    let files = [
+        ("recipe.lua", RECIPE),
+        (".luarc.json", LUARC),
+        (".gitignore", "runs/\n"),
+        ("types/perilune.lua", stubs.as_str()),
+    ];
     for (name, text) in files {
         let path = dir.join(name);
         fs::write(&path, text).map_err(disk("write", &path))?;

@@ -74,7 +74,8 @@ fn extra_dirs() -> Vec<PathBuf> {
 }
 
 fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut out: Vec<PathBuf> = std::fs::read_dir(dir).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
+    let mut out: Vec<PathBuf> =
+        std::fs::read_dir(dir).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
     out.sort();
     out
 }
@@ -108,6 +109,9 @@ fn opens(file: &Path) -> bool {
 fn mapped(file: &str) -> Option<String> {
     let stem = file.split(".so").next()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let found = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).find(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(stem)));
+    let found = maps
+        .lines()
+        .filter_map(|l| l.split_whitespace().nth(5))
+        .find(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(stem)));
     found.map(str::to_string)
 }

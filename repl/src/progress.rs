@@ -1,7 +1,7 @@
 //! How far a run has come: one line rewritten in place on a terminal, elsewhere a plain line now and then.
 
 use crate::format::{clock, rate, short};
-use crate::screen::{Mode, Screen};
+use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,6 +12,9 @@ const REFRESH: Duration = Duration::from_millis(80);
 /// Plain lines are at least this far apart, and about twenty in all.
 const PLAIN: Duration = Duration::from_secs(2);
 const LINES: f64 = 18.0;
+
+/// Width of the bar.
+const BAR: usize = 20;
 
 pub struct Progress {
     screen: Rc<Screen>,
@@ -32,7 +35,7 @@ impl Progress {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
             let width = total.to_string().len() + 1;
             let style = if screen.color { ".cyan" } else { "" };
-            let template = format!("step {{pos:>{width}}}/{{len}} {{bar:20{style}}} {{msg}}");
+            let template = format!("step {{pos:>{width}}}/{{len}} {{bar:{BAR}{style}}} {{msg}}");
             let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
             bar
@@ -53,7 +56,9 @@ impl Progress {
         self.samples += samples;
         let wait = match &self.bar {
             Some(_) => REFRESH,
-            None => PLAIN.max(Duration::from_secs_f64((self.seconds * self.total as f64 / step as f64 / LINES).min(3600.0))),
+            None => {
+                PLAIN.max(Duration::from_secs_f64((self.seconds * self.total as f64 / step as f64 / LINES).min(3600.0)))
+            }
         };
         if step >= self.total || self.shown.elapsed() < wait {
             return;
@@ -63,35 +68,45 @@ impl Progress {
         self.show(&format!("{} left", clock(left)));
     }
 
-    fn show(&self, time: &str) {
+    /// `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
+    fn message(&self, time: &str) -> String {
         let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
         if self.seconds > 0.0 {
             parts.push(format!("{} samples/s", rate(self.samples as f64 / self.seconds)));
             parts.push(format!("data {:.1} %", 100.0 * self.data.get() / self.seconds));
         }
         parts.push(time.to_string());
-        let message = parts.join(" · ");
+        parts.join(" · ")
+    }
+
+    fn show(&self, time: &str) {
         match &self.bar {
             Some(bar) => {
                 bar.set_position(self.step);
-                bar.set_message(message);
+                bar.set_message(self.message(time));
             }
-            None if self.screen.mode == Mode::Human => {
-                let width = self.total.to_string().len() + 1;
-                self.screen.line(&format!("step {:>width$}/{} · {message}", self.step, self.total));
-            }
-            None => {}
+            None => self.plain(" ·", time),
         }
     }
 
-    /// The last line, which stays.
+    fn plain(&self, between: &str, time: &str) {
+        let width = self.total.to_string().len() + 1;
+        self.screen.line(&format!("step {:>width$}/{}{between} {}", self.step, self.total, self.message(time)));
+    }
+
+    /// The last line, which stays: printed as text, since a bar leaves the cursor at its end.
     pub fn finish(&mut self) {
-        if self.loss.is_some() {
-            self.show(&clock(self.seconds));
-        }
-        if let Some(bar) = self.bar.take() {
-            bar.abandon();
-        }
         self.screen.set_bar(None);
+        let between = match self.bar.take() {
+            Some(bar) => {
+                bar.finish_and_clear();
+                let full = (self.step * BAR as u64 / self.total.max(1)).min(BAR as u64) as usize;
+                format!(" {}{}", "█".repeat(full), " ".repeat(BAR - full))
+            }
+            None => " ·".to_string(),
+        };
+        if self.loss.is_some() {
+            self.plain(&between, &clock(self.seconds));
+        }
     }
 }

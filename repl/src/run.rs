@@ -58,7 +58,9 @@ impl RunArgs {
             (self.watch, "--watch", "live reload comes"),
         ];
         match later.iter().find(|l| l.0) {
-            Some((_, name, what)) => Err(Failure::Usage(format!("{name} is not in this version yet: {what} in a later one"))),
+            Some((_, name, what)) => {
+                Err(Failure::Usage(format!("{name} is not in this version yet: {what} in a later one")))
+            }
             None => Ok(()),
         }
     }
@@ -69,7 +71,9 @@ impl RunArgs {
         for (name, value) in [("steps", self.steps.map(i64::from)), ("seed", self.seed)] {
             let Some(value) = value else { continue };
             if self.set.iter().any(|(key, _)| key == name) {
-                return Err(Failure::Usage(format!("--{name} and --set {name}=… say the same thing twice; give one of them")));
+                return Err(Failure::Usage(format!(
+                    "--{name} and --set {name}=… say the same thing twice; give one of them"
+                )));
             }
             out.push((name.to_string(), value.to_string()));
         }
@@ -80,7 +84,13 @@ impl RunArgs {
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let begun = Instant::now();
     args.refuse_later()?;
-    let mode = if args.json { Mode::Json } else if args.quiet { Mode::Quiet } else { Mode::Human };
+    let mode = if args.json {
+        Mode::Json
+    } else if args.quiet {
+        Mode::Quiet
+    } else {
+        Mode::Human
+    };
     let screen = Rc::new(Screen::new(mode));
     let mut events = Events::new(screen.clone());
     let signals = Signals::install()?;
@@ -112,7 +122,8 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     let backend = args.device.open()?;
     let screen = events.screen.clone();
     let print = { move |text: &str| screen.print(text) };
-    let options = RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.offer_params(offered);
     if let Some(seed) = args.seed {
@@ -128,7 +139,8 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
             Ok(())
         }
         Loaded::Recipe(recipe) => {
-            let job = Job { args, source: &source, runtime: &runtime, recipe: &recipe, device: backend.describe(), begun };
+            let job =
+                Job { args, source: &source, runtime: &runtime, recipe: &recipe, device: backend.describe(), begun };
             job.train(about, events, signals)
         }
     }

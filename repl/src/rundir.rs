@@ -50,9 +50,10 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
         fs::create_dir_all(path).map_err(disk("create the run directory", path))?;
         return match File::create_new(path.join("run.json")) {
             Ok(_) => Ok(path.to_path_buf()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                Err(Failure::Usage(format!("--run-dir {}: it holds a run already; choose another directory", path.display())))
-            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Failure::Usage(format!(
+                "--run-dir {}: it holds a run already; choose another directory",
+                path.display()
+            ))),
             Err(e) => Err(disk("write to the run directory", path)(e)),
         };
     }
@@ -72,7 +73,12 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
 
 impl RunDir {
     /// `files`: (path below `recipe/`, text).
-    pub fn create(given: Option<&Path>, name: &str, record: Map<String, Value>, files: &[(PathBuf, String)]) -> Result<RunDir, Failure> {
+    pub fn create(
+        given: Option<&Path>,
+        name: &str,
+        record: Map<String, Value>,
+        files: &[(PathBuf, String)],
+    ) -> Result<RunDir, Failure> {
         let path = claim(given, name)?;
         for (inside, text) in files {
             let to = path.join("recipe").join(inside);

@@ -17,7 +17,8 @@ impl Source {
         let no = |text: String| Err(Failure::Usage(text));
         if path.is_dir() {
             let inside = lua_files(path);
-            let hint = if inside.is_empty() { String::new() } else { format!("; recipes in it: {}", inside.join(", ")) };
+            let hint =
+                if inside.is_empty() { String::new() } else { format!("; recipes in it: {}", inside.join(", ")) };
             return no(format!("{shown} is a directory, not a recipe{hint}"));
         }
         if path.extension().is_some_and(|e| e != "lua") && path.exists() {
@@ -25,7 +26,9 @@ impl Source {
         }
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return no(format!("there is no file {shown}{}", near(path))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return no(format!("there is no file {shown}{}", near(path)));
+            }
             Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
         };
         if bytes.starts_with(b"\x1bLua") {
@@ -40,7 +43,10 @@ impl Source {
             Err(e) => {
                 let good = e.utf8_error().valid_up_to();
                 let line = e.as_bytes()[..good].iter().filter(|b| **b == b'\n').count() + 1;
-                no(format!("{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8", e.as_bytes()[good]))
+                no(format!(
+                    "{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8",
+                    e.as_bytes()[good]
+                ))
             }
         }
     }
@@ -70,6 +76,10 @@ fn near(path: &Path) -> String {
     let dir = path.parent().unwrap_or(Path::new(""));
     let names = lua_files(if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
     let with_suffix = format!("{name}.lua");
-    let found = names.iter().find(|n| **n == with_suffix).map(String::as_str).or_else(|| did_you_mean(&name, names.iter().map(String::as_str)));
+    let found = names
+        .iter()
+        .find(|n| **n == with_suffix)
+        .map(String::as_str)
+        .or_else(|| did_you_mean(&name, names.iter().map(String::as_str)));
     found.map(|n| format!(". Did you mean {}?", dir.join(n).display())).unwrap_or_default()
 }

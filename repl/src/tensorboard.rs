@@ -25,7 +25,12 @@ impl EventFile {
         Ok(file)
     }
 
-    pub fn scalars<'a>(&mut self, wall_time: f64, step: u64, values: impl Iterator<Item = (&'a str, f64)>) -> Result<()> {
+    pub fn scalars<'a>(
+        &mut self,
+        wall_time: f64,
+        step: u64,
+        values: impl Iterator<Item = (&'a str, f64)>,
+    ) -> Result<()> {
         let mut summary = Vec::new();
         for (tag, v) in values {
             let mut value = Vec::new();

@@ -71,7 +71,7 @@ impl<'a> Trainer<'a> {
             if let Some(before) = self.pending.replace((step, result)) {
                 self.report(before)?;
             }
-            if every.is_some_and(|n| step % n == 0) {
+            if every.is_some_and(|n| step.is_multiple_of(n)) {
                 self.settle()?;
                 let values = self.evaluate("valid")?;
                 self.events.screen.line(&format!("step {step:>5} · valid {}", metrics(&values)));
@@ -141,7 +141,8 @@ impl<'a> Trainer<'a> {
 
     /// Runs what is no training step: its plans are new by right, and nobody needs to hear of it.
     pub fn aside<T>(&self, f: impl FnOnce(&Run) -> Result<T, Failed>) -> Result<T, Failure> {
-        let switches = |on: bool| std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on);
+        let switches =
+            |on: bool| std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on);
         let before = switches(false);
         let result = f(self.run);
         switches(before);

@@ -1,5 +1,7 @@
 //! `perilune check`, `doctor`, `init` and the texts.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use support::{TINY, place, tiny};
@@ -26,20 +28,30 @@ fn check_reports_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn check_names_params_that_nothing_reads_and_reads_of_no_param() {
+fn check_names_params_that_nothing_reads() {
     let p = place();
-    p.file("tiny.lua", TINY.replace("seed = 3,", "seed = 3, momentum = 0.9, late = 1,").replace("{ lr = p.lr }", "{ lr = p.lr, momentum = p.momentun }").replace(
-        "return recipe",
-        "function recipe.finish(run) print(run.params.late) end\nreturn recipe",
-    ));
+    let finish = "function recipe.finish(run) print(run.params.late) end\nreturn recipe";
+    p.file(
+        "tiny.lua",
+        TINY.replace("seed = 3,", "seed = 3, momentum = 0.9, late = 1,").replace("return recipe", finish),
+    );
     let r = p.run(&["check", "tiny.lua"]);
     assert_eq!(r.status, Some(0));
-    assert_eq!(
-        r.err,
-        "warning: param 'momentum' is read nowhere in tiny.lua\n\
-         warning: tiny.lua:10: param 'momentun' is read, but the recipe's params do not have it. Did you mean 'momentum'?\n"
-    );
-    assert!(r.out.ends_with("no mistakes found, 2 warnings\n"), "{}", r.out);
+    assert_eq!(r.err, "warning: param 'momentum' is read nowhere in tiny.lua\n");
+    assert!(r.out.ends_with("no mistakes found, 1 warning\n"), "{}", r.out);
+}
+
+#[test]
+fn a_param_that_is_read_and_not_declared_is_an_error_in_check_and_run() {
+    let p = place();
+    p.file("tiny.lua", TINY.replace("lr = p.lr", "lr = p.lrr"));
+    for command in ["check", "run"] {
+        let r = p.run(&[command, "tiny.lua"]);
+        assert_eq!(r.status, Some(3));
+        assert!(r.err.starts_with("tiny.lua:10: the recipe has no param 'lrr'\n"), "{}", r.err);
+        assert!(r.err.contains("did you mean 'lr'?"), "{}", r.err);
+    }
+    assert!(p.runs().is_empty());
 }
 
 #[test]
@@ -66,7 +78,19 @@ fn the_doctor_finds_the_cpu_in_working_order() {
     let p = place();
     let r = p.run(&["doctor"]);
     assert_eq!(r.status, Some(0), "{}", r.err);
-    for part in ["perilune ", "Lua 5.4", "system", "memory", "CUDA driver", "NVRTC", "cuBLASLt", "NVML", "cuDNN", "NCCL", "self test     passed"] {
+    for part in [
+        "perilune ",
+        "Lua 5.4",
+        "system",
+        "memory",
+        "CUDA driver",
+        "NVRTC",
+        "cuBLASLt",
+        "NVML",
+        "cuDNN",
+        "NCCL",
+        "self test     passed",
+    ] {
         assert!(r.out.contains(part), "{part}: {}", r.out);
     }
 }

@@ -1,5 +1,7 @@
 //! `perilune run`: events, the run directory, what a person sees.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use serde_json::{Value, json};
@@ -12,7 +14,10 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 #[test]
 fn json_is_a_stream_of_events_and_nothing_else() {
     let p = place();
-    p.file("tiny.lua", TINY.replace("return recipe", "print('hello')\nfunction recipe.finish() print('bye') end\nreturn recipe"));
+    p.file(
+        "tiny.lua",
+        TINY.replace("return recipe", "print('hello')\nfunction recipe.finish() print('bye') end\nreturn recipe"),
+    );
     let r = p.run(&["run", "tiny.lua", "--json", "--set", "lr=0.05", "--threads", "1"]);
     assert_eq!(r.status, Some(0), "{}", r.err);
     assert_eq!(r.err, "hello\nbye\n");
@@ -84,7 +89,8 @@ fn a_run_directory_holds_what_is_needed_to_repeat_the_run() {
     assert_eq!(p.read(&format!("{dir}/recipe/tiny.lua")), p.read("tiny.lua"));
     assert_eq!(p.read(&format!("{dir}/recipe/part.lua")), p.read("part.lua"));
     let logged: Vec<&str> = r.out.lines().filter(|l| l.contains("\"step\"") || l.contains("\"eval\"")).collect();
-    let logged: Vec<&str> = logged.into_iter().filter(|l| !l.contains("\"start\"") && !l.contains("\"done\"")).collect();
+    let logged: Vec<&str> =
+        logged.into_iter().filter(|l| !l.contains("\"start\"") && !l.contains("\"done\"")).collect();
     assert_eq!(p.read(&format!("{dir}/metrics.jsonl")).lines().collect::<Vec<_>>(), logged);
     let tb = std::fs::read_dir(p.path(&dir).join("tb")).unwrap().next().unwrap().unwrap();
     assert!(tb.file_name().to_string_lossy().starts_with("events.out.tfevents."));
@@ -111,9 +117,17 @@ fn a_person_sees_a_header_the_last_step_and_the_result() {
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     let lines: Vec<&str> = r.out.lines().collect();
     assert_eq!(lines.len(), 3, "{}", r.out);
-    assert!(lines[0].starts_with("tiny · cpu (") && lines[0].ends_with(" · 5 parameters · 48 train / 16 valid · seed 3"), "{}", lines[0]);
+    assert!(
+        lines[0].starts_with("tiny · cpu (") && lines[0].ends_with(" · 5 parameters · 48 train / 16 valid · seed 3"),
+        "{}",
+        lines[0]
+    );
     assert!(lines[1].starts_with("step  6/6 · loss ") && lines[1].contains("samples/s · data "), "{}", lines[1]);
-    assert!(lines[2].starts_with("valid loss ") && lines[2].contains(" · off ") && lines[2].contains("  runs/tiny-"), "{}", lines[2]);
+    assert!(
+        lines[2].starts_with("valid loss ") && lines[2].contains(" · off ") && lines[2].contains("  runs/tiny-"),
+        "{}",
+        lines[2]
+    );
     let quiet = p.run(&["run", "tiny.lua", "--quiet"]);
     assert_eq!(quiet.out.lines().count(), 1);
 }
@@ -136,7 +150,11 @@ fn colour_is_a_choice() {
 fn evaluation_on_the_way_is_an_event_and_the_last_is_not_computed_twice() {
     let p = tiny();
     let text = p.read("tiny.lua").replace("seed = 3,", "seed = 3, eval_every = 2,");
-    p.file("tiny.lua", text.replace("valid = set:", "test = set:split('test', 0.1, p.seed):batch(8), valid = set:").replace("0.25", "0.1"));
+    p.file(
+        "tiny.lua",
+        text.replace("valid = set:", "test = set:split('test', 0.1, p.seed):batch(8), valid = set:")
+            .replace("0.25", "0.1"),
+    );
     let r = p.run(&["run", "tiny.lua", "--json"]);
     let events = r.events();
     let evals: Vec<(u64, bool)> = events
@@ -152,7 +170,9 @@ fn evaluation_on_the_way_is_an_event_and_the_last_is_not_computed_twice() {
 fn steps_replace_epochs_too() {
     let p = tiny();
     p.file("tiny.lua", p.read("tiny.lua").replace("steps = 6", "epochs = 2"));
-    let steps = |args: &[&str]| p.run(&[&["run", "tiny.lua", "--json"], args].concat()).events().last().unwrap()["steps"].clone();
+    let steps = |args: &[&str]| {
+        p.run(&[&["run", "tiny.lua", "--json"], args].concat()).events().last().unwrap()["steps"].clone()
+    };
     assert_eq!(steps(&[]), 12);
     assert_eq!(steps(&["--steps", "5"]), 5);
     assert_eq!(steps(&["--steps", "0"]), 0);
@@ -180,7 +200,10 @@ fn a_loss_that_is_no_number_ends_the_run_with_the_step_and_a_cure() {
 #[test]
 fn a_plain_script_just_runs() {
     let p = place();
-    p.file("s.lua", "#!/usr/bin/env perilune\nlocal p = require('perilune').params { n = 2, seed = 0 }\nprint(p.n, p.seed)");
+    p.file(
+        "s.lua",
+        "#!/usr/bin/env perilune\nlocal p = require('perilune').params { n = 2, seed = 0 }\nprint(p.n, p.seed)",
+    );
     let r = p.run(&["s.lua", "--set", "n=5", "--seed", "7"]);
     assert_eq!((r.status, r.out.as_str(), r.err.as_str()), (Some(0), "5\t7\n", ""));
     assert!(p.runs().is_empty());

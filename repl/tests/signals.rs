@@ -1,5 +1,6 @@
 //! Ctrl-C and SIGTERM: the step is finished, the record is complete, the status says why.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 
@@ -67,8 +68,12 @@ fn the_second_ctrl_c_ends_it_at_once() {
     let p = place();
     let slow = "local n = 0 for i = 1, 3e10 do n = n + i end\n  local error";
     p.file("tiny.lua", TINY.replace("local error", slow));
-    let mut child =
-        p.command(&["run", "tiny.lua", "--run-dir", "r"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = p
+        .command(&["run", "tiny.lua", "--run-dir", "r"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut header = String::new();
     out.read_line(&mut header).unwrap();

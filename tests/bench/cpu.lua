@@ -8,9 +8,14 @@ local p = pl.params { case = "softmax", seconds = 0.4 }
 
 local cases = {}
 
--- A case returns a function that does the work once and leaves it done.
+-- A case returns a function that does the work once, leaves it done and gives its results' memory back, as Python's
+-- reference counts do at once.
+local function free(...)
+  for i = 1, select("#", ...) do select(i, ...):free() end
+end
+
 local function once(fn)
-  return function() pl.step(fn) end
+  return function() free(pl.step(fn)) end
 end
 
 function cases.chain()

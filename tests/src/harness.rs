@@ -268,3 +268,38 @@ pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
         e.call(case.op, &Args::new(case.op, values)).map(|out| out.to_vec()).map_err(|f| f.error.to_string())
     })
 }
+
+/// Calls an op by name as Lua does: positional arguments, then options; the rest takes its default.
+pub fn call(e: &mut Engine, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Result<NodeId, String> {
+    call_all(e, name, positional, options).map(|out| out[0])
+}
+
+/// As [`call`], with all outputs.
+pub fn call_all(e: &mut Engine, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Result<Vec<NodeId>, String> {
+    let op = perilune_core::ops::by_name(name).ok_or_else(|| format!("no op {name}"))?;
+    let params = perilune_core::ops::parse_signature(op.sig)?;
+    let mut values: Vec<Value> = params.iter().map(|p| p.default.clone()).collect();
+    values[..positional.len()].clone_from_slice(positional);
+    for (option, v) in options {
+        let at = params.iter().position(|p| p.name == *option).ok_or_else(|| format!("{name} has no option {option}"))?;
+        values[at] = v.clone();
+    }
+    e.call(op, &Args::new(op, values)).map(|out| out.to_vec()).map_err(|f| f.error.to_string())
+}
+
+/// A tensor, an integer, a float, a list of integers as arguments.
+pub fn t(x: NodeId) -> Value {
+    Value::Tensor(x)
+}
+
+pub fn int(i: i64) -> Value {
+    Value::Number(perilune_core::graph::Number::Int(i))
+}
+
+pub fn float(f: f64) -> Value {
+    Value::Number(perilune_core::graph::Number::Float(f))
+}
+
+pub fn ints(v: &[i64]) -> Value {
+    Value::Ints(v.into())
+}

@@ -3,7 +3,8 @@
 //! - [`sample`] parses the samples that ops carry, [`case`] fills them with numbers;
 //! - [`harness`] runs a case on an engine in a chosen dtype and layout;
 //! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
-//! - [`random`] makes random graphs.
+//! - [`random`] makes random graphs;
+//! - [`scripts`] runs Lua files and compares what they say with golden texts.
 #![allow(clippy::unwrap_used)]
 
 pub mod case;
@@ -12,3 +13,4 @@ pub mod random;
 pub mod reference;
 pub mod rng;
 pub mod sample;
+pub mod scripts;

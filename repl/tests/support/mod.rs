@@ -1,5 +1,5 @@
 //! A temporary directory with a recipe in it, and the built `perilune` to run there.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
 use serde_json::Value;
 use std::path::PathBuf;

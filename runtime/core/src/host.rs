@@ -102,13 +102,35 @@ fn array<const N: usize>(b: &[u8]) -> [u8; N] {
     out
 }
 
+/// The nearest bf16, ties to even. (`bf16::from_f64` drops the low 32 bits first and so takes near-ties for ties.)
+#[inline(always)]
+pub fn to_bf16(v: f64) -> bf16 {
+    bf16::from_f32(to_odd(v))
+}
+
+/// The nearest f16, ties to even.
+#[inline(always)]
+pub fn to_f16(v: f64) -> f16 {
+    f16::from_f32(to_odd(v))
+}
+
+/// `v` as f32, where an inexact result has an odd last bit: rounding it again is rounding `v` once.
+#[inline(always)]
+pub fn to_odd(v: f64) -> f32 {
+    let y = v as f32;
+    let bits = y.to_bits();
+    let toward = if (y as f64).abs() > v.abs() { bits.wrapping_sub(1) } else { bits + 1 };
+    let odd = if (bits & 1 == 0) & (y as f64 != v) & !v.is_nan() { toward } else { bits };
+    f32::from_bits(odd)
+}
+
 /// Appends `v` rounded to `dtype`.
 pub fn push_f64(dtype: DType, v: f64, out: &mut Vec<u8>) {
     match dtype {
         DType::F64 => out.extend(v.to_le_bytes()),
         DType::F32 => out.extend((v as f32).to_le_bytes()),
-        DType::BF16 => out.extend(bf16::from_f64(v).to_le_bytes()),
-        DType::F16 => out.extend(f16::from_f64(v).to_le_bytes()),
+        DType::BF16 => out.extend(to_bf16(v).to_le_bytes()),
+        DType::F16 => out.extend(to_f16(v).to_le_bytes()),
         DType::Bool => out.push(u8::from(v != 0.0)),
         _ => push_i64(dtype, v as i64, out),
     }
@@ -122,5 +144,21 @@ pub fn push_i64(dtype: DType, v: i64, out: &mut Vec<u8>) {
         DType::U8 => out.push(v as u8),
         DType::Bool => out.push(u8::from(v != 0)),
         _ => push_f64(dtype, v as f64, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_ties_round_by_their_last_bits() {
+        // Half-way between two bf16 is 1 + 2^-8; between two f16, 1 + 2^-11. A hair more rounds up, exact ties to even.
+        let hair = 2f64.powi(-40);
+        assert_eq!(to_bf16(1.0 + 2f64.powi(-8)).to_f64(), 1.0);
+        assert_eq!(to_bf16(1.0 + 2f64.powi(-8) + hair).to_f64(), 1.0 + 2f64.powi(-7));
+        assert_eq!(to_f16(-1.0 - 2f64.powi(-11) - hair).to_f64(), -1.0 - 2f64.powi(-10));
+        assert_eq!((to_bf16(1e300).to_f64(), to_f16(1e6).to_f64()), (f64::INFINITY, f64::INFINITY));
+        assert!(to_bf16(f64::NAN).is_nan());
     }
 }

@@ -157,7 +157,8 @@ impl Bench {
     fn adamw(&mut self, n: usize) {
         let mut b = Build::default();
         let v: Vec<ValueId> = (0..4).map(|_| self.new_input(&mut b, n)).collect();
-        b.slots = vec![(DType::F32, 1e-3f64.to_bits()), (DType::F32, 0.9f64.to_bits()), (DType::F32, 0.99f64.to_bits())];
+        b.slots =
+            vec![(DType::F32, 1e-3f64.to_bits()), (DType::F32, 0.9f64.to_bits()), (DType::F32, 0.99f64.to_bits())];
         let r: Vec<Reg> = v.iter().map(|v| b.load(*v, plain(n), Level::Full)).collect();
         let (w, g, m, s) = (r[0], r[1], r[2], r[3]);
         let slot = |b: &mut Build, k: u32| {
@@ -197,8 +198,13 @@ impl Bench {
         let x = self.new_input(&mut b, n);
         b.slots = vec![(DType::I64, 1), (DType::I64, 2)];
         let x = b.load(x, plain(n), Level::Full);
-        let u = b.push(Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: plain(n) }, DType::F32, Level::Full);
-        let (p, k, z) = (b.constant(0.1, DType::F32, n), b.constant(1.0 / 0.9, DType::F32, n), b.constant(0.0, DType::F32, n));
+        let u = b.push(
+            Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: plain(n) },
+            DType::F32,
+            Level::Full,
+        );
+        let (p, k, z) =
+            (b.constant(0.1, DType::F32, n), b.constant(1.0 / 0.9, DType::F32, n), b.constant(0.0, DType::F32, n));
         let on = b.map(MapFn::Ge, &[u, p]);
         let y = b.map(MapFn::Mul, &[x, k]);
         let y = b.map(MapFn::Where, &[on, y, z]);
@@ -250,7 +256,9 @@ impl Bench {
         let kernel = b.library("matmul", &[], vec![Operand::View(x, lx), Operand::View(y, ly)]);
         let ops = 2 * batch.iter().product::<usize>() * m * n * k;
         let t = if transposed { " b^T" } else { "" };
-        self.time(&b, kernel, &format!("matmul {dtype} {batch:?} {m}x{n}x{k}{t}"), |s| format!("{:7.1} GFLOP/s", ops as f64 / s / 1e9));
+        self.time(&b, kernel, &format!("matmul {dtype} {batch:?} {m}x{n}x{k}{t}"), |s| {
+            format!("{:7.1} GFLOP/s", ops as f64 / s / 1e9)
+        });
     }
 
     fn library(&mut self) {
@@ -270,7 +278,9 @@ impl Bench {
         let zero = Operand::Constant(0, Shape::of(&[50304, 768]), DType::F32);
         let grad = Operand::View(g, Layout::contiguous(Shape::of(&[4096, 768])));
         let kernel = b.library("index_add", &[0], vec![zero, ids, grad]);
-        self.time(&b, kernel, "index_add 4096 to 50304x768", |s| rate(4 * 50304 * 768 + 12 * 4096 * 768, 50304 * 768, s));
+        self.time(&b, kernel, "index_add 4096 to 50304x768", |s| {
+            rate(4 * 50304 * 768 + 12 * 4096 * 768, 50304 * 768, s)
+        });
     }
 }
 
@@ -287,7 +297,17 @@ fn main() {
     b.chain(64, "chain of 8 64");
     b.chain(1 << 16, "chain of 8 64k");
     b.chain(1 << 24, "chain of 8 16M");
-    for f in [MapFn::Add, MapFn::Exp, MapFn::Tanh, MapFn::Erf, MapFn::Log, MapFn::Sigmoid, MapFn::Sin, MapFn::Pow, MapFn::Neg] {
+    for f in [
+        MapFn::Add,
+        MapFn::Exp,
+        MapFn::Tanh,
+        MapFn::Erf,
+        MapFn::Log,
+        MapFn::Sigmoid,
+        MapFn::Sin,
+        MapFn::Pow,
+        MapFn::Neg,
+    ] {
         if f.arity() == 1 {
             b.unary(f, 1 << 16);
         }

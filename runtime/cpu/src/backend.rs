@@ -128,7 +128,10 @@ impl CpuProgram {
         let given = |list: &[Buffer], k: usize, nbytes: usize| -> Result<*mut u8> {
             match list.get(k) {
                 Some(b) if b.nbytes() >= nbytes => Ok(cpu_buffer(b)?.ptr()),
-                _ => Err(Error::system("cpu", format!("this is a bug: buffer {k} is missing or smaller than {nbytes} bytes"))),
+                _ => Err(Error::system(
+                    "cpu",
+                    format!("this is a bug: buffer {k} is missing or smaller than {nbytes} bytes"),
+                )),
             }
         };
         let mut places = Vec::with_capacity(p.values.len());

@@ -98,7 +98,12 @@ const DTYPES: [DType; 8] = DType::ALL;
 fn gather_scatter_and_their_sums() {
     let mut rng = Rng(11);
     for dtype in DTYPES {
-        for (dims, below) in [(&[5usize, 6][..], &[4usize, 6][..]), (&[700], &[9000]), (&[3, 40, 50], &[3, 90, 20]), (&[300, 40], &[300, 7])] {
+        for (dims, below) in [
+            (&[5usize, 6][..], &[4usize, 6][..]),
+            (&[700], &[9000]),
+            (&[3, 40, 50], &[3, 90, 20]),
+            (&[300, 40], &[300, 7]),
+        ] {
             for axis in 0..dims.len() {
                 let mut small = below.to_vec();
                 for d in 0..dims.len() {
@@ -124,7 +129,13 @@ fn gather_scatter_and_their_sums() {
                 for p in 0..is.numel() {
                     values[at(&coords(&is, p))] = src.f(p);
                 }
-                check(&mut b, "scatter", &[axis as i64], &[&x, &index, &src], &HostTensor::from_f64(dtype, xs, &values));
+                check(
+                    &mut b,
+                    "scatter",
+                    &[axis as i64],
+                    &[&x, &index, &src],
+                    &HostTensor::from_f64(dtype, xs, &values),
+                );
 
                 if dtype == DType::Bool {
                     continue;
@@ -138,7 +149,13 @@ fn gather_scatter_and_their_sums() {
                         *to = add(dtype, *to, src.f(p));
                     }
                     let mut b = keep(&b);
-                    check(&mut b, "scatter_add", &[axis as i64], &[x, &index, &src], &HostTensor::from_f64(dtype, xs, &values));
+                    check(
+                        &mut b,
+                        "scatter_add",
+                        &[axis as i64],
+                        &[x, &index, &src],
+                        &HostTensor::from_f64(dtype, xs, &values),
+                    );
                 }
             }
         }
@@ -163,7 +180,9 @@ fn keep(b: &Build) -> Build {
 fn whole_slices_by_index() {
     let mut rng = Rng(12);
     for dtype in DTYPES {
-        for (dims, k) in [(&[5usize, 3][..], 7usize), (&[50, 768], 300), (&[2, 9, 130], 20), (&[400], 5000), (&[6, 4], 0)] {
+        for (dims, k) in
+            [(&[5usize, 3][..], 7usize), (&[50, 768], 300), (&[2, 9, 130], 20), (&[400], 5000), (&[6, 4], 0)]
+        {
             for axis in 0..dims.len() {
                 let xs = Shape::of(dims);
                 let os = xs.with(axis, k);
@@ -188,7 +207,13 @@ fn whole_slices_by_index() {
                     let to = &mut values[at(&coords(&os, p))];
                     *to = add(dtype, *to, src.f(p));
                 }
-                check(&mut b, "index_add", &[axis as i64], &[&x, &index, &src], &HostTensor::from_f64(dtype, xs, &values));
+                check(
+                    &mut b,
+                    "index_add",
+                    &[axis as i64],
+                    &[&x, &index, &src],
+                    &HostTensor::from_f64(dtype, xs, &values),
+                );
             }
         }
     }
@@ -199,8 +224,10 @@ fn indices_are_checked_before_anything_is_written() {
     for bad in [10, -1] {
         for op in ["gather", "scatter", "scatter_add", "index_select", "index_add"] {
             let mut b = Build::default();
-            let x = view(&mut b, HostTensor::from_f32(Shape::of(&[10]), &[1.0; 10]), Layout::contiguous(Shape::of(&[10])));
-            let index = view(&mut b, HostTensor::from_i64(Shape::of(&[2]), &[3, bad]), Layout::contiguous(Shape::of(&[2])));
+            let x =
+                view(&mut b, HostTensor::from_f32(Shape::of(&[10]), &[1.0; 10]), Layout::contiguous(Shape::of(&[10])));
+            let index =
+                view(&mut b, HostTensor::from_i64(Shape::of(&[2]), &[3, bad]), Layout::contiguous(Shape::of(&[2])));
             let src = constant(1.0, DType::F32, &[2]);
             let two = op == "gather" || op == "index_select";
             b.output(Shape::of(&[if two { 2 } else { 10 }]), DType::F32);
@@ -262,7 +289,8 @@ fn positions_of_extremes_and_order() {
                     let want = collect(DType::I64, xs, |c| {
                         let row = row(&x, c);
                         let mut order: Vec<usize> = (0..row.len()).collect();
-                        let before = |i: usize, j: usize| if max == 1 { above(row[i], row[j]) } else { below(row[i], row[j]) };
+                        let before =
+                            |i: usize, j: usize| if max == 1 { above(row[i], row[j]) } else { below(row[i], row[j]) };
                         order.sort_by(|&i, &j| before(j, i).cmp(&before(i, j)));
                         order[c[axis]] as f64
                     });
@@ -277,7 +305,9 @@ fn positions_of_extremes_and_order() {
 fn joining_and_placing() {
     let mut rng = Rng(14);
     for dtype in DTYPES {
-        for (dims, axis) in [(&[4usize, 5][..], 0usize), (&[4, 5], 1), (&[30, 7, 200], 1), (&[30, 7, 200], 2), (&[9], 0)] {
+        for (dims, axis) in
+            [(&[4usize, 5][..], 0usize), (&[4, 5], 1), (&[30, 7, 200], 1), (&[30, 7, 200], 2), (&[9], 0)]
+        {
             let mut b = Build::default();
             let mut parts = Vec::new();
             for extra in [0usize, 3, 1] {
@@ -327,7 +357,9 @@ fn joining_and_placing() {
 fn windows_put_back() {
     let mut rng = Rng(15);
     for dtype in DTYPES.into_iter().filter(|d| *d != DType::Bool) {
-        for (outer, inner, total, size, step, dilation) in [(1, 1, 9, 3, 1, 1), (3, 4, 20, 3, 2, 1), (2, 5, 30, 4, 1, 3), (40, 10, 50, 5, 5, 1)] {
+        for (outer, inner, total, size, step, dilation) in
+            [(1, 1, 9, 3, 1, 1), (3, 4, 20, 3, 2, 1), (2, 5, 30, 4, 1, 3), (40, 10, 50, 5, 5, 1)]
+        {
             let n = (total - (dilation * (size - 1) + 1)) / step + 1;
             let dims = [outer, n, inner, size];
             let mut b = Build::default();

@@ -26,7 +26,24 @@ fn specials(rng: &mut Rng, dtype: DType, n: usize) -> HostTensor {
         DType::Bool => &[0.0, 1.0],
         DType::U8 => &[0.0, 1.0, 255.0, 7.0],
         DType::I32 | DType::I64 => &[0.0, 1.0, -1.0, -2147483648.0, 2147483647.0, 13.0],
-        _ => &[0.0, -0.0, 1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e30, -1e30, 1e-30, 88.0, -104.0, 0.5, 2.5, 65504.0, 6e-8],
+        _ => &[
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            f64::NAN,
+            1e30,
+            -1e30,
+            1e-30,
+            88.0,
+            -104.0,
+            0.5,
+            2.5,
+            65504.0,
+            6e-8,
+        ],
     };
     for (i, v) in t.iter_mut().enumerate() {
         if i % 3 == 0 {
@@ -148,11 +165,23 @@ fn generators() {
             let (l, _) = random_layout(&mut rng, dims);
             let mut b = Build::default();
             b.slots = vec![(DType::I64, 0x1234_5678_9abc_def0), (DType::I64, 77), (DType::F32, 0.3f64.to_bits())];
-            let u = b.push(Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: l.collapse() }, DType::F32, Level::Full);
+            let u = b.push(
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: l.collapse() },
+                DType::F32,
+                Level::Full,
+            );
             let plain = Layout::contiguous(Shape::of(&[n]));
-            let w = b.push(Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: plain }, DType::F32, Level::Full);
+            let w = b.push(
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: plain },
+                DType::F32,
+                Level::Full,
+            );
             let i = b.push(Code::Load { source: Source::Iota, layout: l.collapse() }, DType::I64, Level::Full);
-            let s = b.push(Code::Load { source: Source::Slot(2), layout: Layout { strides: [0; 8], ..plain } }, DType::BF16, Level::Full);
+            let s = b.push(
+                Code::Load { source: Source::Slot(2), layout: Layout { strides: [0; 8], ..plain } },
+                DType::BF16,
+                Level::Full,
+            );
             let f = b.push(Code::Cast(i), DType::F32, Level::Full);
             let s = b.push(Code::Cast(s), DType::F32, Level::Full);
             let y = b.map(MapFn::Add, &[u, f]);
@@ -275,7 +304,10 @@ fn layer_norm_with_mixed_loads() {
             let scale = b.load(scale, Layout::contiguous(Shape::of(&[rows])), Level::Row);
             let s = b.reduce_row(ReduceFn::Sum, x);
             let c = b.push(
-                Code::Load { source: Source::Constant((1.0 / cols as f64).to_bits()), layout: Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[rows])) } },
+                Code::Load {
+                    source: Source::Constant((1.0 / cols as f64).to_bits()),
+                    layout: Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[rows])) },
+                },
                 dtype,
                 Level::Row,
             );

@@ -22,6 +22,11 @@ pub struct Handle {
     pub id: NodeId,
 }
 
+impl Handle {
+    /// What a freed tensor holds: generations count from 1.
+    pub const FREED: Handle = Handle { generation: 0, id: NodeId(0) };
+}
+
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
 #[derive(Clone, Debug)]
 pub struct Fault {
@@ -104,6 +109,8 @@ pub struct Engine {
     pub(crate) states: States,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
+    /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
+    pub fresh_bytes: usize,
     /// Misses to report: recipe line and what differs.
     pub notices: Vec<String>,
     /// Kernel times, while somebody asks for them.
@@ -131,6 +138,7 @@ impl Engine {
             states: States::default(),
             step: Step::default(),
             stats: Stats::default(),
+            fresh_bytes: 0,
             notices: Vec::new(),
             profile: None,
             plans_shown: Vec::new(),
@@ -250,6 +258,9 @@ impl Engine {
     }
 
     fn stale(&self, h: Handle) -> Error {
+        if h == Handle::FREED {
+            return Error::new(Kind::Stale, "", "this tensor was freed with x:free()");
+        }
         let at = match self.site_of(h).filter(|s| *s != Site::NONE) {
             Some(site) => format!("recorded at {}", self.sites.show(site)),
             None => "recorded in an earlier step".to_string(),
@@ -276,6 +287,7 @@ impl Engine {
 
     pub(crate) fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer) -> Value {
         self.next_uid += 1;
+        self.fresh_bytes += buffer.nbytes();
         Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer })
     }
 

@@ -302,7 +302,9 @@ impl Engine {
     fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {
         let (shape, dtype) = (self.graph.shape(y), self.graph.dtype(y));
         if !dtype.is_float() {
-            return Err(Error::gradient(op, format!("a {dtype} tensor has no gradient")));
+            let article = if matches!(dtype, DType::I64 | DType::I32) { "an" } else { "a" };
+            return Err(Error::gradient(op, format!("{article} {dtype} tensor has no gradient"))
+                .hint("comparisons, argmax and casts to integers cut the gradient: a loss is made of floats"));
         }
         match seed {
             Some(s) if self.graph.shape(s) != shape => {

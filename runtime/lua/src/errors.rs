@@ -136,7 +136,10 @@ impl RecipeError {
             }
             LuaError::FromLuaConversionError { from, to, .. } => {
                 let (name, pos) = argument.unwrap_or_default();
-                let name = name.map(|n| format!("{n}: ")).unwrap_or_default();
+                let name = name.or_else(|| traceback.as_deref().and_then(native_name));
+                let method = name.as_ref().is_some_and(|n| n.contains('.'));
+                let pos = pos.saturating_sub(usize::from(method)); // the object itself is not counted
+                let name = name.map(|n| format!("{}: ", n.rsplit('.').next().unwrap_or(&n))).unwrap_or_default();
                 let pos = if pos > 0 { format!("argument {pos}") } else { "an argument".into() };
                 RecipeError::plain(&format!("{name}{pos} is {}; it must be {}", lua_kind(from), rust_kind(to)))
             }
@@ -254,6 +257,12 @@ fn frames(traceback: &str) -> Vec<String> {
     out
 }
 
+/// The native function at the top of a traceback.
+fn native_name(traceback: &str) -> Option<String> {
+    let line = traceback.lines().map(str::trim).find(|l| l.starts_with("[C]: in "))?;
+    line.rsplit('\'').nth(1).map(str::to_string)
+}
+
 /// The stack on one line; a frame that calls itself is said once.
 fn stack_line(stack: &[String]) -> String {
     let mut out: Vec<(&str, usize)> = Vec::new();
@@ -300,7 +309,7 @@ fn nil_call(message: &str) -> Option<String> {
     ];
     let ops = perilune_core::ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
     let near = perilune_core::error::did_you_mean(name, methods.into_iter().chain(ops))?;
-    (matches!(kind, "method" | "field") && near != name).then(|| format!("did you mean '{near}'?"))
+    (kind == "method" && near != name).then(|| format!("did you mean '{near}'?"))
 }
 
 fn place(frame: &str) -> Option<(String, u32)> {

@@ -83,6 +83,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     };
     host.customs.borrow_mut().clear();
     ended.map_err(fail)?;
+    host.collect_if_due(lua)?;
     Ok(out)
 }
 

@@ -13,8 +13,9 @@ use std::rc::Rc;
 /// Chunk names that begin so belong to the runtime, not to a recipe.
 pub const INTERNAL: &str = "@perilune/";
 
-/// Host memory that values may take before a collection is due, whatever the collector thinks.
-const COLLECT_BYTES: usize = 1 << 30;
+/// Bytes of new values after which a collection is due, whatever Lua's collector thinks: it sees handles, not memory.
+/// Small enough that dropped buffers are reused while they are still mapped.
+const COLLECT_BYTES: usize = 32 << 20;
 /// Calls between looks at the memory held.
 const LOOK_EVERY: u32 = 4096;
 
@@ -26,7 +27,6 @@ pub struct Host {
     last_site: Cell<(usize, u32, Site)>,
     files: RefCell<HashMap<usize, (String, u32)>>,
     calls: Cell<u32>,
-    held_after_collection: Cell<usize>,
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
@@ -40,7 +40,6 @@ impl Host {
             last_site: Cell::new((0, 0, Site::NONE)),
             files: RefCell::default(),
             calls: Cell::new(0),
-            held_after_collection: Cell::new(0),
             customs: RefCell::default(),
             next_custom: Cell::new(1),
         })
@@ -108,12 +107,6 @@ impl Host {
         first.unwrap_or(Site::NONE)
     }
 
-    /// `file:line` of the recipe line being run.
-    pub fn place(&self, lua: &Lua) -> Option<String> {
-        let site = self.site(lua);
-        (site != Site::NONE).then(|| self.engine.borrow().sites.show(site))
-    }
-
     /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.
     pub fn record<T>(self: &Rc<Host>, lua: &Lua, f: impl FnOnce(&mut Engine) -> Result<T, Fault>) -> mlua::Result<T> {
         let site = self.site(lua);
@@ -139,13 +132,17 @@ impl Host {
     /// Collects garbage where Lua cannot see the need: dropped tensors hold memory outside of Lua.
     fn look(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
         self.settle();
-        let held = self.engine.borrow().stats().held_bytes;
-        if held > COLLECT_BYTES.max(2 * self.held_after_collection.get()) {
-            self.collect(lua)?;
-            self.held_after_collection.set(self.engine.borrow().stats().held_bytes);
-        }
+        self.collect_if_due(lua)?;
         if self.engine.borrow().wants_flush() {
             self.flush(lua)?;
+        }
+        Ok(())
+    }
+
+    /// Collects once the script has made so much that what it dropped is worth having back.
+    pub fn collect_if_due(&self, lua: &Lua) -> mlua::Result<()> {
+        if self.engine.borrow().fresh_bytes > COLLECT_BYTES {
+            self.collect(lua)?;
         }
         Ok(())
     }
@@ -153,8 +150,8 @@ impl Host {
     /// A full collection, and the engine told of what it freed.
     pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
         lua.gc_collect()?;
-        lua.gc_collect()?;
         self.settle();
+        self.engine.borrow_mut().fresh_bytes = 0;
         Ok(())
     }
 

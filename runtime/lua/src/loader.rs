@@ -190,7 +190,7 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     }
     let host = host(lua)?;
     let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name) {
-        lua.load(*text).set_name(format!("@perilune/{path}")).set_mode(mlua::chunk::ChunkMode::Text).call::<Value>(name.as_str())?
+        frames::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?
     } else {
         let parts: Vec<&str> = name.split('.').collect();
         let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');

@@ -117,9 +117,26 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     }
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
         seen.used = true;
-        seen.names = names;
+        seen.names = names.clone();
     }
+    let meta = lua.create_table()?;
+    let unknown = lua.create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
+    meta.set("__index", unknown)?;
+    out.set_metatable(Some(meta))?;
     Ok(out)
+}
+
+/// Reading a param that is not there: nil where the runtime itself asks for what a recipe may leave out, else a slip.
+fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {
+    let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(key));
+    if ["steps", "epochs", "seed", "accumulate", "eval_every"].contains(&name.as_str()) {
+        return Ok(Value::Nil);
+    }
+    let hint = match did_you_mean(&name, names.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean '{near}'?"),
+        None => format!("declare it in params: {{ {name} = … }}; there are {}", names.join(", ")),
+    };
+    Err(errors::argument(&host(lua)?, lua, "", format!("the recipe has no param '{name}'"), Some(hint)))
 }
 
 /// Common long names of params people leave short.
@@ -147,8 +164,8 @@ fn parse(lua: &Lua, key: &str, text: &str, default: &Value) -> mlua::Result<Valu
         Value::Integer(_) => match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(i), _) => Value::Integer(i),
             (_, Ok(f)) if f.fract() == 0.0 && f.abs() < 9e15 => Value::Integer(f as i64),
-            (_, Ok(f)) if f.is_finite() => return bad("a whole number").or(Ok(Value::Number(f))),
-            _ => return bad("a whole number"),
+            (_, Ok(f)) if f.is_finite() => Value::Number(f), // `dropout = 0` does not mean whole numbers only
+            _ => return bad("a number"),
         },
         Value::Number(_) => match text.parse::<f64>() {
             Ok(f) => Value::Number(f),

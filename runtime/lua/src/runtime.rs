@@ -10,7 +10,7 @@ use perilune_core::site::Site;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -227,8 +227,8 @@ fn is_recipe(t: &Table) -> bool {
     t.metatable().and_then(|m| m.raw_get::<String>("__name").ok()).is_some_and(|n| n == "perilune.recipe")
 }
 
-/// Params read so far, and the line (`file:line`) of the first read.
-pub type ParamReads = Rc<RefCell<BTreeMap<String, Option<String>>>>;
+/// Names of params read so far.
+pub type ParamReads = Rc<RefCell<BTreeSet<String>>>;
 
 /// A loaded recipe.
 pub struct Recipe {
@@ -278,30 +278,23 @@ impl Recipe {
         Ok(self.table.set("steps", n)?)
     }
 
-    /// Takes note from now on of which params are read, and where first (`None`: by the standard library); the map grows
-    /// as the recipe runs.
+    /// Takes note from now on of which params are read; the set grows as the recipe runs.
     pub fn track_params(&self) -> Result<ParamReads, Failed> {
         let read = ParamReads::default();
         let real: Table = self.table.get("params")?;
-        let (meta, seen, from) = (self.lua.create_table()?, read.clone(), real.clone());
-        let host = self.host.clone();
-        let index = self.lua.create_function(move |lua, (_, key): (Value, Value)| {
+        let (seen, from) = (read.clone(), real.clone());
+        let index = self.lua.create_function(move |_, (_, key): (Value, Value)| {
             if let Value::String(name) = &key {
-                let own = lua.inspect_stack(1, |d| d.source().source.is_some_and(|s| !s.starts_with(crate::host::INTERNAL)));
-                let place = own.unwrap_or(false).then(|| host.place(lua)).flatten();
-                let mut seen = seen.borrow_mut();
-                let first = seen.entry(name.to_string_lossy()).or_insert(None);
-                *first = first.take().or(place);
+                seen.borrow_mut().insert(name.to_string_lossy());
             }
-            from.raw_get::<Value>(key)
+            from.get::<Value>(key) // an unknown name raises, as it does in a run
         })?;
         let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
         let pairs = self.lua.create_function(move |_, _: Value| {
-            for (name, _) in from.pairs::<String, Value>().flatten() {
-                seen.borrow_mut().entry(name).or_insert(None);
-            }
+            seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
             Ok((next.clone(), from.clone(), Value::Nil))
         })?;
+        let meta = self.lua.create_table()?;
         meta.set("__index", index)?;
         meta.set("__newindex", real)?;
         meta.set("__pairs", pairs)?;

@@ -39,6 +39,9 @@ function Tensor:backward(seed, options) end
 ---@param value perilune.Tensor|number
 function Tensor:assign(value) end
 
+---Gives the memory back now instead of at the next collection. Using the tensor afterwards is an error.
+function Tensor:free() end
+
 ---@class perilune
 ---@field nn table
 ---@field optim table

@@ -190,6 +190,14 @@ impl UserData for Tensor {
             Ref::Node(h) => Ok(this.host.engine.borrow().is_evaluated(h)),
             Ref::State(_) => Ok(true),
         });
+        methods.add_method_mut("free", |_, this, ()| {
+            if let Ref::Node(_) = this.what {
+                let gone = std::mem::replace(&mut this.what, Ref::Node(Handle::FREED));
+                this.host.drop_ref(gone);
+                this.host.settle();
+            }
+            Ok(())
+        });
         methods.add_method("is_state", |_, this, ()| Ok(matches!(this.what, Ref::State(_))));
         methods.add_method("assign", |lua, this, value: Operand| {
             let Ref::State(s) = this.what else {

@@ -113,7 +113,9 @@ impl Tracer {
             };
             if let Some(source) = source {
                 let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);
-                t.key.extend([0x1eaf, k, node.dtype as u32, node.shape.rank() as u32]);
+                // A State's buffer will change and is copied where it is handed out; another leaf's is handed out itself.
+                let state = matches!(source, Source::State(_)) as u32;
+                t.key.extend([0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
                 t.key.extend(node.shape.dims().iter().flat_map(|&d| [d as u32, (d as u64 >> 32) as u32]));
                 continue;
             }

@@ -1,3 +1,3 @@
 local pl = require "perilune"
 local data = pl.data
-local rows = data.csv("files/digts.csv")
+local rows = data.csv("files/car.csv")

@@ -1,2 +1,2 @@
 local pl = require "perilune"
-local x = pl.zeros({2, 3}, { dtype = "float32" })
+local x = pl.zeros({2, 3}, { dtype = "float23" })

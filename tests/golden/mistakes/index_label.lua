@@ -1,5 +1,9 @@
 local pl = require "perilune"
-local logits = pl.zeros({4, 10})
+pl.switches { check_nan = true }           -- else the loss is NaN, and nothing else is said
+local w = pl.state(pl.zeros({4, 10}))
 local labels = pl.tensor {1, 2, 3, 10}     -- 10 classes are 0 to 9
-local loss = pl.cross_entropy(logits, labels)
-print(loss:item())
+pl.step(function()
+  local loss = pl.cross_entropy(w, labels)
+  loss:backward()
+  return loss
+end)

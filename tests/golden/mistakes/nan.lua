@@ -1,6 +1,8 @@
 local pl = require "perilune"
 pl.switches { check_nan = true }
-local x = pl.tensor {1.0, 0.0, -1.0}
-local y = x:log()
-local loss = y:sum()
-print(loss:item())
+local w = pl.state(pl.tensor {1.0, 0.0, -1.0})
+pl.step(function()
+  local y = w:log()
+  local loss = y:sum()
+  return loss
+end)

@@ -14,7 +14,7 @@ function recipe.optimizer(p, model) return optim.SGD(model, { lr = p.lr }) end
 
 function recipe.loss(model, batch)
   local y = model(batch.x)
-  return pl.cross_entropy(y, batch.y)
+  return pl.cross_entropy(y, batch.y:squeeze(-1):to("i64"):unsqueeze(0))
 end
 
 return recipe

@@ -1,3 +1,4 @@
 -- set: sampels=10
 local pl = require "perilune"
 local p = pl.params { samples = 1e6 }
+print(p.samples)

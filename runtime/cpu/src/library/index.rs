@@ -201,7 +201,8 @@ fn index_add_of<T: Element>(c: &Call) -> Result<()> {
                     let mut layout = first;
                     layout.offset += k as isize * slice.strides[0];
                     // SAFETY: columns `lo..lo + w` of slice `o` belong to this task alone; the index was checked.
-                    let to = unsafe { std::slice::from_raw_parts_mut(base.0.add((o * n + i as usize) * inner + lo), w) };
+                    let to =
+                        unsafe { std::slice::from_raw_parts_mut(base.0.add((o * n + i as usize) * inner + lo), w) };
                     walk(&layout, lo, w, |position, stride, count, done| {
                         let to = &mut to[done..done + count];
                         if stride == 1 {

@@ -15,7 +15,7 @@ use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::site::Site;
-use perilune_core::{DType, Layout, MAX_RANK, Shape};
+use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Program};
 
@@ -56,7 +56,11 @@ pub struct Call<'a> {
 
 impl Routine {
     pub fn compile(program: &Program, l: &Library, isa: Isa) -> Result<Routine> {
-        let outputs: Vec<_> = l.outputs.iter().map(|v| (v.0, program.values[v.0 as usize].shape, program.values[v.0 as usize].dtype)).collect();
+        let outputs: Vec<_> = l
+            .outputs
+            .iter()
+            .map(|v| (v.0, program.values[v.0 as usize].shape, program.values[v.0 as usize].dtype))
+            .collect();
         let mut inputs = Vec::new();
         for (k, o) in l.inputs.iter().enumerate() {
             inputs.push(match o {
@@ -69,9 +73,14 @@ impl Routine {
                     Slot { value: Err(u64::from_ne_bytes(constant(*dtype, *bits))), reach: 1, layout, dtype: *dtype }
                 }
             });
-            debug_assert!(l.dtypes.get(k).is_none_or(|d| *d == inputs[k].dtype), "this is a bug: {} input {k}", l.op.name);
+            debug_assert!(
+                l.dtypes.get(k).is_none_or(|d| *d == inputs[k].dtype),
+                "this is a bug: {} input {k}",
+                l.op.name
+            );
         }
-        let moved = inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
+        let moved =
+            inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
         let mut work = moved as f64 * 0.5;
         let run: fn(&Call) -> Result<()> = match l.op.name {
             "matmul" => {
@@ -116,8 +125,8 @@ fn constant(dtype: DType, bits: u64) -> [u8; 8] {
     match dtype {
         DType::F64 | DType::I64 => out = bits.to_le_bytes(),
         DType::F32 => out[..4].copy_from_slice(&(float as f32).to_le_bytes()),
-        DType::BF16 => out[..2].copy_from_slice(&bf16::from_f64(float).to_le_bytes()),
-        DType::F16 => out[..2].copy_from_slice(&f16::from_f64(float).to_le_bytes()),
+        DType::BF16 => out[..2].copy_from_slice(&host::to_bf16(float).to_le_bytes()),
+        DType::F16 => out[..2].copy_from_slice(&host::to_f16(float).to_le_bytes()),
         DType::I32 => out[..4].copy_from_slice(&(bits as i32).to_le_bytes()),
         DType::U8 => out[0] = bits as u8,
         DType::Bool => out[0] = u8::from(bits != 0),

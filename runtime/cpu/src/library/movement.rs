@@ -35,7 +35,8 @@ pub fn copy_all<T: Plain>(c: &Call, x: &Input, out: &mut [T]) {
 /// The part of a view whose coordinates before `axis` are the `outer`-th: its layout has the remaining dims.
 pub fn part(layout: &Layout, axis: usize, outer: usize) -> Layout {
     let dims = layout.shape.dims();
-    let mut out = Layout { shape: Shape::of(&dims[axis..]), strides: [0; perilune_core::MAX_RANK], offset: layout.offset };
+    let mut out =
+        Layout { shape: Shape::of(&dims[axis..]), strides: [0; perilune_core::MAX_RANK], offset: layout.offset };
     out.strides[..dims.len() - axis].copy_from_slice(&layout.strides()[axis..]);
     let mut rest = outer;
     for i in (0..axis).rev() {

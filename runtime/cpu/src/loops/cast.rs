@@ -5,8 +5,8 @@
 //! give the same bits everywhere.
 
 use super::{Arg, Body, Isa, Kernel, pick};
-use half::{bf16, f16};
 use perilune_core::DType;
+use perilune_core::host::to_odd;
 use std::marker::PhantomData;
 use std::slice;
 
@@ -57,22 +57,22 @@ convert! {
     F64I32: f64 => i32 |x| x as i64 as i32;
     F64U8: f64 => u8 |x| x as i64 as u8;
     F64Bool: f64 => u8 |x| (x != 0.0) as u8;
-    F64Bf16: f64 => f32 |x| bf16::from_f64(x).to_f32();
-    F64F16: f64 => f32 |x| f16::from_f64(x).to_f32();
+    F64Bf16: f64 => f32 |x| round_bf16(to_odd(x));
+    F64F16: f64 => f32 |x| round_f16(to_odd(x));
     I64F32: i64 => f32 |x| x as f32;
     I64F64: i64 => f64 |x| x as f64;
     I64I32: i64 => i32 |x| x as i32;
     I64U8: i64 => u8 |x| x as u8;
     I64Bool: i64 => u8 |x| (x != 0) as u8;
-    I64Bf16: i64 => f32 |x| bf16::from_f64(x as f64).to_f32();
-    I64F16: i64 => f32 |x| f16::from_f64(x as f64).to_f32();
+    I64Bf16: i64 => f32 |x| round_bf16(to_odd(x as f64));
+    I64F16: i64 => f32 |x| round_f16(to_odd(x as f64));
     I32F32: i32 => f32 |x| x as f32;
     I32F64: i32 => f64 |x| x as f64;
     I32I64: i32 => i64 |x| x as i64;
     I32U8: i32 => u8 |x| x as u8;
     I32Bool: i32 => u8 |x| (x != 0) as u8;
-    I32Bf16: i32 => f32 |x| bf16::from_f64(x as f64).to_f32();
-    I32F16: i32 => f32 |x| f16::from_f64(x as f64).to_f32();
+    I32Bf16: i32 => f32 |x| round_bf16(to_odd(x as f64));
+    I32F16: i32 => f32 |x| round_f16(to_odd(x as f64));
     U8F32: u8 => f32 |x| x as f32;
     U8F64: u8 => f64 |x| x as f64;
     U8I64: u8 => i64 |x| x as i64;
@@ -206,6 +206,7 @@ pub fn round(dtype: DType, isa: Isa) -> Option<Kernel> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
 
     #[test]
     fn sixteen_bit_conversions_are_those_of_half() {

@@ -108,7 +108,9 @@ mod f {
             impl<T: std::marker::Copy> Un<T> for $v {
                 type Out = T;
                 #[inline(always)]
-                fn call($x: T) -> T { $body }
+                fn call($x: T) -> T {
+                    $body
+                }
             }
         };
         ($v:ident Number 1 |$x:ident| $body:expr) => {
@@ -116,7 +118,9 @@ mod f {
             impl<T: Num> Un<T> for $v {
                 type Out = T;
                 #[inline(always)]
-                fn call($x: T) -> T { $body }
+                fn call($x: T) -> T {
+                    $body
+                }
             }
         };
         ($v:ident Number 2 |$x:ident, $y:ident| $body:expr) => {
@@ -124,7 +128,9 @@ mod f {
             impl<T: Num> Bin<T> for $v {
                 type Out = T;
                 #[inline(always)]
-                fn call($x: T, $y: T) -> T { $body }
+                fn call($x: T, $y: T) -> T {
+                    $body
+                }
             }
         };
         ($v:ident Float 1 |$x:ident| $body:expr) => {
@@ -132,7 +138,9 @@ mod f {
             impl<T: Flt> Un<T> for $v {
                 type Out = T;
                 #[inline(always)]
-                fn call($x: T) -> T { $body }
+                fn call($x: T) -> T {
+                    $body
+                }
             }
         };
         ($v:ident Float 2 |$x:ident, $y:ident| $body:expr) => {
@@ -140,7 +148,9 @@ mod f {
             impl<T: Flt> Bin<T> for $v {
                 type Out = T;
                 #[inline(always)]
-                fn call($x: T, $y: T) -> T { $body }
+                fn call($x: T, $y: T) -> T {
+                    $body
+                }
             }
         };
         ($v:ident Compare 1 |$x:ident| $body:expr) => {
@@ -148,7 +158,9 @@ mod f {
             impl<T: Num> Un<T> for $v {
                 type Out = u8;
                 #[inline(always)]
-                fn call($x: T) -> u8 { ($body) as u8 }
+                fn call($x: T) -> u8 {
+                    ($body) as u8
+                }
             }
         };
         ($v:ident Compare 2 |$x:ident, $y:ident| $body:expr) => {
@@ -156,7 +168,9 @@ mod f {
             impl<T: Num> Bin<T> for $v {
                 type Out = u8;
                 #[inline(always)]
-                fn call($x: T, $y: T) -> u8 { ($body) as u8 }
+                fn call($x: T, $y: T) -> u8 {
+                    ($body) as u8
+                }
             }
         };
         ($v:ident Logic 1 |$x:ident| $body:expr) => {
@@ -215,7 +229,9 @@ fn binary_still<F: Bin<f32>>(isa: Isa, still: Still) -> Option<Kernel> {
 }
 
 macro_rules! select {
-    (Any 1 $v:ident $c:ident $isa:ident $still:ident) => { copy($c, $isa) };
+    (Any 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        copy($c, $isa)
+    };
     (Number 1 $v:ident $c:ident $isa:ident $still:ident) => {
         match $c {
             DType::F32 => unary::<f::$v, f32>($isa),

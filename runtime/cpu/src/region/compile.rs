@@ -18,6 +18,9 @@ const SHORT_ROW: usize = 32;
 /// Rows shorter than this have column vectors repeated for all rows of a block.
 const REPEATED_ROW: usize = 256;
 
+/// What a worker keeps of a row from phase to phase at most: half of an L2 cache.
+const KEPT_BYTES: usize = 512 << 10;
+
 /// Where a register's elements come from.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
@@ -63,6 +66,9 @@ struct Compiler<'a> {
     row_views: Vec<(View, usize, usize)>,
     row_reductions: Vec<RowReduction>,
     col_reductions: Vec<ColReduction>,
+    /// For registers kept from phase to phase: the phase that computes it, and its place among them.
+    kept: HashMap<usize, (usize, u16)>,
+    phase: usize,
     cost: f64,
 }
 
@@ -115,6 +121,8 @@ pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Regio
         row_views: Vec::new(),
         row_reductions: Vec::new(),
         col_reductions: Vec::new(),
+        kept: HashMap::new(),
+        phase: 0,
         cost: 0.02,
     };
     c.classify(&needed);
@@ -242,7 +250,8 @@ impl Compiler<'_> {
         }
         let id = (self.loads.len() - 1) as u16;
         self.load_ids.insert(i, id);
-        self.cost += if matches!(self.body[i].code, Code::Load { source: Source::Uniform { .. }, .. }) { 0.8 } else { 0.3 };
+        self.cost +=
+            if matches!(self.body[i].code, Code::Load { source: Source::Uniform { .. }, .. }) { 0.8 } else { 0.3 };
         id
     }
 
@@ -286,7 +295,10 @@ impl Compiler<'_> {
         }
         let hoisted = self.hoisted_views.get(&i).copied();
         let (view, dense) = match self.kind[i] {
-            Kind::Computed => unreachable!("this is a bug: register {i} is read before it is computed"),
+            Kind::Computed => match self.kept.get(&i) {
+                Some((first, _)) if *first < self.phase => (self.keep(i, list), true),
+                _ => unreachable!("this is a bug: register {i} is read before it is computed"),
+            },
             Kind::Constant => (hoisted.unwrap_or_else(|| self.hoist_constant(i)), true),
             Kind::Col => {
                 let dense = self.grid.cols < REPEATED_ROW;
@@ -294,7 +306,9 @@ impl Compiler<'_> {
             }
             Kind::Memory(place) => {
                 let view = self.new_view();
-                if let (Code::Load { source: Source::Value(v), .. }, Some(layout)) = (&self.body[i].code, self.layouts[i]) {
+                if let (Code::Load { source: Source::Value(v), .. }, Some(layout)) =
+                    (&self.body[i].code, self.layouts[i])
+                {
                     let size = self.size(i) as u8;
                     list.steps.push(Step::Bind { view, value: v.0, offset: layout.offset, size, place });
                 }
@@ -370,7 +384,11 @@ impl Compiler<'_> {
             let held = if may { self.still(args[k], list) } else { None };
             let (view, whole) = match held {
                 Some(v) => {
-                    if k + 1 == n { still.y = true } else { still.x = true }
+                    if k + 1 == n {
+                        still.y = true
+                    } else {
+                        still.x = true
+                    }
                     v
                 }
                 None => self.vector(args[k], list),
@@ -394,7 +412,8 @@ impl Compiler<'_> {
         let round = cast::round(instr.dtype, isa);
         match instr.code {
             Code::Map(f, _) => {
-                let kernel = map::map(f, from, isa, still).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
+                let kernel =
+                    map::map(f, from, isa, still).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
                 Ok((kernel, round.filter(|_| !is_exact(f)), 0.04 + 0.02 * f.flops() as f64))
             }
             _ => Ok((cast::cast(from, instr.dtype, isa), round.filter(|_| from.compute() == DType::F32), 0.05)),
@@ -427,12 +446,9 @@ impl Compiler<'_> {
         }
     }
 
-    /// The steps of phase `p`, or of the only one.
-    fn phase(&mut self, p: usize, region: &Region_, needed: &[bool]) -> Result<(List, Vec<u16>)> {
-        let mut list = List::default();
-        let mut reductions = Vec::new();
-        let here = |c: &Compiler, i: usize| !c.segmented || c.depth[i] == p;
-        // What this phase must compute at level `Full`.
+    /// The `Full` registers that phase `p`, or the only one, reads or computes; of kept ones, what they are made from only
+    /// in the phase that makes them.
+    fn wanted(&self, p: usize, region: &Region_, needed: &[bool]) -> Vec<bool> {
         let mut wanted = vec![false; self.body.len()];
         for s in region.stores.iter().filter(|s| s.full) {
             wanted[s.reg] |= !self.segmented || s.phase == p;
@@ -440,8 +456,11 @@ impl Compiler<'_> {
         for i in (0..self.body.len()).rev().filter(|i| needed[*i]) {
             let feeds = match self.body[i].code {
                 Code::ReduceRow(..) => !self.segmented || self.depth[i] == p + 1,
-                Code::ReduceCol(..) => here(self, i),
-                _ => wanted[i] && self.body[i].level == Level::Full && self.kind[i] == Kind::Computed,
+                Code::ReduceCol(..) => !self.segmented || self.depth[i] == p,
+                _ => {
+                    let made = self.kept.get(&i).is_none_or(|k| k.0 == p);
+                    made && wanted[i] && self.body[i].level == Level::Full && self.kind[i] == Kind::Computed
+                }
             };
             if feeds {
                 for a in operands(&self.body[i].code) {
@@ -449,6 +468,41 @@ impl Compiler<'_> {
                 }
             }
         }
+        wanted
+    }
+
+    /// Chooses the registers that later phases take from memory: those that cost more to compute than to read.
+    fn choose_kept(&mut self, last: usize, region: &Region_, needed: &[bool]) {
+        let phases: Vec<Vec<bool>> = (0..=last).map(|p| self.wanted(p, region, needed)).collect();
+        for i in 0..self.body.len() {
+            let dear = match &self.body[i].code {
+                Code::Map(f, _) => {
+                    f.flops() >= 8 && self.body[i].level == Level::Full && self.kind[i] == Kind::Computed
+                }
+                _ => false,
+            };
+            let fits = (self.kept.len() + 1) * self.grid.cols * 8 <= KEPT_BYTES;
+            let mut uses = (0..=last).filter(|p| phases[*p][i]);
+            if let (true, true, Some(first), Some(_)) = (dear, fits, uses.next(), uses.next()) {
+                self.kept.insert(i, (first, self.kept.len() as u16));
+            }
+        }
+    }
+
+    /// Points a new view at where register `i` is kept.
+    fn keep(&mut self, i: usize, list: &mut List) -> View {
+        let (view, slot, size) = (self.new_view(), self.kept[&i].1, self.size(i) as u8);
+        list.steps.push(Step::Kept { view, slot, size });
+        view
+    }
+
+    /// The steps of phase `p`, or of the only one.
+    fn phase(&mut self, p: usize, region: &Region_, needed: &[bool]) -> Result<(List, Vec<u16>)> {
+        let mut list = List::default();
+        let mut reductions = Vec::new();
+        self.phase = p;
+        let here = |c: &Compiler, i: usize| !c.segmented || c.depth[i] == p;
+        let wanted = self.wanted(p, region, needed);
         for i in 0..self.body.len() {
             if !needed[i] || self.root[i] != i {
                 continue;
@@ -490,14 +544,19 @@ impl Compiler<'_> {
                     self.cost += 0.06;
                 }
                 (Code::Map(..) | Code::Cast(_), Level::Row) if !self.segmented => self.compute_row(i, &mut list)?,
-                (Code::Map(..) | Code::Cast(_), Level::Full) if wanted[i] => self.full(i, p, region, &mut list)?,
+                (Code::Map(..) | Code::Cast(_), Level::Full)
+                    if wanted[i] && self.kept.get(&i).is_none_or(|k| k.0 == p) =>
+                {
+                    self.full(i, p, region, &mut list)?;
+                }
                 _ => {}
             }
         }
         // Stores in place come last, and all that they store is in tiles before the first of them.
         let late = |s: &&Store_| {
             let now = if s.full { !self.segmented || s.phase == p } else { !s.col && !self.segmented };
-            now && (s.in_place || self.kind[s.reg] != Kind::Computed || !s.full)
+            let recalled = self.kept.get(&s.reg).is_some_and(|k| k.0 < p);
+            now && (s.in_place || recalled || self.kind[s.reg] != Kind::Computed || !s.full)
         };
         let (last, first): (Vec<&Store_>, Vec<&Store_>) = region.stores.iter().filter(late).partition(|s| s.in_place);
         for s in first {
@@ -515,7 +574,8 @@ impl Compiler<'_> {
     /// A computed `Full` register, straight into an output if it has one of its own.
     fn full(&mut self, i: usize, p: usize, region: &Region_, list: &mut List) -> Result<()> {
         let stores = || region.stores.iter().filter(|s| s.reg == i && !s.in_place && (!self.segmented || s.phase == p));
-        let direct = stores().next().filter(|_| !self.body[i].dtype.is_half()).map(|s| s.value);
+        let kept = self.kept.contains_key(&i);
+        let direct = stores().next().filter(|_| !self.body[i].dtype.is_half() && !kept).map(|s| s.value);
         let rest: Vec<ValueId> = stores().map(|s| s.value).filter(|v| Some(*v) != direct).collect();
         match direct {
             Some(value) => {
@@ -525,7 +585,7 @@ impl Compiler<'_> {
                 self.compute(i, view, list)?;
             }
             None => {
-                let out = self.new_tile(i, list);
+                let out = if kept { self.keep(i, list) } else { self.new_tile(i, list) };
                 self.compute(i, out, list)?;
             }
         }
@@ -554,10 +614,13 @@ impl Compiler<'_> {
                 match (&self.body[i].code, self.kind[i]) {
                     (Code::Load { .. }, Kind::RowLoad) => drop(self.row(i, &mut before)),
                     (Code::Load { .. }, _) if row => drop(self.row(i, &mut before)),
-                    (Code::Map(..) | Code::Cast(_), _) if row && self.depth[i] == 0 => self.compute_row(i, &mut before)?,
+                    (Code::Map(..) | Code::Cast(_), _) if row && self.depth[i] == 0 => {
+                        self.compute_row(i, &mut before)?
+                    }
                     _ => {}
                 }
             }
+            self.choose_kept(last, &region, needed);
             for p in 0..=last {
                 let (list, reductions) = self.phase(p, &region, needed)?;
                 let mut rows = List::default();
@@ -618,11 +681,10 @@ impl Compiler<'_> {
     /// Scratch memory and the size of tiles.
     fn finish(mut self, before: Vec<Step>, lists: Vec<(List, Vec<u16>, Vec<Step>)>) -> Region {
         let slots: Vec<Slots> = lists.iter().map(|(l, ..)| Slots::assign(&l.steps, &l.tiles)).collect();
-        let per_element = slots.iter().map(Slots::bytes).max().unwrap_or(0) + self.hoisted.iter().map(|h| h.1).sum::<usize>();
+        let per_element =
+            slots.iter().map(Slots::bytes).max().unwrap_or(0) + self.hoisted.iter().map(|h| h.1).sum::<usize>();
         let fit = L1_BYTES / per_element.max(8);
         let elements = (1usize << fit.max(1).ilog2()).clamp(MIN_TILE, MAX_TILE);
-        let elements = std::env::var("TILE").ok().and_then(|t| t.parse().ok()).unwrap_or(elements);
-        if std::env::var("SHOW").is_ok() { eprintln!("per element {per_element} fit {fit} elements {elements} slots {:?}", slots.iter().map(|s| &s.sizes).collect::<Vec<_>>()); }
         let Grid { batch, rows, cols } = self.grid;
         let block_rows = if self.segmented { 1 } else { (elements / cols.max(1)).clamp(1, (batch * rows).max(1)) };
         let tile = if self.segmented { elements } else { block_rows * cols };
@@ -670,6 +732,7 @@ impl Compiler<'_> {
             row_reductions: self.row_reductions,
             col_reductions: self.col_reductions,
             scratch: end,
+            kept: self.kept.len(),
             cost: self.cost,
         }
     }
@@ -763,7 +826,9 @@ impl Slots {
 /// The views a step reads or writes.
 fn touched(s: &Step) -> Vec<View> {
     match s {
-        Step::Bind { view, .. } | Step::Fetch { view, .. } | Step::Out { view, .. } => vec![*view],
+        Step::Bind { view, .. } | Step::Kept { view, .. } | Step::Fetch { view, .. } | Step::Out { view, .. } => {
+            vec![*view]
+        }
         Step::Run { out, args, .. } => vec![*out, args[0], args[1], args[2]],
         Step::Lanes { view, .. } | Step::Columns { view, .. } | Step::Store { view, .. } => vec![*view],
     }

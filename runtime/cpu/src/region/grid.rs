@@ -31,7 +31,8 @@ pub fn choose(n: usize, layouts: &[Layout]) -> Grid {
             }
             let grid = Grid { batch: 1, rows: n / cols, cols };
             let cost = layouts.iter().map(|l| price(l, &grid)).sum::<usize>();
-            if cost < best.0 || (cost == best.0 && best.1.cols != n && cols > best.1.cols && cols <= super::ROWS_LIMIT) {
+            if cost < best.0 || (cost == best.0 && best.1.cols != n && cols > best.1.cols && cols <= super::ROWS_LIMIT)
+            {
                 best = (cost, grid);
             }
         }

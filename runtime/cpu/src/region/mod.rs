@@ -78,17 +78,55 @@ enum Place {
 
 enum Step {
     /// A register that is memory: `offset` elements into a value.
-    Bind { view: View, value: u32, offset: isize, size: u8, place: Place },
+    Bind {
+        view: View,
+        value: u32,
+        offset: isize,
+        size: u8,
+        place: Place,
+    },
     /// A load through a layout or from a generator, into a tile or (`row`) one element a row.
-    Fetch { view: View, load: u16, row: bool },
+    Fetch {
+        view: View,
+        load: u16,
+        row: bool,
+    },
+    /// A register that one phase computes and later ones read, a row long.
+    Kept {
+        view: View,
+        slot: u16,
+        size: u8,
+    },
     /// A result that goes straight to its output.
-    Out { view: View, value: u32, size: u8 },
-    Run { kernel: Kernel, out: View, args: [View; 3], form: Form, round: Option<Kernel> },
+    Out {
+        view: View,
+        value: u32,
+        size: u8,
+    },
+    Run {
+        kernel: Kernel,
+        out: View,
+        args: [View; 3],
+        form: Form,
+        round: Option<Kernel>,
+    },
     /// A piece of a row into the lanes of a row reduction.
-    Lanes { view: View, reduction: u16 },
+    Lanes {
+        view: View,
+        reduction: u16,
+    },
     /// Rows into the partial of a column reduction.
-    Columns { view: View, reduction: u16 },
-    Store { view: View, value: u32, size: u8, kernel: Kernel, row: bool },
+    Columns {
+        view: View,
+        reduction: u16,
+    },
+    Store {
+        view: View,
+        value: u32,
+        size: u8,
+        kernel: Kernel,
+        row: bool,
+    },
 }
 
 /// The steps between two levels of row reductions. A region in blocks has one phase.
@@ -153,6 +191,8 @@ pub struct Region {
     row_reductions: Vec<RowReduction>,
     col_reductions: Vec<ColReduction>,
     scratch: usize,
+    /// How many registers are kept from phase to phase.
+    kept: usize,
     /// Estimated nanoseconds of one element.
     cost: f64,
 }

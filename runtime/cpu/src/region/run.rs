@@ -3,6 +3,7 @@
 //! All kernels here get views that one worker owns, or parts of values that no other task touches: tasks are disjoint
 //! ranges of rows or of columns.
 
+use super::load::Held;
 use super::*;
 use crate::loops::Arg;
 use crate::memory::Block;
@@ -24,6 +25,9 @@ struct Scratch {
     block: Option<Block>,
     views: Vec<Arg>,
     partials: Vec<*mut u8>,
+    /// For each load that goes by panels, the one fetched last.
+    held: Vec<Held>,
+    kept: Vec<u64>,
 }
 
 thread_local! {
@@ -37,6 +41,9 @@ struct Frame<'a> {
     context: &'a Context<'a>,
     scratch: Scratch,
     base: *mut u8,
+    /// Registers kept from phase to phase, each `kept_rows` rows of `cols` words: of this worker's row, or of all rows.
+    kept: *mut u8,
+    kept_rows: usize,
 }
 
 impl Drop for Frame<'_> {
@@ -59,8 +66,14 @@ impl<'a> Frame<'a> {
         scratch.views.clear();
         scratch.views.resize(region.views, Arg::NONE);
         scratch.partials.clear();
+        for held in &mut scratch.held {
+            held.forget();
+        }
+        if scratch.held.len() < region.loads.len() {
+            scratch.held.resize_with(region.loads.len(), Held::default);
+        }
         let base = scratch.block.as_ref().map_or(std::ptr::null_mut(), Block::ptr);
-        let mut frame = Frame { region, context, scratch, base };
+        let mut frame = Frame { region, context, scratch, base, kept: std::ptr::null_mut(), kept_rows: 1 };
         frame.fill();
         frame
     }
@@ -97,6 +110,15 @@ impl<'a> Frame<'a> {
                 self.scratch.views[h.view as usize] = Arg { ptr: out, step: step as isize };
             }
         }
+    }
+
+    /// Makes room for the kept registers of one row.
+    fn keep_row(&mut self) {
+        let words = self.region.kept * self.region.grid.cols;
+        if self.scratch.kept.len() < words {
+            self.scratch.kept.resize(words, 0);
+        }
+        self.kept = self.scratch.kept.as_mut_ptr().cast();
     }
 
     fn enter(&mut self, phase: &Phase) {
@@ -154,6 +176,11 @@ impl<'a> Frame<'a> {
                         let ptr = self.value(value).offset((offset + at) * size as isize);
                         self.scratch.views[view as usize] = Arg { ptr, step };
                     }
+                    Step::Kept { view, slot, size } => {
+                        let at = slot as usize * self.kept_rows + if self.kept_rows == 1 { 0 } else { row };
+                        let ptr = self.kept.add(8 * at * cols + col * size as usize);
+                        self.scratch.views[view as usize] = Arg { ptr, step: cols as isize };
+                    }
                     Step::Out { view, value, size } => {
                         let ptr = self.value(value).add(first * size as usize);
                         self.scratch.views[view as usize] = Arg { ptr, step: cols as isize };
@@ -161,7 +188,8 @@ impl<'a> Frame<'a> {
                     Step::Fetch { view, load, row: one } => {
                         let out = self.scratch.views[view as usize].ptr.cast_mut();
                         let (start, len) = if one { (row, k) } else { (first, k * w) };
-                        self.region.loads[load as usize].fetch(self.context, start, len, out);
+                        let (load, held) = (&self.region.loads[load as usize], &mut self.scratch.held[load as usize]);
+                        load.fetch_by_panel(self.context, start, len, out, held);
                     }
                     Step::Lanes { view, reduction } => {
                         let r = &self.region.row_reductions[reduction as usize];
@@ -347,6 +375,7 @@ impl Region {
         if !share || units >= 4 * context.pool.threads() {
             context.pool.run(share, units, |tasks: &Tasks| {
                 let mut frame = Frame::new(self, context);
+                frame.keep_row();
                 while let Some(u) = tasks.claim() {
                     let (lo, hi) = if areas.is_empty() {
                         (u, u + 1)
@@ -363,19 +392,26 @@ impl Region {
         }
         // Few rows: phase by phase, a task is a chunk of columns of one unit.
         let chunks = cols.div_ceil(ROW_CHUNK);
+        // Chunks claimed together: enough to use panels up, but enough claims for balance.
+        let panel = self.loads.iter().filter_map(Load::panel).max().unwrap_or(0);
+        let group = (4 * panel / ROW_CHUNK).min(units * chunks / (4 * context.pool.threads())).max(1);
         let mut rows_area = vec![0u64; self.row_views.len() * total];
         let shared = Shared(rows_area.as_mut_ptr().cast::<u8>());
+        let mut kept_area = vec![0u64; self.kept * total * cols];
+        let kept = Shared(kept_area.as_mut_ptr().cast::<u8>());
         let mut main = Frame::new(self, context);
         main.share_rows(shared.0, total, 0);
         main.run(&self.before, Span { row: 0, k: total, col: 0, w: 1 });
         for (p, phase) in self.phases.iter().enumerate() {
             let mut folded = vec![0u64; phase.reductions.len() * total * chunks];
             let out = Shared(folded.as_mut_ptr());
-            context.pool.run(share, units * chunks, |tasks: &Tasks| {
-                let (shared, out) = (&shared, &out);
+            context.pool.run(share, (units * chunks).div_ceil(group), |tasks: &Tasks| {
+                let (shared, out, kept) = (&shared, &out, &kept);
                 let mut frame = Frame::new(self, context);
+                (frame.kept, frame.kept_rows) = (kept.0, total);
                 frame.enter(phase);
-                while let Some(t) = tasks.claim() {
+                let group = |g: usize| g * group..((g + 1) * group).min(units * chunks);
+                for t in std::iter::from_fn(|| tasks.claim()).flat_map(group) {
                     let (u, c) = (t / chunks, t % chunks);
                     let (lo, hi) = (c * ROW_CHUNK, ((c + 1) * ROW_CHUNK).min(cols));
                     let (first, last) = if areas.is_empty() { (u, u + 1) } else { self.unit_rows(u) };
@@ -386,7 +422,9 @@ impl Region {
                         for (i, &k) in phase.reductions.iter().enumerate() {
                             let lanes = self.row_reductions[k as usize].lanes;
                             // SAFETY: (reduction, row, chunk) is this task's own cell.
-                            unsafe { *out.0.add((i * total + row) * chunks + c) = *frame.base.add(lanes).cast::<u64>() };
+                            unsafe {
+                                *out.0.add((i * total + row) * chunks + c) = *frame.base.add(lanes).cast::<u64>()
+                            };
                         }
                     }
                 }

@@ -158,7 +158,8 @@ impl Build {
     pub fn run(&self, cpu: &Cpu, kernels: Vec<Kernel>) -> Result<Vec<HostTensor>, perilune_plan::Failure> {
         let program = cpu.compile(self.program(kernels)).expect("compiles");
         let inputs: Vec<_> = self.inputs.iter().map(|t| cpu.upload(&t.bytes).expect("memory")).collect();
-        let outputs: Vec<_> = self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
+        let outputs: Vec<_> =
+            self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
         let slots: Vec<u64> = self.slots.iter().map(|s| s.1).collect();
         program.run(&inputs, &slots, &outputs, None)?;
         let mut out = Vec::new();
@@ -183,7 +184,9 @@ impl Build {
             };
             let of = |r: Reg| (&regs[r as usize], self.body[r as usize].dtype);
             regs.push(match &i.code {
-                Code::Load { source, layout } => (0..n).map(|p| self.element(*source, position(layout, p), i.dtype)).collect(),
+                Code::Load { source, layout } => {
+                    (0..n).map(|p| self.element(*source, position(layout, p), i.dtype)).collect()
+                }
                 Code::Map(f, args) => {
                     let from = self.body[args[args.len() - 1] as usize].dtype;
                     (0..n)
@@ -379,7 +382,13 @@ fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
         Floor => x.floor(),
         Ceil => x.ceil(),
         Round => x.round(),
-        Relu => if x < T::ZERO { T::ZERO } else { x },
+        Relu => {
+            if x < T::ZERO {
+                T::ZERO
+            } else {
+                x
+            }
+        }
         Add => x + y,
         Sub => x - y,
         Mul => x * y,
@@ -411,7 +420,13 @@ fn int<T: Int + Bits>(f: MapFn, a: &[u64]) -> u64 {
         Neg => x.wrapping_neg(),
         Abs => x.abs(),
         Sign => x.sign(),
-        Relu => if x < T::ZERO { T::ZERO } else { x },
+        Relu => {
+            if x < T::ZERO {
+                T::ZERO
+            } else {
+                x
+            }
+        }
         Add => x.wrapping_add(y),
         Sub => x.wrapping_sub(y),
         Mul => x.wrapping_mul(y),

@@ -1,0 +1,93 @@
+-- gradcheck.lua: are the gradients right? Compares pl.grad with differences of the function itself.
+--
+--   pl.gradcheck(function(x, w) return (x:matmul(w)):tanh() end, { pl.randn({2, 3}), pl.randn({3, 4}) })
+--
+-- Everything is done in f64: the inputs are converted, so constants inside the function should not force f32 on them. Each
+-- element of each input is moved by +-eps, which costs two evaluations an element: give small tensors. At a kink
+-- (relu at 0) the two sides differ and the check rightly fails.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local op = "gradcheck"
+
+---The element at flat position `k` of a shape, as {1, 0, 2}.
+local function place(shape, k)
+  local at = {}
+  for d = #shape, 1, -1 do
+    at[d] = tostring(k % shape[d])
+    k = k // shape[d]
+  end
+  return "{" .. table.concat(at, ", ") .. "}"
+end
+
+---`fn`'s results as one number: a weighted sum, with fixed weights from 0.5 to 1.5 that are not alike.
+local function scalar(fn, inputs)
+  local sum
+  for i, y in ipairs { fn(table.unpack(inputs)) } do
+    if not pl.is_tensor(y) then pl.error(op, ("result %d of the function is %s"):format(i, check.show(y)), "it returns tensors") end
+    if y.dtype == "f64" or y.dtype == "f32" then
+      local n = y:numel()
+      local weights = (pl.arange(n, { dtype = "f64" }) * 0.618034 + 0.31 * i) % 1 + 0.5
+      local part = (y:reshape(n) * weights):sum()
+      sum = sum and sum + part or part
+    end
+  end
+  if not sum then pl.error(op, "the function returns no float tensor", "return what is to be differentiated, f32 or f64") end
+  return sum
+end
+
+---True, or raises with the worst element: its gradient and what the difference says.
+---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
+---@param inputs perilune.Tensor[] floats; States count with their value
+---@param opts {eps: number, tolerance: number}? tolerance is relative to the larger of 1 and the gradient
+---@return boolean
+local function gradcheck(fn, inputs, opts)
+  if not check.is(fn, "function") then pl.error(op, "fn is " .. check.show(fn), "pl.gradcheck(function(x) ... end, { x })") end
+  if pl.is_tensor(inputs) then inputs = { inputs } end
+  if type(inputs) ~= "table" or #inputs == 0 then pl.error(op, "inputs is " .. check.show(inputs), "a list of tensors: { x, w }") end
+  local o = check.options(op, opts, { eps = 1e-6, tolerance = 1e-5 })
+  if o.eps <= 0 then pl.error(op, ("eps is %g, but must be above 0"):format(o.eps)) end
+
+  local wide = {}
+  for i, x in ipairs(inputs) do
+    if not pl.is_tensor(x) then pl.error(op, ("input %d is %s"):format(i, check.show(x)), "inputs are tensors") end
+    if x.dtype:sub(1, 1) ~= "f" and x.dtype ~= "bf16" then
+      pl.error(op, ("input %d is %s, which has no gradient"):format(i, x.dtype), "let the function close over it instead")
+    end
+    wide[i] = x:detach():to("f64") + 0
+  end
+  pl.eval(table.unpack(wide))
+
+  local grads = { pl.grad(scalar(fn, wide), wide, { allow_unused = true }) }
+  local worst = { error = -1 }
+  for i, x in ipairs(wide) do
+    local shape, n = x.shape, x:numel()
+    local given = grads[i] and grads[i]:reshape(n):tolist() or {}
+    local flat = x:reshape(n)
+    local position = pl.arange(n)
+    for k = 0, n - 1 do
+      local step = position:eq(k):to("f64") * o.eps
+      local value = {}
+      for side, moved in ipairs { flat + step, flat - step } do
+        local changed = table.move(wide, 1, #wide, 1, {})
+        changed[i] = moved:reshape(shape)
+        value[side] = pl.no_grad(scalar, fn, changed):item()
+      end
+      local numeric, analytic = (value[1] - value[2]) / (2 * o.eps), given[k + 1] or 0
+      local error = math.abs(numeric - analytic) / math.max(1, math.abs(numeric), math.abs(analytic))
+      if error ~= error then error = math.huge end
+      if error > worst.error then
+        worst = { error = error, input = i, at = place(shape, k), numeric = numeric, analytic = analytic }
+      end
+    end
+  end
+  if worst.error > o.tolerance then
+    pl.error(op, ("gradient of input %d at %s is %.8g, differences say %.8g (error %.2g, tolerance %.2g)"):format(
+      worst.input, worst.at, worst.analytic, worst.numeric, worst.error, o.tolerance),
+      "a wrong backward, a kink at this point, or a function that draws new random numbers at each call")
+  end
+  return true
+end
+
+return gradcheck

@@ -1,2 +1,0 @@
-local pl = require "perilune"
-local x = pl.randn(2, 3)

@@ -1,0 +1,3 @@
+local pl = require "perilune"
+local p = pl.params { samples = 1e6 }
+print(p.smaples)

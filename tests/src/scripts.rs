@@ -1,0 +1,86 @@
+//! Lua files run on the CPU, and golden texts.
+//!
+//! Tests run in the folder `tests/`; paths in messages are relative to the folder of the file that is run, so golden texts
+//! hold no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
+
+use perilune_lua::{Failed, Loaded, Recipe, Runtime, RuntimeOptions};
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+/// A runtime with that many threads whose prints are kept.
+pub struct Script {
+    pub runtime: Runtime,
+    pub printed: Rc<RefCell<Vec<String>>>,
+}
+
+/// A new runtime; `params` are what `--set` would give.
+pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed> {
+    let printed: Rc<RefCell<Vec<String>>> = Rc::default();
+    let sink = printed.clone();
+    let runtime = Runtime::new(RuntimeOptions {
+        backend: Rc::new(perilune_cpu::Cpu::new(Some(threads))),
+        params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        strict: true,
+        print: Rc::new(move |line| sink.borrow_mut().push(line.to_string())),
+    })?;
+    Ok(Script { runtime, printed })
+}
+
+impl Script {
+    /// What was printed so far.
+    pub fn output(&self) -> String {
+        self.printed.borrow().iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    /// The recipe in a file; a failure if it is a script.
+    pub fn recipe(&self, path: &Path) -> Result<Recipe, Failed> {
+        match self.runtime.load(path)? {
+            Loaded::Recipe(recipe) => Ok(recipe),
+            Loaded::Script => Err(Failed::Usage(format!("{} is no recipe", path.display()))),
+        }
+    }
+}
+
+/// Trains a few steps, evaluates and finishes, as `perilune run` would.
+pub fn train(recipe: &Recipe, steps: u64) -> Result<(), Failed> {
+    let run = recipe.start(None)?;
+    while !run.finished()? && run.count() < steps {
+        run.read(&run.step()?)?;
+    }
+    for split in run.splits() {
+        if split != "train" {
+            run.evaluate(&split)?;
+        }
+    }
+    run.finish()
+}
+
+/// Whether golden files are to be rewritten.
+pub fn blessing() -> bool {
+    std::env::var_os("PERILUNE_BLESS").is_some_and(|v| v == "1")
+}
+
+/// Compares with a golden file, or writes it; `Err` shows both texts.
+pub fn golden(path: &Path, text: &str) -> Result<(), String> {
+    if blessing() {
+        return std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()));
+    }
+    let want = std::fs::read_to_string(path).map_err(|e| format!("{}: {e} (PERILUNE_BLESS=1 writes it)", path.display()))?;
+    if want == text {
+        return Ok(());
+    }
+    Err(format!("{} differs (PERILUNE_BLESS=1 rewrites it)\n--- golden\n{want}\n--- now\n{text}", path.display()))
+}
+
+/// The files of a folder with that extension, sorted.
+pub fn files(dir: &Path, extension: &str) -> Vec<std::path::PathBuf> {
+    let mut out: Vec<_> = std::fs::read_dir(dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| p.extension().is_some_and(|e| e == extension))
+        .collect();
+    out.sort();
+    out
+}

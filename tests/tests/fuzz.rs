@@ -1,0 +1,116 @@
+//! Random graphs: fused against unfused, together against apart, one thread against several, bit for bit.
+//!
+//! `PERILUNE_FUZZ_SEED=123` runs one graph, `PERILUNE_FUZZ_COUNT=100000` that many.
+#![allow(clippy::unwrap_used)]
+
+use perilune_core::HostTensor;
+use perilune_engine::Engine;
+use perilune_tests::harness;
+use perilune_tests::random::{self, Mode, Recipe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The engines a graph runs on.
+struct Bench {
+    one: Engine,
+    more: Vec<Engine>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench { one: harness::engine(1), more: vec![harness::engine(2), harness::engine(3)] }
+    }
+
+    /// What is wrong with the graph, if anything.
+    fn fault(&mut self, recipe: Recipe) -> Option<String> {
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            self.one.switches.fusion = true;
+            let want = random::run(&mut self.one, recipe, Mode::Together);
+            let differs = |got: &[HostTensor], what: &str| {
+                (!harness::same_bits(&want, got)).then(|| format!("{what}: {}", harness::difference(&want, got)))
+            };
+            self.one.switches.fusion = false;
+            let apart = random::run(&mut self.one, recipe, Mode::Together);
+            self.one.switches.fusion = true;
+            if let Some(m) = differs(&apart, "fused and unfused") {
+                return Some(m);
+            }
+            let again = random::run(&mut self.one, recipe, Mode::Together);
+            if let Some(m) = differs(&again, "first run and second") {
+                return Some(m);
+            }
+            let split = random::run(&mut self.one, recipe, Mode::Apart);
+            if let Some(m) = differs(&split, "together and apart") {
+                return Some(m);
+            }
+            for e in &mut self.more {
+                let got = random::run(e, recipe, Mode::Together);
+                if let Some(m) = differs(&got, "one thread and several") {
+                    return Some(m);
+                }
+            }
+            None
+        }));
+        match done {
+            Ok(found) => found,
+            Err(panic) => {
+                *self = Bench::new();
+                let text = panic.downcast_ref::<String>().cloned();
+                Some(format!("panics: {}", text.or(panic.downcast_ref::<&str>().map(|s| (*s).to_string())).unwrap_or_default()))
+            }
+        }
+    }
+
+    /// The smallest graph of that seed that still fails, with one root if one is enough.
+    fn shrink(&mut self, mut recipe: Recipe) -> (Recipe, String) {
+        let mut fault = self.fault(recipe).unwrap_or_else(|| "only sometimes".into());
+        for ops in 0..recipe.ops {
+            if let Some(m) = self.fault(Recipe { ops, ..recipe }) {
+                (recipe.ops, fault) = (ops, m);
+                break;
+            }
+        }
+        for root in 0..40 {
+            if let Some(m) = self.fault(Recipe { root: Some(root), ..recipe }) {
+                (recipe.root, fault) = (Some(root), m);
+                break;
+            }
+        }
+        (recipe, fault)
+    }
+}
+
+fn fuzz(first: u64, count: u64, big: bool) {
+    let one = std::env::var("PERILUNE_FUZZ_SEED").ok().and_then(|s| s.parse().ok());
+    let count = std::env::var("PERILUNE_FUZZ_COUNT").ok().and_then(|s| s.parse().ok()).unwrap_or(count);
+    let seeds: Vec<u64> = one.map_or_else(|| (first..first + count).collect(), |s| vec![s]);
+    let mut bench = Bench::new();
+    let mut faults = Vec::new();
+    for seed in seeds {
+        let recipe = Recipe { seed, ops: 3 + (seed % 23) as usize, root: None, big };
+        if bench.fault(recipe).is_none() {
+            continue;
+        }
+        let (small, fault) = bench.shrink(recipe);
+        let plan = random::show(small);
+        faults.push(format!("{small:?}\n{fault}\n{plan}"));
+        if faults.len() >= 5 {
+            break;
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn small_graphs_one() {
+    fuzz(1, 2500, false);
+}
+
+#[test]
+fn small_graphs_two() {
+    fuzz(1_000_000, 2500, false);
+}
+
+#[test]
+fn graphs_worth_several_threads() {
+    fuzz(2_000_000, 60, true);
+}

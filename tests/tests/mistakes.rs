@@ -1,0 +1,70 @@
+//! Golden mistakes: each `golden/mistakes/NAME.lua` is wrong in one way, and `NAME.txt` is the message it must give: value,
+//! rule, cure, file and line. A first line `-- set: key=value …` stands for `--set`.
+//!
+//! The messages are part of the product: read the diff of a changed one as its reader would.
+//! `PERILUNE_BLESS=1 cargo test -p perilune-tests --test mistakes` rewrites them.
+#![allow(clippy::unwrap_used)]
+
+use perilune_lua::{Failed, Loaded};
+use perilune_tests::scripts::{files, golden, script, train};
+use std::path::Path;
+
+const DIR: &str = "golden/mistakes";
+
+/// Runs a file to its mistake and gives the message.
+fn message(path: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let first = text.lines().next().unwrap_or_default();
+    let set: Vec<(&str, &str)> =
+        first.strip_prefix("-- set: ").unwrap_or_default().split_whitespace().filter_map(|s| s.split_once('=')).collect();
+    let run = || -> Result<(), Failed> {
+        let s = script(1, &set)?;
+        if let Loaded::Recipe(recipe) = s.runtime.load(path)? {
+            train(&recipe, 3)?;
+        }
+        Ok(())
+    };
+    match run() {
+        Err(e) => Ok(format!("{e}\n").replace(&format!("{DIR}/"), "")),
+        Ok(()) => Err(format!("{}: no error was raised", path.display())),
+    }
+}
+
+#[test]
+fn every_mistake_gives_its_message() {
+    let all = files(Path::new(DIR), "lua");
+    assert!(all.len() >= 60, "only {} mistakes", all.len());
+    let mut wrong = Vec::new();
+    for path in &all {
+        if let Err(e) = message(path).and_then(|text| golden(&path.with_extension("txt"), &text)) {
+            wrong.push(e);
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} messages differ\n\n{}", wrong.len(), all.len(), wrong.join("\n"));
+}
+
+/// What every message owes its reader, whatever it is about.
+#[test]
+fn messages_name_a_line_and_speak_no_rust() {
+    if perilune_tests::scripts::blessing() {
+        return; // the other test is writing them
+    }
+    let mut wrong = Vec::new();
+    for path in files(Path::new(DIR), "txt") {
+        let name = path.file_stem().unwrap().to_string_lossy().to_string();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let first = text.lines().next().unwrap_or_default();
+        // What is wrong with the command line, or with a file as a whole, has no line.
+        let whole = name.starts_with("set_") || ["recipe_not_returned", "recipe_plain_table"].contains(&name.as_str());
+        let at = first.split_once(".lua:").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()));
+        if !whole && !at || whole && name.starts_with("set_") && first.is_empty() {
+            wrong.push(format!("{name}: no file and line: {first}"));
+        }
+        for word in ["__mlua", "perilune/", "Option<", "NodeId", "i64 (", "userdata", "0x5", "panicked", "this is a bug"] {
+            if text.contains(word) {
+                wrong.push(format!("{name}: says '{word}'"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
