@@ -90,7 +90,9 @@ function check.whole(op, name, value, min)
   if min == nil then min = 1 end
   local whole = type(value) == "number" and math.tointeger(value)
   if not whole or (min and whole < min) then
-    local hint = type(value) == "number" and not whole and "in Lua, / always gives a float: use // for whole numbers" or nil
+    local hint
+    if type(value) == "number" and not whole then hint = "in Lua, / always gives a float: use // for whole numbers" end
+    if type(value) == "table" then hint = "sizes stand one by one, in order; only options are a table, behind them" end
     local rule = min and (" of at least %d"):format(min) or ""
     pl.error(op, ("%s is %s, but must be a whole number%s"):format(name, check.show(value), rule), hint)
   end

@@ -35,7 +35,8 @@ impl Block {
         let ptr = layout.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
         match ptr {
             Some(ptr) => Ok(Block { ptr, capacity }),
-            None => Err(Error::system("cpu", format!("out of host memory: {capacity} bytes were asked for"))),
+            None => Err(Error::system("cpu", format!("out of host memory: {capacity} bytes were asked for"))
+                .hint("take smaller batches or tensors; `perilune check` says what a step needs")),
         }
     }
 

@@ -503,3 +503,28 @@ fn products_with_repeated_operands() {
         assert!((got.get_f64(p) - want).abs() < 1e-5);
     }
 }
+
+/// Few left rows against a right side that lies along K take a path of their own.
+#[test]
+fn products_of_few_rows() {
+    let mut rng = Rng(19);
+    for (m, n, k) in [(2, 64, 64), (8, 300, 517), (15, 70, 100), (16, 1000, 2048)] {
+        let mut b = Build::default();
+        let x = view(&mut b, rng.tensor(DType::F32, Shape::of(&[m * k])), Layout::contiguous(Shape::of(&[m, k])));
+        let mut l = Layout::contiguous(Shape::of(&[k, n]));
+        l.strides[..2].copy_from_slice(&[1, k as isize]);
+        let y = view(&mut b, rng.tensor(DType::F32, Shape::of(&[k * n])), l);
+        b.output(Shape::of(&[m, n]), DType::F32);
+        let kernel = b.library("matmul", &[], vec![x.operand, y.operand]);
+        let run = |threads| b.run(&device(threads), vec![kernel.clone()]).expect("runs").remove(0);
+        let got = run(1);
+        for threads in [2, 3, 8] {
+            same(&run(threads), &got, &format!("{m}x{n}x{k} on {threads} threads"));
+        }
+        for p in 0..m * n {
+            let terms = (0..k).map(|i| x.f(p / n * k + i) * y.f(i * n + p % n));
+            let (want, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + f64::abs(t)));
+            assert!((got.get_f64(p) - want).abs() <= 1e-6 * size, "{m}x{n}x{k}: {} should be {want}", got.get_f64(p));
+        }
+    }
+}

@@ -364,3 +364,29 @@ fn stores_in_place() {
         }
     }
 }
+
+/// A gradient that arrives transposed: updated in place beside its weight, and summed to one number.
+#[test]
+fn transposed_gradients() {
+    let mut rng = Rng(9);
+    for dtype in [DType::F32, DType::BF16] {
+        for (rows, cols) in [(64, 64), (100, 700), (700, 100), (37, 5000), (2100, 129)] {
+            let (n, flat) = (rows * cols, Shape::of(&[rows * cols]));
+            let mut b = Build::default();
+            let (w, g) = (b.input(rng.tensor(dtype, flat)), b.input(rng.tensor(dtype, flat)));
+            let mut l = Layout::contiguous(Shape::of(&[rows, cols]));
+            l.strides[..2].copy_from_slice(&[1, rows as isize]);
+            let (x, y) = (b.load(w, Layout::contiguous(flat), Level::Full), b.load(g, l, Level::Full));
+            let lr = b.constant(0.01, dtype, n);
+            let u = b.map(MapFn::Mul, &[y, lr]);
+            let u = b.map(MapFn::Sub, &[x, u]);
+            b.written = vec![0];
+            b.stores.push((u, w));
+            b.check(1, 1, n, &format!("{dtype} update {rows}x{cols}"));
+            let q = b.map(MapFn::Mul, &[y, y]);
+            let s = b.reduce_row(ReduceFn::Sum, q);
+            b.store(s, Shape::of(&[1]));
+            b.check(1, 1, n, &format!("{dtype} update and norm {rows}x{cols}"));
+        }
+    }
+}

@@ -345,11 +345,11 @@ fn push_cell(cell: &str, dtype: DType, scale: f64, out: &mut Vec<u8>) -> std::re
     }
     let Ok(v) = cell.parse::<f64>() else {
         let cure = if cell.replacen(',', ".", 1).parse::<f64>().is_ok() {
-            Some("numbers take a decimal point, not a comma".to_string())
+            "numbers take a decimal point, not a comma"
         } else {
-            None
+            "a column of words becomes ids with `labels = true`; empty cells take the option `missing`"
         };
-        return Err((format!("{} is not a number", quote(cell)), cure));
+        return Err((format!("{} is not a number", quote(cell)), Some(cure.to_string())));
     };
     push_float(v * scale, dtype, out)
 }

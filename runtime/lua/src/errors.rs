@@ -308,7 +308,8 @@ fn nil_call(message: &str) -> Option<String> {
         "shuffle", "map", "batch", "windows", "tensors", "batches", "batch_at", "update", "swap", "copy_to", "encode", "decode",
     ];
     let ops = perilune_core::ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
-    let near = perilune_core::error::did_you_mean(name, methods.into_iter().chain(ops))?;
+    let near = perilune_core::error::did_you_mean(name, methods.into_iter().chain(ops))
+        .or_else(|| methods.into_iter().find(|m| name.get(..6).is_some_and(|head| m.starts_with(head))))?;
     (kind == "method" && near != name).then(|| format!("did you mean '{near}'?"))
 }
 

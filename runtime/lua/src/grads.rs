@@ -109,7 +109,7 @@ pub fn grad(lua: &Lua, (y, xs, opts): (Value, Value, Value)) -> mlua::Result<Mul
     let (create, allow_unused) = create_graph(lua, "grad", opts)?;
     let tensor = |v: &Value| v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
     let Some(y) = tensor(&y) else {
-        return Err(errors::argument(&host, lua, "grad", format!("argument 1 is {}; it must be a tensor", show(&y)), None));
+        return Err(errors::argument(&host, lua, "grad", format!("argument 1 is {}; it must be a tensor", show(&y)), Some("pl.grad(y, {x, w})".into())));
     };
     let mut refs = Vec::new();
     match &xs {

@@ -101,7 +101,7 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
     let rank = g.shape(x).rank();
     let used = entries.iter().filter(|e| !matches!(e, Entry::New)).count();
     if used > rank {
-        return Err(Error::argument("x[…]", format!("{used} indices for a tensor of shape {}", g.shape(x))));
+        return Err(Error::argument("x[…]", format!("{used} indices for a tensor of shape {}, which has {rank} dims", g.shape(x))));
     }
     let mut rows = rows.iter();
     let (mut y, mut at) = (x, 0);

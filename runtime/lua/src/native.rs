@@ -239,7 +239,10 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
                 let key = k.as_string().map(|s| s.to_string_lossy());
                 match (key, one(&v)?) {
                     (Some(key), Some(value)) => list.push((key, value)),
-                    _ => return Err(errors::argument(&host, lua, "save", format!("entry {} is {}; entries are name = tensor", show(&k), show(&v)), None)),
+                    _ => {
+                        let message = format!("entry {} is {}; entries are name = tensor", show(&k), show(&v));
+                        return Err(errors::argument(&host, lua, "save", message, Some("pl.tensor(3) makes a tensor of a number".into())));
+                    }
                 }
             }
             list.sort_by(|a, b| a.0.cmp(&b.0));

@@ -199,7 +199,7 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
         Value::Nil => lua.create_table()?,
         other => {
             let message = format!("params is {}; it must be a table", show(&other));
-            return Err(errors::argument(&host, lua, "recipe", message, None));
+            return Err(errors::argument(&host, lua, "recipe", message, Some("params = { lr = 1e-3, steps = 100 }".into())));
         }
     };
     t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;

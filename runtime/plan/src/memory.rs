@@ -2,17 +2,31 @@
 //!
 //! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
 //! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.
-//! Linear in kernels up to the logarithm of the free list.
+//! Linear in kernels up to the logarithm of the free list. Where that leaves holes and the program is not huge, blocks are
+//! packed anew, largest first, now that all lifetimes are known; the smaller arena stays.
 
 use crate::build::UNPLACED;
 use crate::fuse::{Reading, reading};
 use crate::ir::*;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Alignment of every value: a cache line on the CPU, and what TMA and vector loads want on a GPU.
 const ALIGN: usize = 256;
 /// Results smaller than this do not bother to take over an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
+/// Packing compares every block with every other: programs with more keep what the walk gave.
+const MAX_PACKED: usize = 4096;
+
+/// Memory of one value, or of values that take it over from each other.
+struct Block {
+    nbytes: usize,
+    at: usize,
+    /// The first and last kernel that needs it.
+    first: usize,
+    last: usize,
+    values: Vec<ValueId>,
+}
 
 /// Assigns storage to all values that have none.
 pub fn assign(p: &mut Program) {
@@ -28,6 +42,8 @@ pub fn assign(p: &mut Program) {
     }
     let mut arena = Arena::default();
     let mut live = 0usize;
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut block_of: HashMap<ValueId, usize> = HashMap::new();
     for k in 0..p.kernels.len() {
         dying[k].sort_unstable();
         let mut taken: Vec<ValueId> = Vec::new();
@@ -50,6 +66,18 @@ pub fn assign(p: &mut Program) {
                 None => arena.take(nbytes),
             };
             p.values[v.0 as usize].storage = Storage::Arena(at);
+            let until = last[&v];
+            match heir.and_then(|d| block_of.get(&d).copied()) {
+                Some(b) => {
+                    blocks[b].last = until;
+                    blocks[b].values.push(v);
+                    block_of.insert(v, b);
+                }
+                None => {
+                    block_of.insert(v, blocks.len());
+                    blocks.push(Block { nbytes, at, first: k, last: until, values: vec![v] });
+                }
+            }
         }
         p.live_bytes = p.live_bytes.max(live);
         for &v in &dying[k] {
@@ -64,6 +92,51 @@ pub fn assign(p: &mut Program) {
         }
     }
     p.arena_bytes = arena.end;
+    if p.arena_bytes > p.live_bytes && blocks.len() <= MAX_PACKED {
+        pack(p, &mut blocks);
+    }
+}
+
+/// Lays blocks out largest first, each at the lowest place that is free for its whole life, and keeps the result if the
+/// arena shrinks.
+fn pack(p: &mut Program, blocks: &mut [Block]) {
+    let size = |b: &Block| b.nbytes;
+    let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
+    let mut best: Option<(usize, Vec<usize>)> = None;
+    for key in [&size as &dyn Fn(&Block) -> usize, &area] {
+        let mut order: Vec<usize> = (0..blocks.len()).filter(|b| blocks[*b].nbytes > 0).collect();
+        order.sort_by_key(|b| (Reverse(key(&blocks[*b])), *b));
+        let mut placed: Vec<usize> = Vec::new();
+        let mut end = 0;
+        for &b in &order {
+            let (nbytes, first, last) = (blocks[b].nbytes, blocks[b].first, blocks[b].last);
+            // `placed` is in order of place: the first gap among those alive at the same time.
+            let mut at = 0;
+            for &o in &placed {
+                let o = &blocks[o];
+                if o.first <= last && first <= o.last {
+                    if at + nbytes <= o.at {
+                        break;
+                    }
+                    at = at.max(o.at + o.nbytes);
+                }
+            }
+            blocks[b].at = at;
+            end = end.max(at + nbytes);
+            let rank = placed.partition_point(|o| blocks[*o].at <= at);
+            placed.insert(rank, b);
+        }
+        if end < best.as_ref().map_or(p.arena_bytes, |b| b.0) {
+            best = Some((end, blocks.iter().map(|b| b.at).collect()));
+        }
+    }
+    let Some((end, places)) = best else { return };
+    p.arena_bytes = end;
+    for (block, at) in blocks.iter().zip(places) {
+        for v in &block.values {
+            p.values[v.0 as usize].storage = Storage::Arena(at);
+        }
+    }
 }
 
 fn round(nbytes: usize) -> usize {

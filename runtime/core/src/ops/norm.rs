@@ -183,7 +183,8 @@ fn check_weight(g: &Graph, op: &str, what: &str, w: Option<NodeId>, want: &[usiz
     let Some(w) = w else { return Ok(()) };
     let (shape, dtype) = (g.shape(w), g.dtype(w));
     if shape.dims() != want {
-        return Err(Error::shape(op, format!("{what} is {shape}, but must be {}", Dims(want))));
+        return Err(Error::shape(op, format!("{what} is {shape}, but x needs {}", Dims(want)))
+            .hint("the weight's shape is that of the dims that are normalised: the last ones of x, or its channels"));
     }
     if !dtype.is_float() {
         return Err(Error::dtype(op, format!("{what} must be a float tensor, not {dtype}")));

@@ -66,7 +66,7 @@ fn one_minus_power(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
 }
 
 /// Inputs: w, g, m, v, then scalars: keep = 1 - lr weight_decay, rate = lr / (1 - beta1^step), new1 = 1 - beta1,
-/// new2 = 1 - beta2, root = sqrt(1 - beta2^step), eps. Outputs: w, m, v.
+/// new2 = 1 - beta2, root = 1 / sqrt(1 - beta2^step) (a product is cheaper than a quotient), eps. Outputs: w, m, v.
 pub static ADAMW_UPDATE: Op = Op {
     name: "adamw_update",
     sig: "w: tensor, g: tensor, m: tensor, v: tensor, *, lr: operand, beta1: operand = 0.9, beta2: operand = 0.999, eps: operand = 1e-8, weight_decay: operand = 0.0, step: operand",
@@ -89,7 +89,7 @@ pub static ADAMW_UPDATE: Op = Op {
         let dv = g.mul(dv, new2)?;
         let v = g.add_(v, dv)?;
         let low = g.sqrt(v)?;
-        let low = g.div(low, root)?;
+        let low = g.mul(low, root)?;
         let low = g.add_(low, eps)?;
         let step = g.mul(m, rate)?;
         let step = g.div(step, low)?;
@@ -134,8 +134,8 @@ pub static ADAMW_UPDATE: Op = Op {
         let new1 = one.with(g, beta1, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
         let new2 = one.with(g, beta2, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
         let root = match second {
-            Hyper::Number(n) => Hyper::Number(n.sqrt()),
-            Hyper::Node(id) => Hyper::Node(g.sqrt(id)?),
+            Hyper::Number(n) => Hyper::Number(1.0 / n.sqrt()),
+            Hyper::Node(id) => Hyper::Node(g.rsqrt(id)?),
         };
         for h in [keep, rate, new1, new2, root, eps] {
             inputs.push(h.node(g, dtype));

@@ -35,7 +35,11 @@ fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
         None => Ok(index),
         Some(i) => {
             let message = format!("index {i} is out of range for dim {} of size {n}", c.axis());
-            Err(Error::argument(c.name(), message))
+            let cure = match n {
+                0 => "there is nothing to index".to_string(),
+                n => format!("indices count from 0: here 0 to {}", n - 1),
+            };
+            Err(Error::argument(c.name(), message).hint(cure))
         }
     }
 }

@@ -1,0 +1,233 @@
+-- Tensors from Lua: making, printing, indexing, operators, promotion, broadcasting, evaluation.
+
+local pl = require "perilune"
+local t = require "support"
+local describe, it, expect = t.describe, t.it, t.expect
+
+describe("making", function()
+  it("takes dtypes from what it is made of", function()
+    expect(pl.tensor(3).dtype):to_be "i64"
+    expect(pl.tensor({ 1, 2.5 }).dtype):to_be "f32"
+    expect(pl.tensor({ true, false }).dtype):to_be "bool"
+    expect(pl.tensor({ 1, 2 }, { dtype = "bf16" }).dtype):to_be "bf16"
+    expect(pl.tensor({}).shape):to_equal { 0 }
+    expect(pl.tensor({ {}, {} }).shape):to_equal { 2, 0 }
+  end)
+
+  it("makes scalars, lists and nested lists", function()
+    expect(pl.tensor(2.5).shape):to_equal {}
+    expect(pl.tensor({ { 1, 2 }, { 3, 4 }, { 5, 6 } }).shape):to_equal { 3, 2 }
+    expect(pl.tensor({ { { 1 }, { 2 } } }):tolist()):to_equal { { { 1 }, { 2 } } }
+  end)
+
+  it("fills", function()
+    expect(pl.zeros({ 2, 2 })):to_equal { { 0, 0 }, { 0, 0 } }
+    expect(pl.ones({ 3 }, { dtype = "i32" })):to_equal { 1, 1, 1 }
+    expect(pl.full({ 2 }, 7)):to_equal { 7, 7 }
+    expect(pl.arange(4)):to_equal { 0, 1, 2, 3 }
+    expect(pl.arange(1, 7, 2)):to_equal { 1, 3, 5 }
+    expect(pl.linspace(0, 1, 5)):to_be_near { 0, 0.25, 0.5, 0.75, 1 }
+    expect(pl.eye(2)):to_equal { { 1, 0 }, { 0, 1 } }
+    expect(pl.one_hot(pl.tensor { 2, 0 }, 3):to("i64")):to_equal { { 0, 0, 1 }, { 1, 0, 0 } }
+  end)
+
+  it("goes to Lua tables and back", function()
+    local list = { { 1.5, -2.0 }, { 0.25, 1e10 } }
+    expect(pl.tensor(list):tolist()):to_equal(list)
+    expect(math.type(pl.tensor({ 4 }):tolist()[1])):to_be "integer"
+    expect(pl.tensor(true):item()):to_be(true)
+    expect(pl.tensor({ 9007199254740993 }):item()):to_be(9007199254740993)
+  end)
+end)
+
+describe("printing", function()
+  it("shows shape, dtype and device", function()
+    expect(tostring(pl.tensor { 1, 2 })):to_be "tensor {2} i64 cpu   1 2"
+    expect(tostring(pl.tensor(0.5))):to_be "tensor {} f32 cpu   0.5000"
+    expect(tostring(pl.zeros({ 0, 3 }))):to_be "tensor {0, 3} f32 cpu"
+    expect(tostring(pl.state(pl.zeros { 1 }))):to_be "tensor {1} f32 cpu state   0"
+  end)
+
+  it("lines columns up", function()
+    expect(tostring(pl.tensor({ { 1.5, -10.25 }, { 0.0, 3.0 } }))):to_be "tensor {2, 2} f32 cpu\n   1.5000 -10.2500\n   0.0000   3.0000"
+  end)
+
+  it("summarises large tensors", function()
+    local text = tostring(pl.zeros({ 100, 100 }))
+    expect(#text):to_be_below(600)
+    expect(text):to_contain "…"
+  end)
+
+  it("shows nan and infinities", function()
+    expect(tostring(pl.tensor { 0 / 0, 1 / 0, -1 / 0 })):to_contain "inf"
+    expect(tostring(pl.tensor { 0 / 0 })):to_contain "nan"
+  end)
+end)
+
+describe("indexing", function()
+  local x = pl.arange(12):reshape(3, 4)
+
+  it("counts from 0 and from the back", function()
+    expect(x[0]):to_equal { 0, 1, 2, 3 }
+    expect(x[-1]):to_equal { 8, 9, 10, 11 }
+    expect(x[1][2]:item()):to_be(6)
+    expect(x[{ 1, -1 }]:item()):to_be(7)
+  end)
+
+  it("takes half-open ranges", function()
+    expect(x[{ { 0, 2 } }].shape):to_equal { 2, 4 }
+    expect(x[{ {}, { 1, 3 } }]):to_equal { { 1, 2 }, { 5, 6 }, { 9, 10 } }
+    expect(x[{ { 1, nil } }].shape):to_equal { 3, 4 } -- {1, nil} is {1}: see the next test
+  end)
+
+  it("takes steps and open ends", function()
+    expect(x[{ {}, { 0, 4, 2 } }]):to_equal { { 0, 2 }, { 4, 6 }, { 8, 10 } }
+    expect(x[{ { -2, 3 } }].shape):to_equal { 2, 4 }
+    expect(x[{ { 0, 99 } }].shape):to_equal { 3, 4 }
+    expect(x[{ { 2, 1 } }].shape):to_equal { 0, 4 }
+  end)
+
+  it("adds dims", function()
+    expect(x[pl.newaxis].shape):to_equal { 1, 3, 4 }
+    expect(x[{ {}, pl.newaxis, 0 }].shape):to_equal { 3, 1 }
+  end)
+
+  it("picks rows by a tensor", function()
+    expect(x[pl.tensor { 2, 0 }]):to_equal { { 8, 9, 10, 11 }, { 0, 1, 2, 3 } }
+  end)
+
+  it("raises out of range", function()
+    expect(function() return x[3] end):to_raise "index 3 is out of range for dim 0 of size 3"
+    expect(function() return x[{ 0, 0, 0 }] end):to_raise "3 indices"
+    expect(function() x[0] = 1 end):to_raise "not written in place"
+  end)
+end)
+
+describe("sizes", function()
+  local x = pl.zeros { 2, 3, 5 }
+
+  it("are values, a table, or one", function()
+    local a, b, c = x:size()
+    expect({ a, b, c }):to_equal { 2, 3, 5 }
+    expect(x:size(-1)):to_be(5)
+    expect(x.shape):to_equal { 2, 3, 5 }
+    expect({ #x, x:dim(), x:numel() }):to_equal { 2, 3, 30 }
+    expect({ x.dtype, x.device }):to_equal { "f32", "cpu" }
+  end)
+end)
+
+describe("operators", function()
+  local x, y = pl.tensor { 1.0, -2.0, 3.5 }, pl.tensor { 2.0, 4.0, -0.5 }
+
+  it("are elementwise", function()
+    expect(x + y):to_be_near { 3, 2, 3 }
+    expect(x - y):to_be_near { -1, -6, 4 }
+    expect(x * y):to_be_near { 2, -8, -1.75 }
+    expect(x / y):to_be_near { 0.5, -0.5, -7 }
+    expect(-x):to_be_near { -1, 2, -3.5 }
+    expect(x ^ 2):to_be_near { 1, 4, 12.25 }
+  end)
+
+  it("take numbers on either side", function()
+    expect(1 + x):to_be_near { 2, -1, 4.5 }
+    expect(10 - x):to_be_near { 9, 12, 6.5 }
+    expect(2 / y):to_be_near { 1, 0.5, -4 }
+    expect(2 ^ x):to_be_near { 2, 0.25, 2 ^ 3.5 }
+  end)
+
+  it("round down as Lua does", function()
+    local a = pl.tensor { 7, -7 }
+    expect(a // 2):to_equal { 3, -4 }
+    expect(a % 3):to_equal { 1, 2 }
+    expect(a / 2):to_be_near { 3.5, -3.5 }
+  end)
+
+  it("compare by methods", function()
+    expect(x:lt(y)):to_equal { true, true, false }
+    expect(x:ge(1)):to_equal { true, false, true }
+    expect(x:eq(x)):to_equal { true, true, true }
+    expect(x == x):to_be(true)
+    expect(x == y):to_be(false)
+    expect(function() return x < y end):to_raise "one boolean"
+  end)
+
+  it("name what does not combine", function()
+    expect(function() return x + nil end):to_raise "a tensor and nil"
+    expect(function() return x .. "!" end):to_raise "joined"
+  end)
+end)
+
+describe("promotion", function()
+  local cases = {
+    { "bool", "u8", "u8" }, { "u8", "i32", "i32" }, { "i32", "i64", "i64" }, { "i64", "f16", "f16" }, { "f16", "bf16", "f32" },
+    { "bf16", "f32", "f32" }, { "f32", "f64", "f64" }, { "bool", "bf16", "bf16" },
+  }
+  for _, c in ipairs(cases) do
+    it(c[1] .. " and " .. c[2] .. " give " .. c[3], function()
+      local a, b = pl.ones({ 2 }, { dtype = c[1] }), pl.ones({ 2 }, { dtype = c[2] })
+      expect((a + b).dtype):to_be(c[3])
+      expect((b + a).dtype):to_be(c[3])
+    end)
+  end
+
+  it("lets numbers keep the tensor's dtype", function()
+    expect((pl.ones({ 2 }, { dtype = "bf16" }) + 1.5).dtype):to_be "bf16"
+    expect((pl.ones({ 2 }, { dtype = "i32" }) + 1).dtype):to_be "i32"
+    expect((pl.ones({ 2 }, { dtype = "i32" }) + 0.5).dtype):to_be "f32"
+    expect((pl.ones({ 2 }, { dtype = "i64" }) / 2).dtype):to_be "f32"
+  end)
+end)
+
+describe("broadcasting", function()
+  it("stretches dims of size 1 and leading dims", function()
+    local x, row, column = pl.zeros { 2, 3 }, pl.tensor { 1, 2, 3 }, pl.tensor { { 10 }, { 20 } }
+    expect(x + row + column):to_be_near { { 11, 12, 13 }, { 21, 22, 23 } }
+    expect((pl.zeros { 4, 1, 3 } * pl.zeros { 5, 1 }).shape):to_equal { 4, 5, 3 }
+    expect((pl.zeros { 0, 3 } + row).shape):to_equal { 0, 3 }
+  end)
+
+  it("refuses other shapes", function()
+    expect(function() return pl.zeros { 2, 3 } + pl.zeros { 2 } end):to_raise "do not broadcast"
+  end)
+end)
+
+describe("evaluation", function()
+  it("happens when a number is wanted", function()
+    local x = pl.randn { 3 } * 2
+    expect(x:is_evaluated()):to_be(false)
+    pl.eval(x)
+    expect(x:is_evaluated()):to_be(true)
+  end)
+
+  it("gives the same bits with fusion off", function()
+    local x = pl.linspace(-3, 3, 1000)
+    local function f() return (x:exp() / (1 + x:exp()) + x:tanh() * x:sin()):tolist() end
+    expect(pl.switches({ fusion = false }, f)):to_equal(f())
+  end)
+
+  it("draws the same numbers from the same seed", function()
+    pl.seed(3)
+    local a = pl.randn({ 5 }):tolist()
+    pl.seed(3)
+    expect(pl.randn { 5 }):to_equal(a)
+    expect(pl.randn { 5 }:eq(pl.tensor(a)):all():item()):to_be(false)
+  end)
+end)
+
+describe("a script of its own", function()
+  it("runs as in the examples", function()
+    pl.seed(0)
+    local x, w = pl.randn({ 256, 8 }), pl.state(pl.zeros({ 8 }))
+    local y = x:matmul(pl.tensor { 1, 2, 3, 4, 5, 6, 7, 8 }) + 0.1 * pl.randn({ 256 })
+    local opt = pl.optim.SGD({ w }, { lr = 0.1 })
+    local losses = {}
+    for i = 1, 100 do
+      local loss = ((x:matmul(w) - y) ^ 2):mean()
+      loss:backward(); opt:step()
+      if i % 20 == 0 then losses[#losses + 1] = loss:item() end
+    end
+    expect(losses[5]):to_be_below(0.02)
+    expect(losses[1]):to_be_above(losses[5])
+    expect(w):to_be_near({ 1, 2, 3, 4, 5, 6, 7, 8 }, 0.02)
+  end)
+end)
