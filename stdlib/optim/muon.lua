@@ -19,7 +19,7 @@ local rule = { name = "muon" }
 local function newton_schulz(x, steps)
   local tall = x:size(0) > x:size(1)
   if tall then x = x:transpose(0, 1) end
-  x = x / ((x * x):sum():sqrt() + 1e-7)
+  x = x / (x * x):sum():sqrt():clamp(1e-7)
   for _ = 1, steps do
     local a = x:matmul(x:transpose(0, 1))
     local b = a * -4.7750 + a:matmul(a) * 2.0315

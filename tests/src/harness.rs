@@ -275,13 +275,19 @@ pub fn call(e: &mut Engine, name: &str, positional: &[Value], options: &[(&str, 
 }
 
 /// As [`call`], with all outputs.
-pub fn call_all(e: &mut Engine, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Result<Vec<NodeId>, String> {
+pub fn call_all(
+    e: &mut Engine,
+    name: &str,
+    positional: &[Value],
+    options: &[(&str, Value)],
+) -> Result<Vec<NodeId>, String> {
     let op = perilune_core::ops::by_name(name).ok_or_else(|| format!("no op {name}"))?;
     let params = perilune_core::ops::parse_signature(op.sig)?;
     let mut values: Vec<Value> = params.iter().map(|p| p.default.clone()).collect();
     values[..positional.len()].clone_from_slice(positional);
     for (option, v) in options {
-        let at = params.iter().position(|p| p.name == *option).ok_or_else(|| format!("{name} has no option {option}"))?;
+        let at =
+            params.iter().position(|p| p.name == *option).ok_or_else(|| format!("{name} has no option {option}"))?;
         values[at] = v.clone();
     }
     e.call(op, &Args::new(op, values)).map(|out| out.to_vec()).map_err(|f| f.error.to_string())

@@ -19,6 +19,9 @@ pub struct Recipe {
     pub root: Option<usize>,
     /// Shapes that are worth several threads.
     pub big: bool,
+    /// Operands of matrix products always lie densely. Products of views may round in another order than products of
+    /// the same numbers in memory of their own, so what is evaluated early would show.
+    pub dense_products: bool,
 }
 
 /// How the roots are evaluated.
@@ -66,12 +69,14 @@ struct Maker<'a> {
     states: Vec<StateId>,
     limit: usize,
     assigned: Vec<(StateId, NodeId)>,
+    dense_products: bool,
 }
 
 /// Runs the graph of `recipe`: its roots, then its States, as they are at the end.
 pub fn run(e: &mut Engine, recipe: Recipe, mode: Mode) -> Vec<HostTensor> {
     let (handles, states) = build(e, recipe, mode, &mut String::new());
-    let mut out: Vec<HostTensor> = handles.iter().map(|h| e.read(*h).unwrap_or_else(|f| panic!("{}", f.error))).collect();
+    let mut out: Vec<HostTensor> =
+        handles.iter().map(|h| e.read(*h).unwrap_or_else(|f| panic!("{}", f.error))).collect();
     for h in handles {
         e.release(h);
     }
@@ -102,7 +107,16 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     e.seed(recipe.seed);
     e.begin_step().unwrap_or_else(|f| panic!("{}", f.error));
     let limit = (numel * 2).max(64);
-    let mut m = Maker { e, rng, pool: Vec::new(), leaves: Vec::new(), states, limit, assigned: Vec::new() };
+    let mut m = Maker {
+        e,
+        rng,
+        pool: Vec::new(),
+        leaves: Vec::new(),
+        states,
+        limit,
+        assigned: Vec::new(),
+        dense_products: recipe.dense_products,
+    };
     m.leaf(base);
     for _ in 0..1 + m.rng.below(3) {
         let dims = m.broadcastable(base);
@@ -146,7 +160,8 @@ pub fn show(recipe: Recipe) -> String {
     // Recording is cheap: do it again on a device that runs nothing.
     let mut e = Engine::new(std::rc::Rc::new(perilune_plan::Null));
     let mut text = String::new();
-    let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build(&mut e, recipe, Mode::Together, &mut text)));
+    let made =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build(&mut e, recipe, Mode::Together, &mut text)));
     if made.is_err() {
         text.push_str("(recording it panics)\n");
     }
@@ -169,7 +184,15 @@ fn describe(e: &Engine, roots: &[NodeId], pending: &[(StateId, NodeId)]) -> Stri
         }
         let inputs: Vec<String> = n.inputs.iter().map(|x| format!("%{}", x.0)).collect();
         let payload = if n.inputs.is_empty() { format!(" #{}", n.payload) } else { String::new() };
-        lines.push(format!("  %{} = {}({}) {:?}{payload}: {} {}", id.0, n.op.name, inputs.join(", "), n.attrs, n.dtype, n.shape));
+        lines.push(format!(
+            "  %{} = {}({}) {:?}{payload}: {} {}",
+            id.0,
+            n.op.name,
+            inputs.join(", "),
+            n.attrs,
+            n.dtype,
+            n.shape
+        ));
     }
     lines.reverse();
     lines.push(format!("  roots {roots:?}, assignments {pending:?}"));
@@ -217,7 +240,8 @@ impl Maker<'_> {
             randn(&mut self.rng, dtype, dims)
         } else {
             let n: usize = dims.iter().product();
-            let values: Vec<f64> = (0..n).map(|_| self.rng.range(0, 5) as f64 - f64::from(u8::from(dtype != DType::U8)) * 2.0).collect();
+            let values: Vec<f64> =
+                (0..n).map(|_| self.rng.range(0, 5) as f64 - f64::from(u8::from(dtype != DType::U8)) * 2.0).collect();
             HostTensor::from_f64(dtype, Shape::of(dims), &values)
         };
         self.e.from_host(&host).unwrap()
@@ -298,9 +322,34 @@ impl Maker<'_> {
     fn unary(&mut self) -> Result<NodeId, String> {
         let x = if self.rng.one_in(6) { self.any() } else { self.real() };
         let name = *self.rng.pick(&[
-            "neg", "abs", "sign", "tanh", "sigmoid", "sin", "cos", "erf", "floor", "ceil", "round", "relu", "gelu", "silu",
-            "softplus", "elu", "relu6", "hardswish", "logical_not", "isnan", "contiguous", "reciprocal", "exp", "log1p", "sqrt",
-            "rsqrt", "expm1", "detach",
+            "neg",
+            "abs",
+            "sign",
+            "tanh",
+            "sigmoid",
+            "sin",
+            "cos",
+            "erf",
+            "floor",
+            "ceil",
+            "round",
+            "relu",
+            "gelu",
+            "silu",
+            "softplus",
+            "elu",
+            "relu6",
+            "hardswish",
+            "logical_not",
+            "isnan",
+            "contiguous",
+            "reciprocal",
+            "exp",
+            "log1p",
+            "sqrt",
+            "rsqrt",
+            "expm1",
+            "detach",
         ]);
         match name {
             "exp" | "expm1" => {
@@ -324,11 +373,27 @@ impl Maker<'_> {
     fn binary(&mut self) -> Result<NodeId, String> {
         let x = self.any();
         let name = *self.rng.pick(&[
-            "add", "add", "sub", "mul", "mul", "maximum", "minimum", "div", "floor_div", "remainder", "eq", "lt", "ge", "ne",
-            "logical_and", "logical_xor", "pow",
+            "add",
+            "add",
+            "sub",
+            "mul",
+            "mul",
+            "maximum",
+            "minimum",
+            "div",
+            "floor_div",
+            "remainder",
+            "eq",
+            "lt",
+            "ge",
+            "ne",
+            "logical_and",
+            "logical_xor",
+            "pow",
         ]);
         if self.rng.one_in(4) {
-            let n = if self.rng.one_in(2) { int(self.rng.range(1, 4)) } else { float(self.rng.range(1, 9) as f64 / 4.0) };
+            let n =
+                if self.rng.one_in(2) { int(self.rng.range(1, 4)) } else { float(self.rng.range(1, 9) as f64 / 4.0) };
             return match name {
                 "pow" => call(self.e, name, &[t(x), int(2)], &[]),
                 _ if self.rng.one_in(2) => call(self.e, name, &[n, t(x)], &[]),
@@ -375,7 +440,21 @@ impl Maker<'_> {
             _ if r > 0 => vec![self.rng.below(r) as i64],
             _ => vec![],
         };
-        let name = *self.rng.pick(&["sum", "sum", "sum", "amax", "amin", "mean", "mean", "logsumexp", "var", "norm", "prod", "any", "all"]);
+        let name = *self.rng.pick(&[
+            "sum",
+            "sum",
+            "sum",
+            "amax",
+            "amin",
+            "mean",
+            "mean",
+            "logsumexp",
+            "var",
+            "norm",
+            "prod",
+            "any",
+            "all",
+        ]);
         if name == "prod" && self.shape(x).numel() > 40 {
             return Err("would be 0 or infinite".into());
         }
@@ -442,7 +521,12 @@ impl Maker<'_> {
                 let y = if self.rng.one_in(2) { x } else { self.any() };
                 call(self.e, "cat", &[Value::Tensors(vec![x, y]), int(d as i64)], &[])
             }
-            12 => call(self.e, "pad", &[t(x), ints(&[self.rng.range(0, 3), self.rng.range(-1, 2)])], &[("value", float(0.5))]),
+            12 => call(
+                self.e,
+                "pad",
+                &[t(x), ints(&[self.rng.range(0, 3), self.rng.range(-1, 2)])],
+                &[("value", float(0.5))],
+            ),
             13 if r > 1 => call(self.e, "tril", &[t(x), int(self.rng.range(-1, 2))], &[]),
             14 if n > 2 => call(self.e, "unfold", &[t(x), int(d as i64), int(2), int(self.rng.range(1, 3))], &[]),
             15 if n > 1 => {
@@ -502,6 +586,10 @@ impl Maker<'_> {
                 let n = 1 + self.rng.below(5);
                 self.data(dtype, &[k, n])
             }
+        };
+        let (x, y) = match self.dense_products {
+            true => (call(self.e, "contiguous", &[t(x)], &[])?, call(self.e, "contiguous", &[t(y)], &[])?),
+            false => (x, y),
         };
         let y = call(self.e, "matmul", &[t(x), t(y)], &[])?;
         Ok(self.tame(y))

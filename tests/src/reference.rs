@@ -100,7 +100,9 @@ pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
     match (op.class, op.name) {
         // One step of arithmetic, rounded once; the functions of `core::scalar` are good to 2 units in f64, 1 in f32.
         (Class::Map(_), "pow" | "tan" | "remainder") => Tolerance { ulps: if half { 2.0 } else { 8.0 }, scaled: 0.0 },
-        (Class::Map(_) | Class::Cast | Class::View(_), _) => Tolerance { ulps: if half { 1.0 } else { 4.0 }, scaled: 0.0 },
+        (Class::Map(_) | Class::Cast | Class::View(_), _) => {
+            Tolerance { ulps: if half { 1.0 } else { 4.0 }, scaled: 0.0 }
+        }
         // Sums in f32 (or f64), rounded once.
         (Class::Reduce(_) | Class::Library, _) if half => Tolerance { ulps: 1.0, scaled: 0.25 },
         (Class::Fused(_), _) if half => Tolerance { ulps: 1.0, scaled: 1.0 },
@@ -134,9 +136,12 @@ pub fn compare(got: &HostTensor, want: &HostTensor, t: Tolerance) -> Result<(), 
         }
         let tiny = if got.dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
         let room = eps * (t.ulps * y.abs() + t.scaled * largest) + tiny;
-        if !((x - y).abs() <= room) {
+        if (x - y).abs() > room || x.is_nan() || y.is_nan() {
             let ulps = (x - y).abs() / (eps * y.abs());
-            return Err(format!("element {i} of {} {} is {x:e} instead of {y:e} ({ulps:.1} ulp)", got.dtype, got.shape));
+            return Err(format!(
+                "element {i} of {} {} is {x:e} instead of {y:e} ({ulps:.1} ulp)",
+                got.dtype, got.shape
+            ));
         }
     }
     Ok(())

@@ -235,7 +235,10 @@ pub fn value(param: &Param, e: &Expr) -> Result<Value, String> {
         (Ty::Bool, Expr::Bool(b)) => Value::Bool(*b),
         (Ty::Ints, Expr::Number(Number::Int(i))) => Value::Ints(smallvec::smallvec![*i]),
         (Ty::Ints, Expr::List(items)) => Value::Ints(
-            items.iter().map(|e| if let Expr::Number(Number::Int(i)) = e { Ok(*i) } else { Err(wrong()) }).collect::<Result<_, _>>()?,
+            items
+                .iter()
+                .map(|e| if let Expr::Number(Number::Int(i)) = e { Ok(*i) } else { Err(wrong()) })
+                .collect::<Result<_, _>>()?,
         ),
         (Ty::DType, Expr::Word(w)) => Value::DType(DType::parse(w).ok_or_else(wrong)?),
         (Ty::Str(_), Expr::Word(w)) => Value::Str(w.clone()),
@@ -256,11 +259,18 @@ mod tests {
                 let s = parse(op, text).unwrap_or_else(|e| panic!("{}({text}): {e}", op.name));
                 for (p, e) in s.params.iter().zip(&s.args) {
                     match e {
-                        None => assert!(p.optional || p.ty == Ty::Tensor && p.optional, "{}({text}): {} is missing", op.name, p.name),
+                        None => assert!(p.optional, "{}({text}): {} is missing", op.name, p.name),
                         Some(Expr::Tensor(..)) => {
-                            assert!(matches!(p.ty, Ty::Tensor | Ty::Operand), "{}({text}): {} is no tensor", op.name, p.name);
+                            assert!(
+                                matches!(p.ty, Ty::Tensor | Ty::Operand),
+                                "{}({text}): {} is no tensor",
+                                op.name,
+                                p.name
+                            );
                         }
-                        Some(Expr::List(l)) if matches!(l.first(), Some(Expr::Tensor(..))) => assert_eq!(p.ty, Ty::Tensors),
+                        Some(Expr::List(l)) if matches!(l.first(), Some(Expr::Tensor(..))) => {
+                            assert_eq!(p.ty, Ty::Tensors)
+                        }
                         Some(e) => drop(value(p, e).unwrap_or_else(|m| panic!("{}({text}): {m}", op.name))),
                     }
                 }

@@ -66,7 +66,8 @@ pub fn golden(path: &Path, text: &str) -> Result<(), String> {
     if blessing() {
         return std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()));
     }
-    let want = std::fs::read_to_string(path).map_err(|e| format!("{}: {e} (PERILUNE_BLESS=1 writes it)", path.display()))?;
+    let want =
+        std::fs::read_to_string(path).map_err(|e| format!("{}: {e} (PERILUNE_BLESS=1 writes it)", path.display()))?;
     if want == text {
         return Ok(());
     }

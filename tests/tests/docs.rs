@@ -8,7 +8,8 @@ use perilune_lua::Loaded;
 use perilune_tests::scripts::{script, train};
 use std::path::Path;
 
-const PRELUDE: &str = "local pl = require \"perilune\"; local nn, optim, data, metrics = pl.nn, pl.optim, pl.data, pl.metrics; ";
+const PRELUDE: &str =
+    "local pl = require \"perilune\"; local nn, optim, data, metrics = pl.nn, pl.optim, pl.data, pl.metrics; ";
 
 struct Block {
     line: usize,
@@ -36,7 +37,11 @@ fn blocks(page: &str) -> Vec<Block> {
 }
 
 fn run(name: &str, block: &Block, expected: Option<&str>) -> Result<(), String> {
-    let source = if block.text.contains("require \"perilune\"") { block.text.clone() } else { format!("{PRELUDE}{}", block.text) };
+    let source = if block.text.contains("require \"perilune\"") {
+        block.text.clone()
+    } else {
+        format!("{PRELUDE}{}", block.text)
+    };
     let s = script(2, &[]).unwrap();
     s.runtime.set_place(Path::new("../recipes"));
     let result = s.runtime.load_text(&source, &format!("@{name}.lua")).and_then(|loaded| match loaded {

@@ -15,8 +15,12 @@ const DIR: &str = "golden/mistakes";
 fn message(path: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(path).unwrap();
     let first = text.lines().next().unwrap_or_default();
-    let set: Vec<(&str, &str)> =
-        first.strip_prefix("-- set: ").unwrap_or_default().split_whitespace().filter_map(|s| s.split_once('=')).collect();
+    let set: Vec<(&str, &str)> = first
+        .strip_prefix("-- set: ")
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|s| s.split_once('='))
+        .collect();
     let run = || -> Result<(), Failed> {
         let s = script(1, &set)?;
         if let Loaded::Recipe(recipe) = s.runtime.load(path)? {
@@ -60,7 +64,9 @@ fn messages_name_a_line_and_speak_no_rust() {
         if !whole && !at || whole && name.starts_with("set_") && first.is_empty() {
             wrong.push(format!("{name}: no file and line: {first}"));
         }
-        for word in ["__mlua", "perilune/", "Option<", "NodeId", "i64 (", "userdata", "0x5", "panicked", "this is a bug"] {
+        for word in
+            ["__mlua", "perilune/", "Option<", "NodeId", "i64 (", "userdata", "0x5", "panicked", "this is a bug"]
+        {
             if text.contains(word) {
                 wrong.push(format!("{name}: says '{word}'"));
             }

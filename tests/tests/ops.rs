@@ -1,10 +1,10 @@
 //! Every op of the registry against PyTorch's numbers, in every dtype and layout, fused and not.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::ops::{self, Op};
+use perilune_core::ops::{self, Op, Value};
 use perilune_core::{DType, HostTensor};
 use perilune_engine::Engine;
-use perilune_tests::case::{self, Case, Variant};
+use perilune_tests::case::{self, Arg, Case, Data, Variant};
 use perilune_tests::harness::{self, Layout, Outcome};
 use perilune_tests::reference::{self, Known, Reference};
 
@@ -40,7 +40,12 @@ fn over(ops: &[&'static Op], f: impl Fn(&mut Engine, &'static Op, &mut Vec<Strin
         }
     });
     let (faults, n) = found.into_inner().unwrap();
-    assert!(faults.is_empty(), "{} of {n} checks failed:\n{}", faults.len(), faults[..faults.len().min(400)].join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} of {n} checks failed:\n{}",
+        faults.len(),
+        faults[..faults.len().min(400)].join("\n")
+    );
     n
 }
 
@@ -58,13 +63,15 @@ fn differs_on_purpose(case: &Case) -> Option<&'static str> {
     let name = case.op.name;
     let bools = case.tensors().filter(|t| t.kind.is_float()).all(|t| t.dtype == DType::Bool);
     match name {
-        "sign" | "add" | "mul" | "maximum" | "minimum" | "matmul" | "mm" | "bmm" | "linear" | "outer" | "dot" | "einsum"
-        | "scatter_add" | "index_add"
+        "sign" | "add" | "mul" | "maximum" | "minimum" | "matmul" | "mm" | "bmm" | "linear" | "outer" | "dot"
+        | "einsum" | "scatter_add" | "index_add"
             if bools =>
         {
             Some("arithmetic on bools is arithmetic on i64")
         }
-        "pow" if !case.tensors().any(|t| t.dtype.is_float()) => Some("an integer to a negative power is 0, not an error"),
+        "pow" if !case.tensors().any(|t| t.dtype.is_float()) => {
+            Some("an integer to a negative power is 0, not an error")
+        }
         _ => None,
     }
 }
@@ -156,6 +163,52 @@ fn promotion_is_that_of_pytorch() {
     assert!(faults.is_empty(), "{} failed:\n{}", faults.len(), faults.join("\n"));
 }
 
+/// Ranges, moments and dtypes of the random ops, to five standard errors.
+#[test]
+fn random_numbers_are_distributed_as_promised() {
+    let mut e = harness::engine(1);
+    let n = 40_000;
+    let dims = [harness::ints(&[n as i64])];
+    // Name, arguments in front of the shape or behind it, dtype, bounds, mean, variance.
+    let after = |v: &[Value]| [&dims[..], v].concat();
+    let before = |v: &[Value]| [v, &dims[..]].concat();
+    let (f, i) = (harness::float, harness::int);
+    let inf = f64::INFINITY;
+    let cases = [
+        ("rand", after(&[]), "f32", 0.0, 1.0, 0.5, 1.0 / 12.0),
+        ("rand", after(&[]), "f64", 0.0, 1.0, 0.5, 1.0 / 12.0),
+        ("rand", after(&[]), "bf16", 0.0, 1.0, 0.5, 1.0 / 12.0),
+        ("rand", after(&[]), "f16", 0.0, 1.0, 0.5, 1.0 / 12.0),
+        ("uniform", after(&[f(-2.0), f(4.0)]), "f32", -2.0, 4.0, 1.0, 3.0),
+        ("randn", after(&[]), "f32", -inf, inf, 0.0, 1.0),
+        ("randn", after(&[]), "f64", -inf, inf, 0.0, 1.0),
+        ("randn", after(&[]), "f16", -inf, inf, 0.0, 1.0),
+        ("randint", before(&[i(-5), i(5)]), "i64", -5.0, 5.0, -0.5, 99.0 / 12.0),
+        ("randint", before(&[i(0), i(1_000_000)]), "i32", 0.0, 1e6, 499_999.5, 1e12 / 12.0),
+        ("bernoulli", before(&[f(0.3)]), "f32", 0.0, 1.5, 0.3, 0.21),
+        ("bernoulli", before(&[f(0.3)]), "bool", 0.0, 1.5, 0.3, 0.21),
+    ];
+    for (name, args, dtype, low, high, mean, variance) in cases {
+        e.seed(99);
+        let dtype = DType::parse(dtype).unwrap();
+        let x = harness::call(&mut e, name, &args, &[("dtype", Value::DType(dtype))]).unwrap();
+        let y = e.read_node(x).unwrap();
+        e.flush().unwrap();
+        assert_eq!((y.dtype, y.numel()), (dtype, n), "{name}");
+        let values = y.to_f64();
+        assert!(values.iter().all(|v| *v >= low && *v < high), "{name} {dtype} leaves its range");
+        let got = values.iter().sum::<f64>() / n as f64;
+        // Rounding down to 8 bits moves the mean of bf16 by half a step.
+        let room = 5.0 * f64::sqrt(variance / n as f64) + if dtype == DType::BF16 { 0.002 } else { 0.0 };
+        assert!((got - mean).abs() < room, "{name} {dtype}: mean {got} instead of {mean}");
+        let spread = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
+        assert!((spread / variance - 1.0).abs() < 0.04, "{name} {dtype}: variance {spread} instead of {variance}");
+        // Neighbours know nothing of each other.
+        let pairs = values.windows(2).map(|w| (w[0] - mean) * (w[1] - mean)).sum::<f64>() / n as f64 / variance;
+        assert!(pairs.abs() < 5.0 / (n as f64).sqrt(), "{name} {dtype}: neighbours correlate by {pairs}");
+    }
+}
+
 #[test]
 fn floats_end_as_in_pytorch() {
     let r = Reference::read();
@@ -192,7 +245,11 @@ fn layouts_and_fusion_change_no_bit() {
                     if let (Outcome::Values(a), Outcome::Values(b)) = (&fused, &apart)
                         && !harness::same_bits(a, b)
                     {
-                        faults.push(format!("{} in {dtype}, {layout:?}, unfused: {}", c.key, harness::difference(a, b)));
+                        faults.push(format!(
+                            "{} in {dtype}, {layout:?}, unfused: {}",
+                            c.key,
+                            harness::difference(a, b)
+                        ));
                     }
                 }
                 let flat = harness::constant_rows(&c);
@@ -209,6 +266,43 @@ fn layouts_and_fusion_change_no_bit() {
         n
     });
     assert!(n > 30_000, "only {n} checks");
+}
+
+#[test]
+fn shared_inputs_are_like_equal_ones() {
+    let n = over(&callable(), |e, op, faults| {
+        let mut n = 0;
+        for mut c in case::cases(op).into_iter().filter(|c| matches!(c.variant, Variant::Full)) {
+            let Some(first) = c.tensors().find(|d| d.kind.is_float()).cloned() else { continue };
+            let alike = |d: &Data| d.kind.is_float() && d.dims == first.dims;
+            if c.tensors().filter(|d| alike(d)).count() < 2 {
+                continue;
+            }
+            // Positive throughout, so that roots and logarithms have something to take.
+            let values: Vec<f64> = first.values.iter().map(|v| v.abs() + 0.1).collect();
+            c.tensors_mut().filter(|d| alike(d)).for_each(|d| d.values.clone_from(&values));
+            let apart = harness::run(e, &c, Layout::Contiguous);
+            let shared = harness::run_with(e, |e| {
+                let one = harness::upload(e, c.tensors().find(|d| alike(d)).unwrap(), Layout::Contiguous);
+                let mut put = |d: &Data| if alike(d) { one } else { harness::upload(e, d, Layout::Contiguous) };
+                let values: Vec<Value> = c
+                    .args
+                    .iter()
+                    .map(|a| match a {
+                        Arg::Tensor(d) => Value::Tensor(put(d)),
+                        Arg::Tensors(ds) => Value::Tensors(ds.iter().map(&mut put).collect()),
+                        Arg::Value(v) => v.clone(),
+                    })
+                    .collect();
+                let out = e.call(op, &ops::Args::new(op, values));
+                out.map(|out| out.to_vec()).map_err(|f| f.error.to_string())
+            });
+            n += 1;
+            compare(op, &apart, &shared, &format!("{}, shared", c.key), faults);
+        }
+        n
+    });
+    assert!(n > 60, "only {n} checks");
 }
 
 /// Whether the order of additions may follow how operands lie in memory: matrix products.

@@ -69,7 +69,13 @@ impl Sketch {
     fn adamw(&mut self, w: StateId, g: NodeId, m: StateId, v: StateId) {
         let nodes: Vec<Value> = [w, m, v].iter().map(|s| t(self.e.state_node(*s).unwrap())).collect();
         let args = [nodes[0].clone(), t(g), nodes[1].clone(), nodes[2].clone()];
-        let out = call_all(&mut self.e, "adamw_update", &args, &[("lr", float(1e-3)), ("step", int(3)), ("weight_decay", float(0.1))]).unwrap();
+        let out = call_all(
+            &mut self.e,
+            "adamw_update",
+            &args,
+            &[("lr", float(1e-3)), ("step", int(3)), ("weight_decay", float(0.1))],
+        )
+        .unwrap();
         for (s, x) in [w, m, v].into_iter().zip(out) {
             self.assign(s, x);
         }
@@ -114,7 +120,7 @@ fn no_overlap(p: &Program) -> Fallible<()> {
             if a == b || a1 <= b0 || b1 <= a0 || a1 == a0 || b1 == b0 {
                 continue;
             }
-            let takes_over = last[a] == *from_b && (a0, a1) == (b0, b1) || last[b] == *from_a && (a0, a1) == (b0, b1);
+            let takes_over = (a0, a1) == (b0, b1) && (last[a] == *from_b || last[b] == *from_a);
             if *from_a <= last[b] && *from_b <= last[a] && !takes_over {
                 return Err(format!("values {} and {} share memory", a.0, b.0));
             }
@@ -383,7 +389,7 @@ fn chain(n: usize) -> (Graph, NodeId, NodeId) {
     let mut x = leaf;
     while g.len() < n {
         x = g.tanh(x).unwrap();
-        if g.len() % 10 == 0 {
+        if g.len().is_multiple_of(10) {
             let total = g.sum(x, &[0], true).unwrap();
             x = g.sub(x, total).unwrap();
         }
@@ -421,12 +427,14 @@ fn plans_grow_linearly_and_nothing_recurses() {
             let (g, roots) = wide(n);
             sizes(&program(&g, &Request { roots, commits: vec![] }).unwrap())
         };
-        for (small, large, what) in [
-            (plan_chain(20_000), plan_chain(200_000), "chain"),
-            (plan_wide(20_000), plan_wide(200_000), "wide graph"),
-        ] {
+        for (small, large, what) in
+            [(plan_chain(20_000), plan_chain(200_000), "chain"), (plan_wide(20_000), plan_wide(200_000), "wide graph")]
+        {
             for (a, b) in small.iter().zip(&large) {
-                assert!(*b <= 11 * a + 100, "a {what} of ten times the nodes has {small:?} and {large:?} kernels, values, instructions");
+                assert!(
+                    *b <= 11 * a + 100,
+                    "a {what} of ten times the nodes has {small:?} and {large:?} kernels, values, instructions"
+                );
             }
         }
     });

@@ -174,7 +174,7 @@ impl Gemm for f32 {}
 impl Gemm for f64 {}
 
 fn singles(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) {
-    let along = (a.cols == 1 || s.k == 1) && (b.rows == 1 || s.k == 1);
+    let along = a.cols == 1 && b.rows == 1;
     if along && (2..=FEW_ROWS).contains(&s.m) && s.n >= 64 && s.k >= 64 {
         return few_rows(c, s, a, b, out);
     }

@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(CpuBuffer::new(99_000, &home).expect("memory").ptr(), at);
         for n in [0, 1, 64, 65, 1025, 5000, 123_456_789] {
             let c = capacity_of(n);
-            assert!(c >= n && c <= (n + n / 8).max(n + ALIGN) && c % ALIGN == 0, "{n} -> {c}");
+            assert!(c >= n && c <= (n + n / 8).max(n + ALIGN) && c.is_multiple_of(ALIGN), "{n} -> {c}");
         }
         assert!(CpuBuffer::new(usize::MAX / 2 + 1 - 64, &home).is_err());
     }

@@ -234,8 +234,8 @@ fn indices_are_checked_before_anything_is_written() {
             let all = [x.operand, index.operand, src.operand];
             let kernel = b.library(op, &[0], all[..if two { 2 } else { 3 }].to_vec());
             let failure = b.run(&device(2), vec![kernel]).expect_err("must fail");
-            let text = failure.error.to_string();
-            assert_eq!(text, format!("{op}: index {bad} is out of range for dim 0 of size 10"));
+            assert_eq!(failure.error.op, op);
+            assert_eq!(failure.error.message, format!("index {bad} is out of range for dim 0 of size 10"));
         }
     }
 }

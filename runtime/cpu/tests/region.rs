@@ -163,8 +163,8 @@ fn generators() {
         let n: usize = dims.iter().product();
         for _ in 0..6 {
             let (l, _) = random_layout(&mut rng, dims);
-            let mut b = Build::default();
-            b.slots = vec![(DType::I64, 0x1234_5678_9abc_def0), (DType::I64, 77), (DType::F32, 0.3f64.to_bits())];
+            let slots = vec![(DType::I64, 0x1234_5678_9abc_def0), (DType::I64, 77), (DType::F32, 0.3f64.to_bits())];
+            let mut b = Build { slots, ..Build::default() };
             let u = b.push(
                 Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: l.collapse() },
                 DType::F32,

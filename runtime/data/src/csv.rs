@@ -12,7 +12,7 @@ use crate::records::{self, Records};
 use perilune_core::error::did_you_mean;
 use perilune_core::host::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, Shape};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 /// Whether the first row names the columns.
@@ -198,8 +198,8 @@ impl Rows {
         Ok(HostTensor::new(dtype, shape.map_err(|e| self.wrong(e.message))?, bytes))
     }
 
-    /// A column of words as codes into a sorted vocabulary, which is the column's own unless one is given (that of the
-    /// training set, say). `dtype` is i64, i32 or u8.
+    /// A column of words as codes into a vocabulary: the column's own words, sorted, or a given list in its order (that of
+    /// the training set, say). `dtype` is i64, i32 or u8.
     pub fn codes(&self, column: &Columns, dtype: DType, given: Option<&[String]>) -> Result<(HostTensor, Vec<String>)> {
         let picked = self.resolve(column)?;
         let [column] = picked[..] else {
@@ -210,16 +210,20 @@ impl Rows {
             return Err(self.wrong_cell(row, column, "the cell is empty; a category needs a word".into(), cure));
         }
         let own = || (0..self.len()).map(|r| self.cell(r, column)).collect::<BTreeSet<_>>();
-        let mut vocabulary = given.map_or_else(|| own().into_iter().map(String::from).collect(), <[String]>::to_vec);
-        vocabulary.sort();
-        vocabulary.dedup();
+        let vocabulary = given.map_or_else(|| own().into_iter().map(String::from).collect(), <[String]>::to_vec);
+        let mut codes: HashMap<&str, i64> = HashMap::new();
+        for (code, word) in vocabulary.iter().enumerate() {
+            if codes.insert(word, code as i64).is_some() {
+                return Err(self.wrong(format!("the category {} is given twice", quote(word))));
+            }
+        }
         check_code_dtype(dtype, vocabulary.len()).map_err(|rule| self.wrong(rule))?;
         let mut bytes = Vec::with_capacity(self.len() * dtype.size());
         for row in 0..self.len() {
             let cell = self.cell(row, column);
-            match vocabulary.binary_search_by(|word| word.as_str().cmp(cell)) {
-                Ok(code) => push_i64(dtype, code as i64, &mut bytes),
-                Err(_) => {
+            match codes.get(cell) {
+                Some(&code) => push_i64(dtype, code, &mut bytes),
+                None => {
                     let rule = format!("{} is not among the {} categories given", quote(cell), vocabulary.len());
                     let near = did_you_mean(cell, vocabulary.iter().map(String::as_str));
                     let cure = near.map(|word| format!("did you mean {}?", quote(word)));

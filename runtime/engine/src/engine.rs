@@ -202,12 +202,10 @@ impl Engine {
                 *n = n.saturating_sub(1);
             }
         } else if let Some(c) = self.carried.get_mut(&h) {
+            // Its leaf in this generation, if any, is counted for handles of its own.
             c.refs -= 1;
-            if c.refs == 0
-                && let Some(gone) = self.carried.remove(&h)
-                && let Some(leaf) = gone.leaf
-            {
-                self.release(leaf);
+            if c.refs == 0 {
+                self.carried.remove(&h);
             }
         }
     }
@@ -421,8 +419,13 @@ impl Engine {
 
     /// A handle's value in host memory.
     pub fn read(&mut self, h: Handle) -> std::result::Result<HostTensor, Fault> {
-        let id = self.node(h)?;
-        self.read_node(id)
+        if h.generation == self.generation {
+            return self.read_node(h.id);
+        }
+        let Some(c) = self.carried.get(&h) else { return Err(self.stale(h).into()) };
+        let v = &c.value;
+        let bytes = self.backend.download(&v.buffer, v.shape.numel() * v.dtype.size())?;
+        Ok(HostTensor::new(v.dtype, v.shape, bytes))
     }
 
     /// The plan that evaluating `ids` would run, as text; nothing runs.

@@ -123,7 +123,14 @@ pub fn show(value: &Value) -> String {
 /// Parses the arguments of a call of `op`.
 ///
 /// Tensors are resolved to nodes by `resolve` at the end, in one borrow of the engine.
-pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given: &[Value], method: bool) -> mlua::Result<Parsed> {
+pub fn parse(
+    host: &Rc<Host>,
+    lua: &Lua,
+    op: &'static Op,
+    sig: &Signature,
+    given: &[Value],
+    method: bool,
+) -> mlua::Result<Parsed> {
     let mut out: SmallVec<[Pending; 6]> = SmallVec::new();
     let bad = |message: String, hint: Option<String>| Err(errors::argument(host, lua, op.name, message, hint));
     let mut given = given;
@@ -153,7 +160,10 @@ pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given
         used += 1;
         if value.is_nil() {
             if !p.optional {
-                return bad(format!("{} is missing: it must be {}", place(k, p, method), want(&p.ty)), Some(call_of(op, sig, method)));
+                return bad(
+                    format!("{} is missing: it must be {}", place(k, p, method), want(&p.ty)),
+                    Some(call_of(op, sig, method)),
+                );
             }
             out.push(Pending::Ready(p.default.clone()));
             continue;
@@ -190,7 +200,9 @@ pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given
                 other => show(other),
             };
             if !names.contains(&key.as_str()) {
-                let near = did_you_mean(&key, names.iter().copied()).map(|n| format!(" Did you mean '{n}'?")).unwrap_or_default();
+                let near = did_you_mean(&key, names.iter().copied())
+                    .map(|n| format!(" Did you mean '{n}'?"))
+                    .unwrap_or_default();
                 return bad(format!("unknown option '{key}' (options: {}).{near}", names.join(", ")), None);
             }
         }
@@ -208,7 +220,10 @@ pub fn parse(host: &Rc<Host>, lua: &Lua, op: &'static Op, sig: &Signature, given
     } else {
         for p in &sig.params[sig.positional..] {
             if !p.optional {
-                return bad(format!("option {} is missing: it must be {}", p.name, want(&p.ty)), Some(call_of(op, sig, method)));
+                return bad(
+                    format!("option {} is missing: it must be {}", p.name, want(&p.ty)),
+                    Some(call_of(op, sig, method)),
+                );
             }
             out.push(Pending::Ready(p.default.clone()));
         }

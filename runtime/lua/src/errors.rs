@@ -65,7 +65,13 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
 }
 
 /// An error of the binding itself (wrong argument type, unknown option) at the line being run.
-pub fn argument(host: &Rc<Host>, lua: &mlua::Lua, op: &str, message: impl Into<String>, hint: Option<String>) -> LuaError {
+pub fn argument(
+    host: &Rc<Host>,
+    lua: &mlua::Lua,
+    op: &str,
+    message: impl Into<String>,
+    hint: Option<String>,
+) -> LuaError {
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
     let mut site = host.site(lua);
@@ -243,7 +249,12 @@ fn frames(traceback: &str) -> Vec<String> {
     let mut out = Vec::new();
     for line in traceback.lines() {
         let line = line.trim();
-        if line.starts_with('[') || line.starts_with("__mlua") || line.starts_with(&INTERNAL[1..]) || line.starts_with("...") || line.is_empty() {
+        if line.starts_with('[')
+            || line.starts_with("__mlua")
+            || line.starts_with(&INTERNAL[1..])
+            || line.starts_with("...")
+            || line.is_empty()
+        {
             continue;
         }
         let Some((head, what)) = line.split_once(": in ") else { continue };
@@ -304,8 +315,30 @@ fn nil_call(message: &str) -> Option<String> {
     let name = message.strip_prefix("attempt to call a nil value (")?.strip_suffix("')")?;
     let (kind, name) = name.split_once(" '")?;
     let methods = [
-        "forward", "parameters", "buffers", "states", "num_parameters", "apply", "train", "eval", "step", "evaluate", "finished", "split",
-        "shuffle", "map", "batch", "windows", "tensors", "batches", "batch_at", "update", "swap", "copy_to", "encode", "decode",
+        "forward",
+        "parameters",
+        "buffers",
+        "states",
+        "num_parameters",
+        "apply",
+        "train",
+        "eval",
+        "step",
+        "evaluate",
+        "finished",
+        "split",
+        "shuffle",
+        "map",
+        "batch",
+        "windows",
+        "tensors",
+        "batches",
+        "batch_at",
+        "update",
+        "swap",
+        "copy_to",
+        "encode",
+        "decode",
     ];
     let ops = perilune_core::ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
     let near = perilune_core::error::did_you_mean(name, methods.into_iter().chain(ops))

@@ -110,8 +110,8 @@ impl<'a> Reader<'a> {
         }
         for _ in 0..self.number()? {
             match self.take(1)?[0] {
-                0x00 | 0x01 | 0x11 => {}                 // nil, false, true
-                0x03 | 0x13 => drop(self.take(8)?),      // integer, float
+                0x00 | 0x01 | 0x11 => {}            // nil, false, true
+                0x03 | 0x13 => drop(self.take(8)?), // integer, float
                 0x04 | 0x14 => self.string()?,
                 _ => return None,
             }
@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn frames_stay_on_the_stack() {
         let lua = Lua::new();
-        let source = "local function inner() return nil + 1 end\nlocal function outer()\n  return inner()\nend\nreturn outer()";
+        let source =
+            "local function inner() return nil + 1 end\nlocal function outer()\n  return inner()\nend\nreturn outer()";
         let e = compile(&lua, source, "=test", None).expect("compiles").call::<()>(()).expect_err("raises");
         let text = e.to_string();
         assert!(text.contains("test:3:") && text.contains("test:5:") && !text.contains("tail calls"), "{text}");

@@ -12,11 +12,19 @@ use std::rc::Rc;
 
 /// The host a call belongs to: every tensor carries it; creation functions find it in the app data.
 pub fn host(lua: &Lua) -> mlua::Result<Rc<Host>> {
-    lua.app_data_ref::<Rc<Host>>().map(|h| h.clone()).ok_or_else(|| mlua::Error::runtime("this is a bug: no engine behind this Lua state"))
+    lua.app_data_ref::<Rc<Host>>()
+        .map(|h| h.clone())
+        .ok_or_else(|| mlua::Error::runtime("this is a bug: no engine behind this Lua state"))
 }
 
 /// Runs a registry op with Lua arguments.
-pub fn call(lua: &Lua, op: &'static Op, sig: &'static Signature, args: MultiValue, method: bool) -> mlua::Result<MultiValue> {
+pub fn call(
+    lua: &Lua,
+    op: &'static Op,
+    sig: &'static Signature,
+    args: MultiValue,
+    method: bool,
+) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let parsed = args::parse(&host, lua, op, sig, args.as_slices().0, method)?;
     let ids = host.record(lua, |engine| {
@@ -121,11 +129,8 @@ fn eval(lua: &Lua, values: MultiValue) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let refs = tensors_of(&values);
     host.record(lua, |engine| {
-        let nodes: Vec<_> = refs
-            .iter()
-            .filter(|r| matches!(r.0, Ref::Node(_)))
-            .map(|r| r.node(engine))
-            .collect::<Result<_, _>>()?;
+        let nodes: Vec<_> =
+            refs.iter().filter(|r| matches!(r.0, Ref::Node(_))).map(|r| r.node(engine)).collect::<Result<_, _>>()?;
         engine.evaluate(&nodes)
     })?;
     Ok(values)
@@ -244,7 +249,9 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set(
         "is_state",
         lua.create_function(|_, v: Value| {
-            Ok(v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| matches!(t.what, Ref::State(_)))).unwrap_or(false))
+            Ok(v.as_userdata()
+                .and_then(|u| u.borrow::<Tensor>().ok().map(|t| matches!(t.what, Ref::State(_))))
+                .unwrap_or(false))
         })?,
     )?;
     pl.set("step", lua.create_function(step)?)?;
@@ -276,7 +283,13 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                     host.engine.borrow_mut().seed(n as u64);
                     Ok(())
                 }
-                None => Err(errors::argument(&host, lua, "seed", format!("the seed is {}; it must be an integer", args::show(&n)), None)),
+                None => Err(errors::argument(
+                    &host,
+                    lua,
+                    "seed",
+                    format!("the seed is {}; it must be an integer", args::show(&n)),
+                    None,
+                )),
             }
         })?,
     )?;

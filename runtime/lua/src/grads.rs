@@ -46,7 +46,11 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         host.engine.borrow_mut().graph.no_grad = before;
         let out = out?;
         if out.len() > tensors.len().max(1) {
-            let message = format!("its backward gave {} gradients, its forward has {} tensor arguments", out.len(), tensors.len());
+            let message = format!(
+                "its backward gave {} gradients, its forward has {} tensor arguments",
+                out.len(),
+                tensors.len()
+            );
             let hint = Some("return one gradient (or nil) for each tensor argument, in order".into());
             return Err(errors::argument(host, lua, &name, message, hint));
         }
@@ -109,7 +113,13 @@ pub fn grad(lua: &Lua, (y, xs, opts): (Value, Value, Value)) -> mlua::Result<Mul
     let (create, allow_unused) = create_graph(lua, "grad", opts)?;
     let tensor = |v: &Value| v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
     let Some(y) = tensor(&y) else {
-        return Err(errors::argument(&host, lua, "grad", format!("argument 1 is {}; it must be a tensor", show(&y)), Some("pl.grad(y, {x, w})".into())));
+        return Err(errors::argument(
+            &host,
+            lua,
+            "grad",
+            format!("argument 1 is {}; it must be a tensor", show(&y)),
+            Some("pl.grad(y, {x, w})".into()),
+        ));
     };
     let mut refs = Vec::new();
     match &xs {
@@ -195,7 +205,13 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
         let (k, _) = pair?;
         let name = k.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
         if !["forward", "backward", "name"].contains(&name.as_str()) {
-            return Err(errors::argument(&host, lua, "custom", format!("unknown option '{name}' (options: backward, forward, name)."), None));
+            return Err(errors::argument(
+                &host,
+                lua,
+                "custom",
+                format!("unknown option '{name}' (options: backward, forward, name)."),
+                None,
+            ));
         }
     }
     let get = |key: &str| -> mlua::Result<Function> {
@@ -203,7 +219,13 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
             Value::Function(f) => Ok(f),
             other => {
                 let hint = "pl.custom { forward = function(x) … end, backward = function(g, x) … end }";
-                Err(errors::argument(&host, lua, "custom", format!("{key} is {}; it must be a function", show(&other)), Some(hint.into())))
+                Err(errors::argument(
+                    &host,
+                    lua,
+                    "custom",
+                    format!("{key} is {}; it must be a function", show(&other)),
+                    Some(hint.into()),
+                ))
             }
         }
     };
@@ -236,7 +258,9 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
         }
         let payload = host.next_custom.get();
         host.next_custom.set(payload + 1);
-        host.customs.borrow_mut().insert(payload, Custom { name: name.clone(), backward: backward.clone(), args: args.clone(), tensors });
+        host.customs
+            .borrow_mut()
+            .insert(payload, Custom { name: name.clone(), backward: backward.clone(), args: args.clone(), tensors });
         let id = host.record(lua, |engine| {
             let y = y.node(engine)?;
             let mut inputs: SmallVec<[NodeId; 4]> = SmallVec::from_slice(&[y]);

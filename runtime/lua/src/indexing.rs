@@ -44,7 +44,10 @@ pub fn index(lua: &Lua, this: &Tensor, key: Value) -> mlua::Result<Value> {
                 match entry(&v?) {
                     Ok(e) => out.push(e),
                     Err(what) => {
-                        return bad(format!("an index is {what}"), "an index is an integer, a range {lo, hi}, {} for all, pl.newaxis or an integer tensor");
+                        return bad(
+                            format!("an index is {what}"),
+                            "an index is an integer, a range {lo, hi}, {} for all, pl.newaxis or an integer tensor",
+                        );
                     }
                 }
             }
@@ -52,14 +55,30 @@ pub fn index(lua: &Lua, this: &Tensor, key: Value) -> mlua::Result<Value> {
         }
         Value::String(s) => {
             let name = s.to_string_lossy();
-            let names: Vec<&str> = perilune_core::ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name).chain(["shape", "dtype", "device", "grad", "size", "item", "tolist", "backward", "assign", "numel", "dim"]).collect();
+            let names: Vec<&str> = perilune_core::ops::all()
+                .iter()
+                .filter(|o| !o.sig.is_empty())
+                .map(|o| o.name)
+                .chain([
+                    "shape", "dtype", "device", "grad", "size", "item", "tolist", "backward", "assign", "numel", "dim",
+                ])
+                .collect();
             let near = perilune_core::error::did_you_mean(&name, names);
-            let hint = near.map(|n| format!("did you mean '{n}'?")).unwrap_or_else(|| "pl.help() lists what there is".into());
-            return Err(errors::argument(&host, lua, "tensor", format!("it has no field or method '{name}'"), Some(hint)));
+            let hint =
+                near.map(|n| format!("did you mean '{n}'?")).unwrap_or_else(|| "pl.help() lists what there is".into());
+            return Err(errors::argument(
+                &host,
+                lua,
+                "tensor",
+                format!("it has no field or method '{name}'"),
+                Some(hint),
+            ));
         }
         v => match entry(v) {
             Ok(e) => vec![e],
-            Err(what) => return bad(format!("the index is {what}"), "x[i] takes an integer, x[{ {lo, hi}, j }] a list"),
+            Err(what) => {
+                return bad(format!("the index is {what}"), "x[i] takes an integer, x[{ {lo, hi}, j }] a list");
+            }
         },
     };
     let id = host.record(lua, |engine| {
@@ -81,11 +100,20 @@ fn entry(v: &Value) -> std::result::Result<Entry, String> {
         Value::Table(t) => {
             // {lo, hi, step} by position; nil leaves an end open.
             let part = |k: i64| t.raw_get::<Value>(k).map_err(|e| e.to_string());
-            let int = |v: &Value| if v.is_nil() { Ok(None) } else { as_int(v).map(Some).ok_or_else(|| format!("a range with {}", show(v))) };
+            let int = |v: &Value| {
+                if v.is_nil() {
+                    Ok(None)
+                } else {
+                    as_int(v).map(Some).ok_or_else(|| format!("a range with {}", show(v)))
+                }
+            };
             let (lo, hi, step) = (int(&part(1)?)?, int(&part(2)?)?, int(&part(3)?)?);
             if lo.is_some() && hi.is_none() && t.raw_len() == 1 {
                 // {lo} alone would be easy to misread as one element.
-                return Err(format!("the range {{{}}}: write {{lo, hi}}, or an integer for one element", lo.unwrap_or(0)));
+                return Err(format!(
+                    "the range {{{}}}: write {{lo, hi}}, or an integer for one element",
+                    lo.unwrap_or(0)
+                ));
             }
             Ok(Entry::Range(lo, hi, step.unwrap_or(1)))
         }
@@ -101,7 +129,10 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
     let rank = g.shape(x).rank();
     let used = entries.iter().filter(|e| !matches!(e, Entry::New)).count();
     if used > rank {
-        return Err(Error::argument("x[…]", format!("{used} indices for a tensor of shape {}, which has {rank} dims", g.shape(x))));
+        return Err(Error::argument(
+            "x[…]",
+            format!("{used} indices for a tensor of shape {}, which has {rank} dims", g.shape(x)),
+        ));
     }
     let mut rows = rows.iter();
     let (mut y, mut at) = (x, 0);
@@ -114,7 +145,8 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
             Entry::At(i) => y = movement::select(g, y, at, *i, "x[…]")?,
             Entry::Range(lo, hi, step) => {
                 if *step < 1 {
-                    return Err(Error::argument("x[…]", format!("a range with step {step}; steps are 1 or more")).hint("x:flip(dim) reverses"));
+                    return Err(Error::argument("x[…]", format!("a range with step {step}; steps are 1 or more"))
+                        .hint("x:flip(dim) reverses"));
                 }
                 let (lo, hi) = movement::range(g.shape(y).dims()[at], *lo, *hi);
                 y = g.slice(y, at, lo, hi, *step as usize)?;
@@ -123,7 +155,8 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
             Entry::Rows(_) => {
                 let Some(&ids) = rows.next() else { continue };
                 if g.dtype(ids) == perilune_core::DType::Bool {
-                    return Err(Error::dtype("x[…]", "a bool tensor is no index").hint("x:masked_select(mask) picks elements, x:where chooses"));
+                    return Err(Error::dtype("x[…]", "a bool tensor is no index")
+                        .hint("x:masked_select(mask) picks elements, x:where chooses"));
                 }
                 let ids = op_index::as_index(g, "x[…]", ids)?;
                 y = op_index::index_select(g, y, at, ids)?;

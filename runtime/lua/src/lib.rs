@@ -25,5 +25,7 @@ mod tensor;
 pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use reference::{reference_markdown, stubs};
-pub use runtime::{Failed, Loaded, ParamReads, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult};
+pub use runtime::{
+    Failed, Loaded, ParamReads, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult,
+};
 pub use tensor::{Ref, Tensor};

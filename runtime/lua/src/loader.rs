@@ -1,10 +1,10 @@
 //! How code gets into a Lua state: an explicit library list, text chunks only, `require` of the standard library and of
 //! files beside the recipe.
 
-use crate::{errors, frames};
 use crate::args::show;
 use crate::functions::{self, host};
 use crate::runtime::Place;
+use crate::{errors, frames};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,13 @@ pub fn new_lua() -> mlua::Result<Lua> {
                 && !m.raw_get::<Value>("__gc")?.is_nil()
             {
                 let message = "__gc is not allowed in recipes: a finaliser runs at moments nobody chose";
-                return Err(errors::argument(&host(lua)?, lua, "setmetatable", message, Some("release things where you are done with them".into())));
+                return Err(errors::argument(
+                    &host(lua)?,
+                    lua,
+                    "setmetatable",
+                    message,
+                    Some("release things where you are done with them".into()),
+                ));
             }
             setmetatable.call::<Value>((t, meta))
         })?,
@@ -48,7 +54,10 @@ pub fn new_lua() -> mlua::Result<Lua> {
 }
 
 /// `load`, for text only.
-fn load(lua: &Lua, (chunk, name, _mode, env): (Value, Option<String>, Value, Option<Table>)) -> mlua::Result<MultiValue> {
+fn load(
+    lua: &Lua,
+    (chunk, name, _mode, env): (Value, Option<String>, Value, Option<Table>),
+) -> mlua::Result<MultiValue> {
     let text = match chunk {
         Value::String(s) => s.to_str()?.to_string(),
         Value::Function(f) => {
@@ -163,7 +172,9 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
                 known.push(pair?.0);
             }
             let hint = match name.as_str() {
-                "os" | "io" | "debug" | "package" => Some("recipes have no access to the system; see docs/guide.md".into()),
+                "os" | "io" | "debug" | "package" => {
+                    Some("recipes have no access to the system; see docs/guide.md".into())
+                }
                 "torch" | "pl" => Some("write: local pl = require \"perilune\"".into()),
                 _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
             };
@@ -175,7 +186,13 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, (_, key, _): (Table, Value, Value)| {
             let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
             let hint = Some(format!("write: local {name} = …"));
-            Err::<(), _>(errors::argument(&host(lua)?, lua, "", format!("assignment to the undeclared global '{name}'"), hint))
+            Err::<(), _>(errors::argument(
+                &host(lua)?,
+                lua,
+                "",
+                format!("assignment to the undeclared global '{name}'"),
+                hint,
+            ))
         })?,
     )?;
     globals.set_metatable(Some(meta))
@@ -205,11 +222,18 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         let Some(file) = tries.iter().find(|p| p.is_file()) else {
             let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
-            let message = format!("there is no module \"{name}\": neither in the standard library nor at {}", tries[0].display());
+            let message = match name.strip_prefix("perilune.") {
+                Some(part) => format!("the standard library has no module \"perilune.{part}\""),
+                None => format!(
+                    "there is no module \"{name}\": neither in the standard library nor at {}",
+                    tries[0].display()
+                ),
+            };
             return Err(errors::argument(&host, lua, "require", message, near));
         };
-        let text = std::fs::read_to_string(file)
-            .map_err(|e| errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None))?;
+        let text = std::fs::read_to_string(file).map_err(|e| {
+            errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
+        })?;
         if let Some(mut place) = lua.app_data_mut::<Place>() {
             place.required.push(file.clone());
         }

@@ -34,9 +34,15 @@ fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Pa
     if let Some(found) = [&beside, &here].into_iter().find(|p| p.exists()) {
         return Ok(found.clone());
     }
-    let looked = if here.is_absolute() || beside == here { "" } else { ", neither beside the recipe nor in the current directory" };
-    let near = [&beside, &here].into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
-    let hint = near.or_else(|| here.is_relative().then(|| "paths start beside the recipe, then at the current directory".into()));
+    let looked = if here.is_absolute() || beside == here {
+        ""
+    } else {
+        ", neither beside the recipe nor in the current directory"
+    };
+    let near =
+        [&beside, &here].into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
+    let hint = near
+        .or_else(|| here.is_relative().then(|| "paths start beside the recipe, then at the current directory".into()));
     Err(errors::argument(host, lua, op, format!("there is no file \"{path}\"{looked}"), hint))
 }
 
@@ -44,7 +50,8 @@ fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Pa
 fn neighbour(full: &Path, path: &str) -> Option<String> {
     let name = full.file_name()?.to_str()?;
     let folder = full.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut names: Vec<String> = std::fs::read_dir(folder).ok()?.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).ok()?.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
     let near = did_you_mean(name, names.iter().map(String::as_str))?;
     Some(format!("{}{near}", path.strip_suffix(name)?))
@@ -122,7 +129,8 @@ impl UserData for RowsData {
         methods.add_method("codes", |lua, this, (column, words): (Value, Option<Vec<String>>)| {
             let host = host(lua)?;
             let which = columns(&host, lua, &column)?;
-            let (t, words) = this.0.codes(&which, DType::I64, words.as_deref()).map_err(|e| fail(&host, lua, "csv", e))?;
+            let (t, words) =
+                this.0.codes(&which, DType::I64, words.as_deref()).map_err(|e| fail(&host, lua, "csv", e))?;
             Ok((upload(&host, lua, &t)?, words))
         });
     }
@@ -148,12 +156,28 @@ impl UserData for VocabularyData {
                     let mut out = Vec::new();
                     for v in list.sequence_values::<Value>() {
                         let v = v?;
-                        let bad = || errors::argument(&host, lua, "decode", format!("an id is {}; ids are integers", show(&v)), None);
+                        let bad = || {
+                            errors::argument(
+                                &host,
+                                lua,
+                                "decode",
+                                format!("an id is {}; ids are integers", show(&v)),
+                                None,
+                            )
+                        };
                         out.push(as_int(&v).ok_or_else(bad)?);
                     }
                     HostTensor::from_i64(Shape::of(&[out.len()]), &out)
                 }
-                other => return Err(errors::argument(&host, lua, "decode", format!("the ids are {}; they must be a list or a tensor", show(other)), None)),
+                other => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "decode",
+                        format!("the ids are {}; they must be a list or a tensor", show(other)),
+                        None,
+                    ));
+                }
             };
             this.0.decode(&t).map_err(|e| fail(&host, lua, "decode", e))
         });
@@ -167,11 +191,21 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
     if let Value::Table(t) = &opts {
         for pair in t.pairs::<String, Value>() {
             let (key, value) = pair?;
-            let wrong = |want: &str| errors::argument(&host, lua, "csv", format!("option {key} is {}; it must be {want}", show(&value)), None);
-            let letter = |v: &Value| v.as_string().map(|s| s.to_string_lossy()).and_then(|s| {
-                let mut c = s.chars();
-                c.next().filter(|_| c.next().is_none())
-            });
+            let wrong = |want: &str| {
+                errors::argument(
+                    &host,
+                    lua,
+                    "csv",
+                    format!("option {key} is {}; it must be {want}", show(&value)),
+                    None,
+                )
+            };
+            let letter = |v: &Value| {
+                v.as_string().map(|s| s.to_string_lossy()).and_then(|s| {
+                    let mut c = s.chars();
+                    c.next().filter(|_| c.next().is_none())
+                })
+            };
             match key.as_str() {
                 "header" => {
                     o.header = match &value {
@@ -183,8 +217,19 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
                 }
                 "delimiter" => o.delimiter = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
                 "comment" => o.comment = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
-                "missing" => o.missing = Some(value.as_f64().or(value.as_i64().map(|i| i as f64)).ok_or_else(|| wrong("a number"))?),
-                _ => return Err(errors::argument(&host, lua, "csv", format!("unknown option '{key}' (options: comment, delimiter, header, missing)."), None)),
+                "missing" => {
+                    o.missing =
+                        Some(value.as_f64().or(value.as_i64().map(|i| i as f64)).ok_or_else(|| wrong("a number"))?)
+                }
+                _ => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "csv",
+                        format!("unknown option '{key}' (options: comment, delimiter, header, missing)."),
+                        None,
+                    ));
+                }
             }
         }
     }
@@ -241,7 +286,13 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
                     (Some(key), Some(value)) => list.push((key, value)),
                     _ => {
                         let message = format!("entry {} is {}; entries are name = tensor", show(&k), show(&v));
-                        return Err(errors::argument(&host, lua, "save", message, Some("pl.tensor(3) makes a tensor of a number".into())));
+                        return Err(errors::argument(
+                            &host,
+                            lua,
+                            "save",
+                            message,
+                            Some("pl.tensor(3) makes a tensor of a number".into()),
+                        ));
                     }
                 }
             }
@@ -249,17 +300,39 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
         }
         v => match one(v)? {
             Some(value) => list.push(("tensor".into(), value)),
-            None => return Err(errors::argument(&host, lua, "save", format!("argument 2 is {}; it must be a table of tensors", show(v)), None)),
+            None => {
+                return Err(errors::argument(
+                    &host,
+                    lua,
+                    "save",
+                    format!("argument 2 is {}; it must be a table of tensors", show(v)),
+                    None,
+                ));
+            }
         },
     }
     let result = match file.extension().and_then(|e| e.to_str()) {
         Some("safetensors") => safetensors::save(&file, &list, &BTreeMap::new()),
         Some("npz") => npz::save(&file, &list, false),
         Some("npy") if list.len() == 1 => npy::save(&file, &list[0].1),
-        Some("npy") => return Err(errors::argument(&host, lua, "save", format!("an npy file holds one tensor, not {}", list.len()), Some("use .npz or .safetensors".into()))),
+        Some("npy") => {
+            return Err(errors::argument(
+                &host,
+                lua,
+                "save",
+                format!("an npy file holds one tensor, not {}", list.len()),
+                Some("use .npz or .safetensors".into()),
+            ));
+        }
         _ => {
             let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
-            return Err(errors::argument(&host, lua, "save", format!("\"{name}\" is none of .safetensors, .npy, .npz"), hint));
+            return Err(errors::argument(
+                &host,
+                lua,
+                "save",
+                format!("\"{name}\" is none of .safetensors, .npy, .npz"),
+                hint,
+            ));
         }
     };
     result.map_err(|e| fail(&host, lua, "save", e))
@@ -293,7 +366,15 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let stream = match stream.as_deref() {
                 None | Some("shuffle") => Stream::Shuffle,
                 Some("split") => Stream::Split,
-                Some(other) => return Err(errors::argument(&host, lua, "permutation", format!("no stream is called \"{other}\""), None)),
+                Some(other) => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "permutation",
+                        format!("no stream is called \"{other}\""),
+                        None,
+                    ));
+                }
             };
             let p = Permutation::new(n, seed as u64, epoch as u64, stream);
             let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
@@ -304,7 +385,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         "text_windows",
         lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {
             let host = host(lua)?;
-            let w = Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
+            let w =
+                Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
             let list: Vec<i64> = (first..first + count).map(|i| w.random(seed as u64, i as u64) as i64).collect();
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
@@ -332,7 +414,9 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let path = text_arg(&host, lua, "save_png", "the path", &path)?;
             let r = match &image_chw {
                 Value::UserData(u) => crate::args::RefGuard(u.borrow::<Tensor>()?.what),
-                other => return Err(errors::argument(&host, lua, "save_png", format!("the image is {}", show(other)), None)),
+                other => {
+                    return Err(errors::argument(&host, lua, "save_png", format!("the image is {}", show(other)), None));
+                }
             };
             let t = host.record(lua, |engine| {
                 let x = r.node(engine)?;

@@ -3,8 +3,8 @@
 use crate::args::show;
 use crate::errors;
 use crate::functions::host;
-use crate::runtime::Params;
 use crate::host::INTERNAL;
+use crate::runtime::Params;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::error::did_you_mean;
 
@@ -32,7 +32,13 @@ pub fn fill(lua: &Lua, op: &str, given: Value, defaults: &Table) -> mlua::Result
         Value::Table(t) => t,
         other => {
             let message = format!("its options are {}; they must be a table", show(&other));
-            return Err(errors::argument(&host, lua, op, message, Some(format!("{op}(…, {{ {} = … }})", names.first().map_or("name", |n| n)))));
+            return Err(errors::argument(
+                &host,
+                lua,
+                op,
+                message,
+                Some(format!("{op}(…, {{ {} = … }})", names.first().map_or("name", |n| n))),
+            ));
         }
     };
     for pair in given.pairs::<Value, Value>() {
@@ -63,7 +69,10 @@ pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua
 }
 
 /// `pl.error(op, message, hint, fn)`: raises at the recipe line, or where `fn` is written if that is at fault.
-pub fn error(lua: &Lua, (op, message, hint, at): (String, String, Option<String>, Option<Function>)) -> mlua::Result<()> {
+pub fn error(
+    lua: &Lua,
+    (op, message, hint, at): (String, String, Option<String>, Option<Function>),
+) -> mlua::Result<()> {
     let host = host(lua)?;
     let info = at.map(|f| f.info());
     if let Some((source, line)) = info.and_then(|i| i.source.zip(i.line_defined))
@@ -142,8 +151,22 @@ fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value
 /// Common long names of params people leave short.
 fn alias<'a>(key: &str, names: &'a [String]) -> Option<&'a str> {
     let lower = key.to_lowercase();
-    let table = [("learn", "lr"), ("lera", "lr"), ("rate", "lr"), ("iter", "steps"), ("epoch", "steps"), ("batch", "batch"), ("layer", "layers"), ("head", "heads"), ("hidden", "width"), ("dim", "width")];
-    table.iter().find(|(part, name)| lower.contains(part) && names.iter().any(|n| n == name)).and_then(|(_, name)| names.iter().find(|n| n == name).map(String::as_str))
+    let table = [
+        ("learn", "lr"),
+        ("lera", "lr"),
+        ("rate", "lr"),
+        ("iter", "steps"),
+        ("epoch", "steps"),
+        ("batch", "batch"),
+        ("layer", "layers"),
+        ("head", "heads"),
+        ("hidden", "width"),
+        ("dim", "width"),
+    ];
+    table
+        .iter()
+        .find(|(part, name)| lower.contains(part) && names.iter().any(|n| n == name))
+        .and_then(|(_, name)| names.iter().find(|n| n == name).map(String::as_str))
 }
 
 /// A wrong `--set`: the command line's fault, not the recipe's.
@@ -159,7 +182,12 @@ impl std::fmt::Display for BadParam {
 impl std::error::Error for BadParam {}
 
 fn parse(lua: &Lua, key: &str, text: &str, default: &Value) -> mlua::Result<Value> {
-    let bad = |want: &str| Err(mlua::Error::external(BadParam(format!("param '{key}' is '{text}'; it must be {want} (default {})", show(default)))));
+    let bad = |want: &str| {
+        Err(mlua::Error::external(BadParam(format!(
+            "param '{key}' is '{text}'; it must be {want} (default {})",
+            show(default)
+        ))))
+    };
     Ok(match default {
         Value::Integer(_) => match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(i), _) => Value::Integer(i),
@@ -186,12 +214,24 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
     let host = host(lua)?;
     let Value::Table(t) = given else {
         let message = format!("its argument is {}; it must be a table", show(&given));
-        return Err(errors::argument(&host, lua, "recipe", message, Some("pl.recipe { name = \"…\", params = { … } }".into())));
+        return Err(errors::argument(
+            &host,
+            lua,
+            "recipe",
+            message,
+            Some("pl.recipe { name = \"…\", params = { … } }".into()),
+        ));
     };
     let name: Value = t.get("name")?;
     let Value::String(name) = name else {
         let message = format!("its name is {}; it must be a string", show(&name));
-        return Err(errors::argument(&host, lua, "recipe", message, Some("pl.recipe { name = \"digits\", params = { … } }".into())));
+        return Err(errors::argument(
+            &host,
+            lua,
+            "recipe",
+            message,
+            Some("pl.recipe { name = \"digits\", params = { … } }".into()),
+        ));
     };
     let params: Value = t.get("params")?;
     let params = match params {
@@ -199,7 +239,13 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
         Value::Nil => lua.create_table()?,
         other => {
             let message = format!("params is {}; it must be a table", show(&other));
-            return Err(errors::argument(&host, lua, "recipe", message, Some("params = { lr = 1e-3, steps = 100 }".into())));
+            return Err(errors::argument(
+                &host,
+                lua,
+                "recipe",
+                message,
+                Some("params = { lr = 1e-3, steps = 100 }".into()),
+            ));
         }
     };
     t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;

@@ -17,7 +17,9 @@ pub fn help(lua: &Lua, name: Value) -> mlua::Result<String> {
     match ops::by_name(short).filter(|o| !o.sig.is_empty()) {
         Some(op) => Ok(format!("{}\n  {}", args::usage(op), op.doc.replace('\n', "\n  "))),
         None => {
-            let near = did_you_mean(short, public().map(|o| o.name)).map(|n| format!(" Did you mean {n}?")).unwrap_or_default();
+            let near = did_you_mean(short, public().map(|o| o.name))
+                .map(|n| format!(" Did you mean {n}?"))
+                .unwrap_or_default();
             let _ = lua;
             Ok(format!("no op is called {name}.{near}"))
         }

@@ -189,14 +189,18 @@ impl Runtime {
         };
         let value: Value = compiled.call(())?;
         match value {
-            Value::Table(t) if is_recipe(&t) => Ok(Loaded::Recipe(Recipe { table: t, lua: self.lua.clone(), host: self.host.clone() })),
+            Value::Table(t) if is_recipe(&t) => {
+                Ok(Loaded::Recipe(Recipe { table: t, lua: self.lua.clone(), host: self.host.clone() }))
+            }
             other => {
                 let params = self.params();
                 self.refuse_lost_recipe(&other, &params, name)?;
                 if !params.used
                     && let Some((key, _)) = params.given.first()
                 {
-                    return Err(Failed::Usage(format!("--set {key}: the script has no params (it calls neither pl.params nor pl.recipe)")));
+                    return Err(Failed::Usage(format!(
+                        "--set {key}: the script has no params (it calls neither pl.params nor pl.recipe)"
+                    )));
                 }
                 Ok(Loaded::Script)
             }
@@ -210,9 +214,10 @@ impl Runtime {
     fn refuse_lost_recipe(&self, value: &Value, params: &Params, chunk: &str) -> Result<(), Failed> {
         let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
         let (message, hint) = match value {
-            Value::Table(t) if ["data", "model", "loss", "step"].iter().any(|name| part(t, name)) => {
-                ("returns a plain table, not a recipe", "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that")
-            }
+            Value::Table(t) if ["data", "model", "loss", "step"].iter().any(|name| part(t, name)) => (
+                "returns a plain table, not a recipe",
+                "begin with `local recipe = pl.recipe { name = \"…\", params = { … } }` and return that",
+            ),
             _ if params.recipe.is_some() && self.host.engine.borrow().stats().runs == 0 => {
                 ("makes a recipe but does not return it", "end it with `return recipe`")
             }
@@ -395,8 +400,11 @@ impl Run {
     /// The splits of the data, "train", "valid" and "test" first.
     pub fn splits(&self) -> Vec<String> {
         let Ok(data) = self.table.get::<Table>("data") else { return Vec::new() };
-        let mut out: Vec<String> =
-            data.pairs::<Value, Value>().flatten().filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy())).collect();
+        let mut out: Vec<String> = data
+            .pairs::<Value, Value>()
+            .flatten()
+            .filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy()))
+            .collect();
         out.retain(|name| self.has_split(name));
         let rank = |name: &str| ["train", "valid", "test"].iter().position(|n| *n == name).unwrap_or(3);
         out.sort_by(|a, b| rank(a).cmp(&rank(b)).then(a.cmp(b)));

@@ -49,6 +49,7 @@ function Tensor:free() end
 ---@field metrics table
 ---@field train table
 ---@field init table
+---@field tree table
 ---@field newaxis table
 ---@field version string
 local pl = {}
@@ -91,6 +92,11 @@ function pl.seed(n) end
 ---@param options? {create_graph?: boolean, allow_unused?: boolean}
 ---@return perilune.Tensor? ...
 function pl.grad(y, xs, options) end
+---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
+---@param inputs perilune.Tensor[]
+---@param options? {eps?: number, tolerance?: number}
+---@return boolean
+function pl.gradcheck(fn, inputs, options) end
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
@@ -113,7 +119,8 @@ function pl.options(op, given, defaults) end
 ---@param op string
 ---@param message string
 ---@param hint? string
-function pl.error(op, message, hint) end
+---@param at? function where the fault is written, if it is not the line being run
+function pl.error(op, message, hint, at) end
 ---@param recipe table
 ---@return table
 function pl.recipe(recipe) end

@@ -21,7 +21,10 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     let name: String = opts.get("dtype")?;
     let dtype = match name.as_str() {
         "" => None,
-        n => Some(DType::parse(n).ok_or_else(|| bad(format!("dtype \"{n}\" is none of {}", DType::ALL.map(DType::name).join(", "))))?),
+        n => Some(
+            DType::parse(n)
+                .ok_or_else(|| bad(format!("dtype \"{n}\" is none of {}", DType::ALL.map(DType::name).join(", "))))?,
+        ),
     };
     if let Value::UserData(u) = &value
         && let Ok(t) = u.borrow::<Tensor>()
@@ -36,9 +39,8 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     }
     let mut dims = Vec::new();
     let mut leaves = Vec::new();
-    flatten(&value, 0, &mut dims, &mut leaves).map_err(|(message, hint)| {
-        errors::argument(&host, lua, "tensor", message, Some(hint.to_string()))
-    })?;
+    flatten(&value, 0, &mut dims, &mut leaves)
+        .map_err(|(message, hint)| errors::argument(&host, lua, "tensor", message, Some(hint.to_string())))?;
     let found = leaves.iter().fold(None, |seen: Option<DType>, v| {
         let d = match v {
             Value::Boolean(_) => DType::Bool,
@@ -66,18 +68,31 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
 
 const RAGGED: &str = "lists of one depth have the same length: pad the short ones, or keep several tensors";
 
-fn flatten(v: &Value, depth: usize, dims: &mut Vec<usize>, leaves: &mut Vec<Value>) -> Result<(), (String, &'static str)> {
+fn flatten(
+    v: &Value,
+    depth: usize,
+    dims: &mut Vec<usize>,
+    leaves: &mut Vec<Value>,
+) -> Result<(), (String, &'static str)> {
     let mixed = || Err(("a ragged list: numbers and lists side by side".to_string(), RAGGED));
     match v {
         Value::Table(t) => {
             if depth >= MAX_RANK {
-                return Err((format!("lists are nested more than {MAX_RANK} deep"), "merge dims, and reshape the tensor"));
+                return Err((
+                    format!("lists are nested more than {MAX_RANK} deep"),
+                    "merge dims, and reshape the tensor",
+                ));
             }
             let n = t.raw_len();
             match dims.get(depth) {
                 None if leaves.is_empty() => dims.push(n),
                 Some(&d) if d == n => {}
-                Some(&d) => return Err((format!("a ragged list: at depth {} one part has {d} elements and another {n}", depth + 1), RAGGED)),
+                Some(&d) => {
+                    return Err((
+                        format!("a ragged list: at depth {} one part has {d} elements and another {n}", depth + 1),
+                        RAGGED,
+                    ));
+                }
                 None => return mixed(),
             }
             for x in t.sequence_values::<Value>() {
@@ -90,8 +105,13 @@ fn flatten(v: &Value, depth: usize, dims: &mut Vec<usize>, leaves: &mut Vec<Valu
             Ok(())
         }
         Value::Boolean(_) | Value::Integer(_) | Value::Number(_) => mixed(),
-        Value::String(_) => Err((format!("it holds {}; it must hold numbers or booleans", show(v)), "tonumber(s) makes a number of a text")),
-        Value::UserData(_) => Err(("it holds a tensor; it must hold numbers or booleans".into(), "pl.stack({x, y}) joins tensors")),
+        Value::String(_) => Err((
+            format!("it holds {}; it must hold numbers or booleans", show(v)),
+            "tonumber(s) makes a number of a text",
+        )),
+        Value::UserData(_) => {
+            Err(("it holds a tensor; it must hold numbers or booleans".into(), "pl.stack({x, y}) joins tensors"))
+        }
         other => Err((format!("it holds {}; it must hold numbers or booleans", show(other)), "pl.tensor {1, 2, 3}")),
     }
 }

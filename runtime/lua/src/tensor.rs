@@ -91,7 +91,13 @@ impl UserData for Tensor {
         });
         fields.add_field_method_set("trainable", |lua, this, on: bool| match this.what {
             Ref::State(s) => this.host.record(lua, |engine| Ok(engine.set_trainable(s, on)?)),
-            Ref::Node(_) => Err(errors::argument(&this.host, lua, "trainable", "only a State can be trainable", Some("make one with pl.state(t)".into()))),
+            Ref::Node(_) => Err(errors::argument(
+                &this.host,
+                lua,
+                "trainable",
+                "only a State can be trainable",
+                Some("make one with pl.state(t)".into()),
+            )),
         });
     }
 
@@ -118,7 +124,13 @@ impl UserData for Tensor {
         methods.add_meta_method(MetaMethod::Len, |lua, this, ()| {
             let (shape, _) = this.look(lua)?;
             shape.dims().first().copied().ok_or_else(|| {
-                errors::argument(&this.host, lua, "#", "a scalar has no length", Some("x:numel() counts elements".into()))
+                errors::argument(
+                    &this.host,
+                    lua,
+                    "#",
+                    "a scalar has no length",
+                    Some("x:numel() counts elements".into()),
+                )
             })
         });
         methods.add_meta_function(MetaMethod::Eq, |_, (a, b): (Value, Value)| {
@@ -132,8 +144,15 @@ impl UserData for Tensor {
                     (Operand::Tensor(h, _), _) | (_, Operand::Tensor(h, _)) => h.clone(),
                     _ => return Err(mlua::Error::runtime("comparison of no tensor")),
                 };
-                let hint = format!("x:{method}(y) compares element by element, and x:item() gives the number of a scalar");
-                Err(errors::argument(&host, lua, "", "< > <= >= give one boolean in Lua, not a tensor of them", Some(hint)))
+                let hint =
+                    format!("x:{method}(y) compares element by element, and x:item() gives the number of a scalar");
+                Err(errors::argument(
+                    &host,
+                    lua,
+                    "",
+                    "< > <= >= give one boolean in Lua, not a tensor of them",
+                    Some(hint),
+                ))
             });
         }
         methods.add_meta_method(MetaMethod::Index, indexing::index);
@@ -178,7 +197,13 @@ impl UserData for Tensor {
             let t = table::read(lua, this)?;
             if t.numel() != 1 {
                 let hint = Some("x:tolist() gives all elements, x:sum() or x[{i, j}] one".into());
-                return Err(errors::argument(&this.host, lua, "item", format!("needs one element, shape {} has {}", t.shape, t.numel()), hint));
+                return Err(errors::argument(
+                    &this.host,
+                    lua,
+                    "item",
+                    format!("needs one element, shape {} has {}", t.shape, t.numel()),
+                    hint,
+                ));
             }
             table::number(lua, &t, 0)
         });
@@ -217,7 +242,9 @@ impl UserData for Tensor {
             }
             let sig = args::signature(op);
             if sig.is_method {
-                methods.add_function(op.name, move |lua, args: mlua::MultiValue| functions::call(lua, op, sig, args, true));
+                methods.add_function(op.name, move |lua, args: mlua::MultiValue| {
+                    functions::call(lua, op, sig, args, true)
+                });
             }
         }
     }

@@ -65,13 +65,13 @@ impl Cluster {
             None => (1, 1, self.numel),
             Some(c) => {
                 let b = self.batch.unwrap_or(1);
-                (b, if b * c == 0 { 0 } else { self.numel / (b * c) }, c)
+                (b, self.numel.checked_div(b * c).unwrap_or(0), c)
             }
         }
     }
 
     fn row_count(&self) -> Option<usize> {
-        self.cols.map(|c| if c == 0 { 0 } else { self.numel / c })
+        self.cols.map(|c| self.numel.checked_div(c).unwrap_or(0))
     }
 }
 

@@ -170,9 +170,9 @@ def optimizers():
     steps("rmsprop_centered", lambda w, b: [o.RMSprop([w, b], lr=0.02, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.01)])
     steps("lion", lambda w, b: [Lion([w, b], lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)])
     steps("adafactor", lambda w, b: [o.Adafactor([w, b], lr=0.05)])
-    bfloat16, torch.Tensor.bfloat16 = torch.Tensor.bfloat16, torch.Tensor.float  # PyTorch's Newton-Schulz runs in bf16, ours in f32
+    bfloat16, torch.bfloat16 = torch.bfloat16, torch.float32  # PyTorch's Newton-Schulz runs in bf16, ours in f32
     steps("muon", lambda w, b: [o.Muon([w], lr=0.05, weight_decay=0.1), o.AdamW([b], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)])
-    torch.Tensor.bfloat16 = bfloat16
+    torch.bfloat16 = bfloat16
     steps("clip_norm", lambda w, b: [o.SGD([w, b], lr=0.5)], clip=lambda ps: nn.utils.clip_grad_norm_(ps, 0.1))
     steps("clip_value", lambda w, b: [o.SGD([w, b], lr=0.5)], clip=lambda ps: nn.utils.clip_grad_value_(ps, 0.02))
     return out

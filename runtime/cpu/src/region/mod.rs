@@ -13,6 +13,7 @@
 mod compile;
 mod grid;
 mod load;
+mod panel;
 mod run;
 
 use crate::loops::Kernel;

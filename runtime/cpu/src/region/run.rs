@@ -3,7 +3,7 @@
 //! All kernels here get views that one worker owns, or parts of values that no other task touches: tasks are disjoint
 //! ranges of rows or of columns.
 
-use super::load::Held;
+use super::panel::Held;
 use super::*;
 use crate::loops::Arg;
 use crate::memory::Block;

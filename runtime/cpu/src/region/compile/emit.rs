@@ -1,0 +1,231 @@
+//! Registers and single steps: each register in the form that its readers need, made where it is first read.
+
+use super::*;
+
+impl Compiler<'_> {
+    pub(super) fn size(&self, i: usize) -> usize {
+        self.body[i].dtype.compute().size()
+    }
+
+    pub(super) fn new_view(&mut self) -> View {
+        self.next_view += 1;
+        (self.next_view - 1) as View
+    }
+
+    pub(super) fn constant(&mut self, i: usize) -> View {
+        if let Some(&v) = self.constant_views.get(&i) {
+            return v;
+        }
+        let view = self.new_view();
+        if let Code::Load { source, layout } = &self.body[i].code {
+            self.constants.push((view, Constant::new(*source, &layout.collapse(), self.body[i].dtype)));
+        }
+        self.constant_views.insert(i, view);
+        view
+    }
+
+    pub(super) fn load(&mut self, i: usize) -> u16 {
+        if let Some(&l) = self.load_ids.get(&i) {
+            return l;
+        }
+        if let (Code::Load { source, .. }, Some(layout)) = (&self.body[i].code, self.layouts[i]) {
+            self.loads.push(Load::new(*source, layout, self.body[i].dtype, self.isa));
+        }
+        let id = (self.loads.len() - 1) as u16;
+        self.load_ids.insert(i, id);
+        self.cost +=
+            if matches!(self.body[i].code, Code::Load { source: Source::Uniform { .. }, .. }) { 0.8 } else { 0.3 };
+        id
+    }
+
+    /// A register of one element a row; made available in `list` or before it.
+    pub(super) fn row(&mut self, i: usize, list: &mut List) -> View {
+        if let Some(&v) = self.row_ready.get(&i) {
+            return v;
+        }
+        let view = self.new_row(i);
+        match self.kind[i] {
+            Kind::Constant => {
+                let (from, kernel) = (self.constant(i), map::fill(self.size(i), self.isa));
+                list.steps.push(Step::Run { kernel, out: view, args: [from; 3], form: Form::Row, round: None });
+            }
+            Kind::RowLoad | Kind::Fetched => {
+                let load = self.load(i);
+                list.steps.push(Step::Fetch { view, load, row: true });
+            }
+            _ => {}
+        }
+        view
+    }
+
+    pub(super) fn new_row(&mut self, i: usize) -> View {
+        let view = self.new_view();
+        self.row_views.push((view, self.size(i), 0));
+        self.row_ready.insert(i, view);
+        view
+    }
+
+    pub(super) fn new_tile(&mut self, i: usize, list: &mut List) -> View {
+        let view = self.new_view();
+        list.tiles.push((view, self.size(i)));
+        view
+    }
+
+    /// A `Full` register as rows of elements, and whether a block of it is one run.
+    pub(super) fn vector(&mut self, i: usize, list: &mut List) -> (View, bool) {
+        if let Some(&v) = list.ready.get(&i) {
+            return (v, !matches!(self.kind[i], Kind::Memory(Place::Col | Place::Rows(_))));
+        }
+        let hoisted = self.hoisted_views.get(&i).copied();
+        let (view, dense) = match self.kind[i] {
+            Kind::Computed => match self.kept.get(&i) {
+                Some((first, _)) if *first < self.phase => (self.keep(i, list), true),
+                _ => unreachable!("this is a bug: register {i} is read before it is computed"),
+            },
+            Kind::Constant => (hoisted.unwrap_or_else(|| self.hoist_constant(i)), true),
+            Kind::Col => {
+                let dense = self.grid.cols < REPEATED_ROW;
+                return (hoisted.unwrap_or_else(|| self.hoist_load(i)), dense);
+            }
+            Kind::Memory(place) => {
+                let view = self.new_view();
+                if let (Code::Load { source: Source::Value(v), .. }, Some(layout)) =
+                    (&self.body[i].code, self.layouts[i])
+                {
+                    let size = self.size(i) as u8;
+                    list.steps.push(Step::Bind { view, value: v.0, offset: layout.offset, size, place });
+                }
+                self.cost += 0.1;
+                (view, matches!(place, Place::Dense))
+            }
+            Kind::Fetched => {
+                let (view, load) = (self.new_tile(i, list), self.load(i));
+                list.steps.push(Step::Fetch { view, load, row: false });
+                (view, true)
+            }
+            Kind::Spread | Kind::RowLoad => {
+                let source = match self.body[i].code {
+                    Code::Spread(a) => self.root[a as usize],
+                    _ => i,
+                };
+                let from = self.row(source, list);
+                let (view, kernel) = (self.new_tile(i, list), map::fill(self.size(i), self.isa));
+                list.steps.push(Step::Run { kernel, out: view, args: [from; 3], form: Form::Rows, round: None });
+                self.cost += 0.04;
+                (view, true)
+            }
+        };
+        list.ready.insert(i, view);
+        (view, dense)
+    }
+
+    pub(super) fn hoist_constant(&mut self, i: usize) -> View {
+        let (from, view) = (self.constant(i), self.new_view());
+        let kernel = map::fill(self.size(i), self.isa);
+        self.hoisted.push((view, self.size(i), HoistedKind::Fill(from, kernel)));
+        self.hoisted_views.insert(i, view);
+        view
+    }
+
+    pub(super) fn hoist_load(&mut self, i: usize) -> View {
+        let (load, view) = (self.load(i), self.new_view());
+        let copies = if self.grid.cols < REPEATED_ROW { usize::MAX } else { 1 };
+        self.hoisted.push((view, self.size(i), HoistedKind::Load(load, copies)));
+        self.hoisted_views.insert(i, view);
+        view
+    }
+
+    /// An f32 register as one number a row, if it is that: its view, and whether all rows share it.
+    pub(super) fn still(&mut self, i: usize, list: &mut List) -> Option<(View, bool)> {
+        if self.body[i].dtype.compute() != DType::F32 {
+            return None;
+        }
+        match self.kind[i] {
+            Kind::Constant => Some((self.constant(i), true)),
+            Kind::RowLoad => Some((self.row(i, list), false)),
+            Kind::Spread if self.grid.cols >= SHORT_ROW => match self.body[i].code {
+                Code::Spread(a) => Some((self.row(self.root[a as usize], list), false)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// A `Map` or `Cast` at level `Full` into view `out`.
+    pub(super) fn compute(&mut self, i: usize, out: View, list: &mut List) -> Result<()> {
+        let instr = &self.body[i];
+        let args: Vec<usize> = operands(&instr.code).into_iter().map(|a| self.root[a]).collect();
+        let mut views = [0; 3];
+        let mut flat = true;
+        let (mut still, n) = (Still::NONE, args.len());
+        for k in (0..n).rev() {
+            let may = match n {
+                2 => k == 1 || !still.y,
+                3 => k > 0,
+                _ => false,
+            };
+            let held = if may { self.still(args[k], list) } else { None };
+            let (view, whole) = match held {
+                Some(v) => {
+                    if k + 1 == n {
+                        still.y = true
+                    } else {
+                        still.x = true
+                    }
+                    v
+                }
+                None => self.vector(args[k], list),
+            };
+            views[k] = view;
+            flat &= whole;
+        }
+        let first = views[0];
+        views[n..].fill(first);
+        let (kernel, round, cost) = self.function(i, &args, still)?;
+        let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
+        list.steps.push(Step::Run { kernel, out, args: views, form, round });
+        self.cost += cost;
+        list.ready.insert(i, out);
+        Ok(())
+    }
+
+    pub(super) fn function(&self, i: usize, args: &[usize], still: Still) -> Result<(Kernel, Option<Kernel>, f64)> {
+        let (instr, isa) = (&self.body[i], self.isa);
+        let from = self.body[*args.last().ok_or_else(|| bug("no operands"))?].dtype;
+        let round = cast::round(instr.dtype, isa);
+        match instr.code {
+            Code::Map(f, _) => {
+                let kernel =
+                    map::map(f, from, isa, still).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
+                Ok((kernel, round.filter(|_| !is_exact(f)), 0.04 + 0.02 * f.flops() as f64))
+            }
+            _ => Ok((cast::cast(from, instr.dtype, isa), round.filter(|_| from.compute() == DType::F32), 0.05)),
+        }
+    }
+
+    /// A `Map` or `Cast` at level `Row`.
+    pub(super) fn compute_row(&mut self, i: usize, list: &mut List) -> Result<()> {
+        let args: Vec<usize> = operands(&self.body[i].code).into_iter().map(|a| self.root[a]).collect();
+        let mut views = [0; 3];
+        for (k, &a) in args.iter().enumerate() {
+            views[k] = self.row(a, list);
+        }
+        let first = views[0];
+        views[args.len()..].fill(first);
+        let (kernel, round, _) = self.function(i, &args, Still::NONE)?;
+        let out = self.new_row(i);
+        list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round });
+        Ok(())
+    }
+
+    pub(super) fn store(&mut self, i: usize, value: ValueId, list: &mut List) {
+        let row = self.body[i].level == Level::Row;
+        let view = if row { self.row(i, list) } else { self.vector(i, list).0 };
+        let dtype = self.program.values[value.0 as usize].dtype;
+        let kernel = cast::store(dtype, self.isa);
+        list.steps.push(Step::Store { view, value: value.0, size: dtype.size() as u8, kernel, row });
+        if !row {
+            self.cost += 0.15;
+        }
+    }
+}

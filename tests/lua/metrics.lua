@@ -1,0 +1,66 @@
+-- Metrics against values worked out by hand.
+
+local pl = require "perilune"
+local metrics = pl.metrics
+local t = require "support"
+local describe, it, expect = t.describe, t.it, t.expect
+
+local scores = pl.tensor { { 0.1, 0.7, 0.2 }, { 0.5, 0.3, 0.2 }, { 0.2, 0.3, 0.5 }, { 0.6, 0.1, 0.3 } } -- 1, 0, 2, 0
+local labels = pl.tensor { 1, 2, 2, 0 }
+
+describe("classes", function()
+  it("accuracy, of scores and of labels", function()
+    expect(metrics.accuracy(scores, labels):item()):to_be_near(0.75)
+    expect(metrics.accuracy(pl.tensor { 1, 0, 2, 0 }, labels):item()):to_be_near(0.75)
+    expect(metrics.accuracy(scores, pl.tensor { 1, -100, 2, 1 }, { ignore_index = -100 }):item()):to_be_near(2 / 3)
+  end)
+
+  it("top_k", function()
+    expect(metrics.top_k(scores, labels, 1):item()):to_be_near(0.75)
+    expect(metrics.top_k(scores, labels, 2):item()):to_be_near(0.75)
+    expect(metrics.top_k(scores, labels, 3):item()):to_be_near(1)
+  end)
+
+  it("confusion_matrix", function()
+    expect(metrics.confusion_matrix(scores, labels)):to_equal { { 1, 0, 0 }, { 0, 1, 0 }, { 1, 0, 1 } }
+    expect(metrics.confusion_matrix(pl.tensor { 0, 1 }, pl.tensor { 0, 0 }, 2)):to_equal { { 1, 1 }, { 0, 0 } }
+    expect(function() metrics.confusion_matrix(labels, labels) end):to_raise "number of classes"
+  end)
+
+  it("f1", function()
+    -- by class: 2*1/(1+2), 2*1/(1+1), 2*1/(2+1)
+    expect(metrics.f1(scores, labels, { average = "none" })):to_be_near { 2 / 3, 1, 2 / 3 }
+    expect(metrics.f1(scores, labels):item()):to_be_near(7 / 9)
+    expect(metrics.f1(scores, labels, { average = "micro" }):item()):to_be_near(0.75)
+    expect(metrics.f1(scores, labels, { average = "weighted" }):item()):to_be_near((2 / 3 + 1 + 2 * 2 / 3) / 4)
+  end)
+end)
+
+describe("numbers", function()
+  local y, target = pl.tensor { 1.0, 2.0, 4.0 }, pl.tensor { 1.0, 3.0, 2.0 }
+
+  it("mse, rmse, mae, r2", function()
+    expect(metrics.mse(y, target):item()):to_be_near(5 / 3)
+    expect(metrics.rmse(y, target):item()):to_be_near(math.sqrt(5 / 3))
+    expect(metrics.mae(y, target):item()):to_be_near(1)
+    expect(metrics.r2(y, target):item()):to_be_near(1 - 5 / 2)
+    expect(metrics.r2(target, target):item()):to_be_near(1)
+    expect(function() metrics.mse(y:unsqueeze(1), target) end):to_raise "differ"
+  end)
+
+  it("perplexity and throughput", function()
+    expect(metrics.perplexity(pl.tensor(1.5)):item()):to_be_near(math.exp(1.5))
+    expect(metrics.throughput(100, 4)):to_be(25.0)
+    expect(metrics.throughput(100, 0)):to_be(0)
+  end)
+
+  it("means over batches of several sizes", function()
+    local mean = metrics.Mean()
+    mean:add({ loss = pl.tensor(1.0), accuracy = 0.5 }, 10)
+    mean:add({ loss = 4.0 }, pl.tensor(20.0))
+    local result, n = mean:result()
+    expect(result.loss):to_be_near(3)
+    expect(result.accuracy):to_be_near(0.5)
+    expect(n):to_be_near(30)
+  end)
+end)

@@ -1,0 +1,330 @@
+-- Layers: numbers of PyTorch (golden/nn.lua), shapes, names of parameters, modes, modules of one's own.
+
+local pl = require "perilune"
+local nn = pl.nn
+local t = require "support"
+local numbers = require "golden.nn"
+local describe, it, expect = t.describe, t.it, t.expect
+
+---Weights 0.5, 0.6, ... as in golden/make.py, so that every output counts differently.
+local function weighted(outputs)
+  local sum
+  for _, y in ipairs(outputs) do
+    local w = (pl.arange(y:numel()):to("f32") * 0.1 + 0.5):reshape(y.shape)
+    local part = (y * w):sum()
+    sum = sum and sum + part or part
+  end
+  return sum
+end
+
+---Gives `model` the golden weights, and compares outputs, gradients of weights and of inputs.
+local function compare(name, model, tolerance)
+  local case = numbers[name]
+  local seen = 0
+  for _, entry in ipairs(model:states()) do
+    local value = case.states[entry.path]
+    if not value then error("PyTorch has no " .. entry.path) end
+    expect(entry.state.shape):to_equal(value.shape)
+    entry.state:assign(t.golden(value))
+    seen = seen + 1
+  end
+  local given = 0
+  for _ in pairs(case.states) do given = given + 1 end
+  expect(seen):to_be(given)
+
+  local inputs, wrt = {}, {}
+  for i, x in ipairs(case.inputs) do
+    inputs[i] = t.golden(x)
+    if inputs[i].dtype == "f32" then wrt[#wrt + 1] = inputs[i] end
+  end
+  local num_inputs = #wrt
+  local paths = {}
+  for _, p in ipairs(model:parameters()) do
+    wrt[#wrt + 1] = p.state
+    paths[#paths + 1] = p.path
+  end
+  local outputs = { model(table.unpack(inputs)) }
+  expect(#outputs):to_be(#case.outputs)
+  for i, want in ipairs(case.outputs) do
+    expect(outputs[i].shape):to_equal(want.shape)
+    expect(outputs[i]:flatten()):to_be_near(want[1], tolerance)
+  end
+  local grads = { pl.grad(weighted(outputs), wrt) }
+  for i = 1, num_inputs do expect(grads[i]:flatten()):to_be_near(case.input_grads[i][1], tolerance) end
+  for i, path in ipairs(paths) do expect(grads[num_inputs + i]:flatten()):to_be_near(case.grads[path][1], tolerance) end
+  for path, want in pairs(case.after or {}) do expect(model[path]:flatten()):to_be_near(want[1], tolerance) end
+end
+
+describe("as PyTorch:", function()
+  local layers = {
+    linear = function() return nn.Linear(4, 3) end,
+    conv1d = function() return nn.Conv1d(2, 3, 3, { stride = 2, padding = 1 }) end,
+    conv2d = function() return nn.Conv2d(2, 3, 3, { padding = 1 }) end,
+    conv2d_groups = function() return nn.Conv2d(4, 4, { 2, 3 }, { stride = 2, dilation = { 1, 2 }, groups = 2 }) end,
+    conv_transpose2d = function() return nn.ConvTranspose2d(2, 3, 3, { stride = 2, padding = 1, output_padding = 1 }) end,
+    embedding = function() return nn.Embedding(5, 3) end,
+    layer_norm = function() return nn.LayerNorm(6) end,
+    layer_norm_two_dims = function() return nn.LayerNorm { 3, 4 } end,
+    rms_norm = function() return nn.RMSNorm(6) end,
+    group_norm = function() return nn.GroupNorm(2, 4) end,
+    batch_norm1d = function() return nn.BatchNorm1d(3) end,
+    batch_norm2d = function() return nn.BatchNorm2d(3) end,
+    rnn = function() return nn.RNN(3, 4) end,
+    rnn_relu = function() return nn.RNN(3, 4, { nonlinearity = "relu" }) end,
+    lstm = function() return nn.LSTM(3, 4, { layers = 2, bidirectional = true }) end,
+    gru = function() return nn.GRU(3, 4, { batch_first = true }) end,
+    attention = function() return nn.MultiHeadAttention(8, 2, { causal = true }) end,
+    block = function() return nn.TransformerBlock(8, 2, { causal = true }) end,
+    gelu = function() return nn.GELU() end,
+    gelu_tanh = function() return nn.GELU { approximate = "tanh" } end,
+    elu = function() return nn.ELU(0.7) end,
+    leaky_relu = function() return nn.LeakyReLU(0.1) end,
+    max_pool2d = function() return nn.MaxPool2d(2) end,
+    avg_pool2d = function() return nn.AvgPool2d(3, { stride = 2, padding = 1 }) end,
+  }
+  for _, name in ipairs(pl.tree.names(layers)) do
+    it(name, function() compare(name, layers[name](), 5e-5) end)
+  end
+end)
+
+local function paths(model)
+  local out = {}
+  for i, entry in ipairs(model:states()) do out[i] = entry.path end
+  return out
+end
+
+describe("shapes and names", function()
+  local x = pl.randn { 2, 6, 8 }
+  local cases = {
+    { "Linear without bias", nn.Linear(8, 3, { bias = false }), { 2, 6, 3 }, { "weight" } },
+    { "LayerNorm without bias", nn.LayerNorm(8, { bias = false }), { 2, 6, 8 }, { "weight" } },
+    { "LayerNorm without weights", nn.LayerNorm(8, { affine = false }), { 2, 6, 8 }, {} },
+    { "Dropout", nn.Dropout(0.5), { 2, 6, 8 }, {} },
+    { "Flatten", nn.Flatten(), { 2, 48 }, {} },
+    { "Unflatten", nn.Unflatten(-1, { 2, -1 }), { 2, 6, 2, 4 }, {} },
+    { "Softmax", nn.Softmax(), { 2, 6, 8 }, {} },
+    { "grouped queries", nn.MultiHeadAttention(8, 4, { kv_heads = 2, rope = true, causal = true }), { 2, 6, 8 },
+      { "out.bias", "out.weight", "qkv.bias", "qkv.weight" } },
+    { "a window", nn.MultiHeadAttention(8, 2, { window = 3, bias = false }), { 2, 6, 8 }, { "out.weight", "qkv.weight" } },
+    { "FeedForward swiglu", nn.FeedForward(8, { kind = "swiglu", bias = false }), { 2, 6, 8 }, { "down.weight", "gate.weight", "up.weight" } },
+    { "Llama's block", nn.TransformerBlock(8, 2, { norm = "rms", mlp = "swiglu", rope = true, bias = false, causal = true }), { 2, 6, 8 },
+      { "attn.out.weight", "attn.qkv.weight", "mlp.down.weight", "mlp.gate.weight", "mlp.up.weight", "norm1.weight", "norm2.weight" } },
+    { "LSTM with two layers", nn.LSTM(8, 5, { layers = 2, batch_first = true }), { 2, 6, 5 },
+      { "bias_hh_l0", "bias_hh_l1", "bias_ih_l0", "bias_ih_l1", "weight_hh_l0", "weight_hh_l1", "weight_ih_l0", "weight_ih_l1" } },
+    { "Sequential", nn.Sequential { nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2) }, { 2, 6, 2 }, { "1.bias", "1.weight", "3.bias", "3.weight" } },
+  }
+  for _, c in ipairs(cases) do
+    local name, model, shape, names = table.unpack(c)
+    it(name, function()
+      local y = model(x)
+      expect(y.shape):to_equal(shape)
+      expect(paths(model)):to_equal(names)
+      local count = 0
+      for _, p in ipairs(model:parameters()) do count = count + p.state:numel() end
+      expect(model:num_parameters()):to_be(count)
+      if count > 0 then
+        (y * y):sum():backward()
+        for _, p in ipairs(model:parameters()) do
+          expect(p.state.grad ~= nil):to_be_true()
+          expect(p.state.grad:abs():sum():item()):to_be_above(0)
+          p.state.grad = nil
+        end
+      end
+    end)
+  end
+
+  for _, kind in ipairs { "ReLU", "SiLU", "Tanh", "Sigmoid", "Softplus", "Mish", "Hardswish" } do
+    it(kind .. " is its op", function()
+      local op = kind:lower()
+      expect(nn[kind]()(x)):to_equal(x[op](x):tolist())
+    end)
+  end
+end)
+
+describe("attention", function()
+  it("sees only what it may", function()
+    local attn = nn.MultiHeadAttention(8, 2, { causal = true })
+    local x = pl.randn { 1, 5, 8 }
+    local changed = pl.cat({ x:narrow(1, 0, 4), pl.randn { 1, 1, 8 } }, 1)
+    expect(attn(changed):narrow(1, 0, 4)):to_be_near(attn(x):narrow(1, 0, 4):tolist(), 1e-6)
+  end)
+
+  it("takes a mask, and memory", function()
+    local attn = nn.MultiHeadAttention(8, 2)
+    local x, memory = pl.randn { 2, 3, 8 }, pl.randn { 2, 7, 8 }
+    local causal = pl.ones({ 3, 3 }):tril():to("bool")
+    local same = nn.MultiHeadAttention(8, 2, { causal = true })
+    for i, entry in ipairs(attn:states()) do same:states()[i].state:assign(entry.state) end
+    expect(attn(x, { mask = causal })):to_be_near(same(x):tolist(), 1e-6)
+    expect(attn(x, { memory = memory }).shape):to_equal { 2, 3, 8 }
+    expect(function() attn(x, { masc = causal }) end):to_raise "Did you mean 'mask'?"
+  end)
+
+  it("depends on distances alone with rope", function()
+    local attn = nn.MultiHeadAttention(8, 2, { rope = true })
+    local x = pl.randn { 1, 4, 8 }
+    local y, shifted = attn(x), attn(x, { positions = pl.arange(4) + 11 })
+    expect(shifted):to_be_near(y:tolist(), 1e-4)
+  end)
+end)
+
+describe("modes", function()
+  it("dropout acts in training alone, and keeps the mean", function()
+    local drop = nn.Dropout(0.25)
+    local x = pl.ones { 10000 }
+    local y = drop(x)
+    expect(y:eq(0):to("f32"):mean():item()):to_be_near(0.25, 0.02)
+    expect(y:mean():item()):to_be_near(1, 0.02)
+    expect(drop:eval()(x)):to_equal(x:tolist())
+    expect(drop:train()(x):eq(0):any():item()):to_be(true)
+  end)
+
+  it("batch norm uses running statistics in evaluation", function()
+    local norm = nn.BatchNorm1d(2)
+    local x = pl.randn { 64, 2 } * 3 + 5
+    for _ = 1, 60 do pl.step(function() return norm(x) end) end
+    expect(norm.running_mean):to_be_near(x:mean(0):tolist(), 0.02)
+    norm:eval()
+    expect(norm(x):mean():item()):to_be_near(0, 0.02)
+    expect(norm(pl.ones { 1, 2 }).shape):to_equal { 1, 2 }
+    expect(#norm:parameters()):to_be(2)
+    expect(#norm:buffers()):to_be(2)
+  end)
+
+  it("reach every module below", function()
+    local model = nn.Sequential { nn.Linear(2, 2), nn.Sequential { nn.Dropout(0.9) } }
+    expect(model[2][1].training):to_be(true)
+    model:eval()
+    expect(model[2][1].training):to_be(false)
+    model:train()
+    expect(model[2][1].training):to_be(true)
+  end)
+end)
+
+describe("modules of one's own", function()
+  local function Attention(width, heads)
+    local m = { qkv = nn.Linear(width, 3 * width), out = nn.Linear(width, width) }
+    function m:forward(x_BTC)
+      local B, T, C = x_BTC:size()
+      local q, k, v = self.qkv(x_BTC):view(B, T, 3, heads, C // heads):permute(2, 0, 3, 1, 4):unbind(0)
+      local y_BHTD = pl.scaled_dot_product_attention(q, k, v, { is_causal = true })
+      return self.out(y_BHTD:transpose(1, 2):reshape(B, T, C))
+    end
+    return nn.module(m)
+  end
+
+  it("are made from tensors, as in the examples", function()
+    local m = Attention(8, 2)
+    local library = nn.MultiHeadAttention(8, 2, { causal = true })
+    for i, entry in ipairs(m:states()) do library:states()[i].state:assign(entry.state) end
+    local x = pl.randn { 2, 5, 8 }
+    expect(m(x)):to_be_near(library(x):tolist(), 1e-6)
+    expect(paths(m)):to_equal { "out.bias", "out.weight", "qkv.bias", "qkv.weight" }
+  end)
+
+  it("find States in lists, count tied ones once, and order names naturally", function()
+    local shared = pl.state(pl.zeros { 2 })
+    local m = nn.module { blocks = {}, head = shared, tail = shared }
+    for i = 1, 11 do m.blocks[i] = nn.module { w = pl.state(pl.zeros { 1 }) } end
+    local names = paths(m)
+    expect(names[2]):to_be "blocks.2.w"
+    expect(names[11]):to_be "blocks.11.w"
+    expect(names[12]):to_be "head"
+    expect(#names):to_be(12)
+  end)
+
+  it("print what they hold", function()
+    local text = tostring(nn.Sequential { nn.Linear(64, 32), nn.ReLU() })
+    expect(text):to_contain "Linear(64 -> 32)"
+    expect(text):to_contain "2,080 parameters"
+  end)
+end)
+
+describe("LoRA", function()
+  it("begins as its base, trains alone, and merges", function()
+    local base = nn.Linear(6, 4)
+    local x = pl.randn { 3, 6 }
+    local before = base(x):tolist()
+    local lora = nn.LoRA(base, { rank = 2 })
+    expect(lora(x)):to_be_near(before, 1e-6)
+    expect(#lora:parameters()):to_be(2)
+    local opt = pl.optim.Adam(lora, { lr = 0.05 })
+    for _ = 1, 5 do
+      (lora(x) ^ 2):mean():backward()
+      opt:step()
+    end
+    local trained = lora(x):tolist()
+    expect(lora.b:abs():sum():item()):to_be_above(0)
+    lora:merge()
+    expect(base(x)):to_be_near(trained, 1e-5)
+    expect(lora(x)):to_be_near(trained, 1e-5)
+  end)
+
+  it("wraps the layers of a model by their path", function()
+    local block = nn.TransformerBlock(8, 2)
+    expect(nn.add_lora(block, "attn", { rank = 2 })):to_be(2)
+    expect(#block:parameters()):to_be(4)
+    expect(block(pl.randn { 1, 3, 8 }).shape):to_equal { 1, 3, 8 }
+    expect(function() nn.add_lora(block, "nowhere") end):to_raise "no Linear matches"
+  end)
+end)
+
+describe("initialisers", function()
+  local init = pl.init
+  pl.seed(11)
+
+  ---Mean, deviation, smallest and largest.
+  local function facts(x)
+    return x:mean():item(), x:std():item(), x:min():item(), x:max():item()
+  end
+
+  it("uniform and normal", function()
+    local mean, std, low, high = facts(init.uniform({ 200, 300 }, { a = -2, b = 4 }))
+    expect(mean):to_be_near(1, 0.03)
+    expect(std):to_be_near(6 / math.sqrt(12), 0.02)
+    expect(low >= -2 and high < 4):to_be_true()
+    mean, std = facts(init.normal({ 200, 300 }, { mean = 3, std = 0.5 }))
+    expect(mean):to_be_near(3, 0.01)
+    expect(std):to_be_near(0.5, 0.01)
+  end)
+
+  it("trunc_normal stays within and has the cut law's deviation", function()
+    local mean, std, low, high = facts(init.trunc_normal({ 200, 300 }, { std = 1, a = -1, b = 1 }))
+    expect(mean):to_be_near(0, 0.01)
+    expect(std):to_be_near(0.5396, 0.01) -- of the standard normal on [-1, 1]
+    expect(low >= -1 and high <= 1):to_be_true()
+  end)
+
+  it("xavier and kaiming", function()
+    local _, std = facts(init.xavier_uniform { 300, 200 })
+    expect(std):to_be_near(math.sqrt(2 / 500), 1e-3)
+    _, std = facts(init.xavier_normal({ 300, 200 }, { gain = 2 }))
+    expect(std):to_be_near(2 * math.sqrt(2 / 500), 2e-3)
+    _, std = facts(init.kaiming_normal({ 64, 32, 3, 3 }, { nonlinearity = "relu" }))
+    expect(std):to_be_near(math.sqrt(2 / 288), 2e-3)
+    local _, _, low, high = facts(init.kaiming_uniform({ 300, 200 }, { a = math.sqrt(5) }))
+    local bound = 1 / math.sqrt(200)
+    expect(low):to_be_near(-bound, 1e-3)
+    expect(high):to_be_near(bound, 1e-3)
+  end)
+
+  it("orthogonal and eye", function()
+    for _, shape in ipairs { { 5, 9 }, { 9, 5 }, { 6, 6 } } do
+      local q = init.orthogonal(shape)
+      if shape[1] > shape[2] then q = q:transpose(0, 1) end
+      local n = q:size(0)
+      expect(q:matmul(q:transpose(0, 1))):to_be_near(pl.eye(n):tolist(), 1e-4)
+    end
+    expect(init.eye({ 2, 3 })):to_equal { { 1, 0, 0 }, { 0, 1, 0 } }
+  end)
+
+  it("layers start as PyTorch's", function()
+    local layer = nn.Linear(400, 300)
+    local _, _, low, high = facts(layer.weight)
+    expect(low):to_be_near(-0.05, 1e-3)
+    expect(high):to_be_near(0.05, 1e-3)
+    expect(layer.bias:abs():max():item()):to_be_below(0.05 + 1e-6)
+    local _, std = facts(nn.Embedding(300, 200).weight)
+    expect(std):to_be_near(1, 0.02)
+  end)
+end)

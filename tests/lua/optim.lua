@@ -1,0 +1,185 @@
+-- Optimizers, schedules, clipping and averages against PyTorch (golden/optim.lua, golden/schedule.lua).
+
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local t = require "support"
+local numbers, rates = require "golden.optim", require "golden.schedule"
+local describe, it, expect = t.describe, t.it, t.expect
+
+local X, Y = t.golden(numbers.X), t.golden(numbers.Y)
+pl.eval(X, Y)
+
+local function weights()
+  return { w = pl.state(t.golden(numbers.w)), b = pl.state(t.golden(numbers.b)) }
+end
+
+local function loss_of(p) return ((X:matmul(p.w) + p.b):tanh() - Y):pow(2):mean() end
+
+describe("ten steps as PyTorch:", function()
+  local makers = {
+    sgd = function(p) return optim.SGD(p, { lr = 0.1 }) end,
+    sgd_momentum = function(p) return optim.SGD(p, { lr = 0.1, momentum = 0.9, dampening = 0.1, weight_decay = 0.01 }) end,
+    sgd_nesterov = function(p) return optim.SGD(p, { lr = 0.1, momentum = 0.9, nesterov = true }) end,
+    adam = function(p) return optim.Adam(p, { lr = 0.05 }) end,
+    adam_decay = function(p) return optim.Adam(p, { lr = 0.05, betas = { 0.8, 0.99 }, eps = 1e-6, weight_decay = 0.1 }) end,
+    adamw = function(p) return optim.AdamW(p, { lr = 0.05, weight_decay = 0.1 }) end,
+    rmsprop = function(p) return optim.RMSprop(p, { lr = 0.02 }) end,
+    rmsprop_centered = function(p)
+      return optim.RMSprop(p, { lr = 0.02, alpha = 0.9, momentum = 0.5, centered = true, weight_decay = 0.01 })
+    end,
+    lion = function(p) return optim.Lion(p, { lr = 0.01, betas = { 0.9, 0.99 }, weight_decay = 0.1 }) end,
+    adafactor = function(p) return optim.Adafactor(p, { lr = 0.05 }) end,
+    muon = function(p) return optim.Muon(p, { lr = 0.05, weight_decay = 0.1, adamw = { lr = 0.01 } }) end,
+    clip_norm = function(p) return optim.SGD(p, { lr = 0.5, clip_norm = 0.1 }) end,
+    clip_value = function(p) return optim.SGD(p, { lr = 0.5, clip_value = 0.02 }) end,
+  }
+  for _, name in ipairs(pl.tree.names(makers)) do
+    for _, scope in ipairs { "a plain loop", "steps" } do
+      it(name .. " in " .. scope, function()
+        local p, want = weights(), numbers[name]
+        local opt = makers[name](p)
+        local function step()
+          local loss = loss_of(p)
+          loss:backward()
+          opt:step()
+          return loss
+        end
+        for i = 1, 10 do
+          local loss = scope == "steps" and pl.step(step) or step()
+          expect(loss:item()):to_be_near(want.losses[i], 2e-5)
+        end
+        expect(p.w:flatten()):to_be_near(want.w[1], 5e-5)
+        expect(p.b:flatten()):to_be_near(want.b[1], 5e-5)
+        expect(opt.count):to_be(10)
+      end)
+    end
+  end
+end)
+
+describe("an optimizer", function()
+  it("names its slots by the paths of the weights", function()
+    local opt = optim.AdamW(nn.Linear(2, 3), { lr = 1e-3 })
+    local names = {}
+    for i, e in ipairs(opt:states()) do names[i] = e.path end
+    table.sort(names)
+    expect(names):to_equal { "adamw.m.bias", "adamw.m.weight", "adamw.v.bias", "adamw.v.weight" }
+  end)
+
+  it("takes groups with options of their own", function()
+    local p = weights()
+    local opt = optim.SGD({ model = p, { params = function(path) return path == "b" end, lr = 0 }, {} }, { lr = 0.1 })
+    loss_of(p):backward()
+    opt:step()
+    expect(p.b):to_equal { 0, 0, 0, 0 }
+    expect(p.w:eq(t.golden(numbers.w)):any():item()):to_be(false)
+    expect({ opt:lr(1), opt:lr(2) }):to_equal { 0, 0.1 }
+  end)
+
+  it("leaves weights alone that the loss did not reach", function()
+    local p = weights()
+    local opt = optim.Adam(p, { lr = 0.1 });
+    (p.w ^ 2):sum():backward()
+    opt:step()
+    expect(p.b):to_equal { 0, 0, 0, 0 }
+  end)
+
+  it("follows a schedule without a new plan", function()
+    local p = weights()
+    local opt = optim.SGD(p, { lr = function(step) return 0.1 / (step + 1) end })
+    local plans
+    for i = 1, 6 do
+      loss_of(p):backward()
+      opt:step()
+      if i == 3 then plans = pl.stats().misses end
+    end
+    expect(pl.stats().misses):to_be(plans)
+    expect(opt:lr()):to_be_near(0.1 / 7)
+  end)
+
+  it("works on half weights in f32", function()
+    local w = pl.state(pl.ones({ 4 }, { dtype = "bf16" }))
+    local opt = optim.AdamW({ w }, { lr = 0.1, weight_decay = 0 });
+    (w:to("f32") ^ 2):sum():backward()
+    opt:step()
+    expect(w.dtype):to_be "bf16"
+    expect(w):to_be_near({ 0.9, 0.9, 0.9, 0.9 }, 0.01)
+    expect(opt:states()[1].state.dtype):to_be "f32"
+  end)
+end)
+
+describe("clipping", function()
+  it("scales by the norm of all gradients", function()
+    local p = { a = pl.state(pl.tensor { 3.0 }), b = pl.state(pl.tensor { 4.0 }) }
+    pl.step(function()
+      ((p.a ^ 2 + p.b ^ 2):sum() / 2):backward()
+      local norm = optim.clip_grad_norm(p, 1)
+      pl.keep(norm, p.a.grad, p.b.grad)
+      expect(norm:item()):to_be_near(5)
+      expect(p.a.grad):to_be_near({ 0.6 }, 1e-5)
+      expect(p.b.grad):to_be_near({ 0.8 }, 1e-5)
+    end)
+  end)
+
+  it("bounds values", function()
+    local p = { pl.state(pl.tensor { 3.0, -0.1 }) }
+    pl.step(function()
+      (p[1] ^ 2):sum():backward()
+      optim.clip_grad_value(p, 1)
+      expect(p[1].grad):to_be_near { 1, -0.2 }
+    end)
+  end)
+end)
+
+describe("schedules", function()
+  it("one_cycle as PyTorch", function()
+    local s = optim.one_cycle { peak = 0.1, steps = 20 }
+    for i, want in ipairs(rates.one_cycle) do expect(s(i - 1)):to_be_near(want, 1e-9) end
+  end)
+
+  it("cosine as PyTorch, behind its warm-up", function()
+    local s = optim.cosine { peak = 1.0, floor = 0.1, steps = 10 }
+    for i, want in ipairs(rates.cosine) do expect(s(i - 1)):to_be_near(want, 1e-9) end
+    local w = optim.cosine { peak = 1.0, warmup = 3, steps = 10 }
+    expect({ w(0), w(1), w(2), w(3), w(10), w(99) }):to_be_near { 0.25, 0.5, 0.75, 1, 0, 0 }
+  end)
+
+  it("constant, linear_warmup, wsd, piecewise", function()
+    expect(optim.constant(0.3)(1000)):to_be(0.3)
+    local up = optim.linear_warmup { peak = 1, warmup = 4 }
+    expect({ up(0), up(3), up(4), up(50) }):to_be_near { 0.2, 0.8, 1, 1 }
+    local wsd = optim.wsd { peak = 1, warmup = 1, steps = 10, decay = 4 }
+    expect({ wsd(0), wsd(1), wsd(6), wsd(8), wsd(10) }):to_be_near { 0.5, 1, 1, 0.5, 0 }
+    local steps = optim.piecewise { { 0, 1 }, { 10, 0.1 } }
+    expect({ steps(0), steps(9), steps(10), steps(99) }):to_be_near { 1, 1, 0.1, 0.1 }
+    local lines = optim.piecewise { { 0, 1 }, { 10, 0 }, linear = true }
+    expect({ lines(0), lines(5), lines(10), lines(20) }):to_be_near { 1, 0.5, 0, 0 }
+  end)
+end)
+
+describe("EMA", function()
+  it("averages, swaps and copies", function()
+    local model = nn.module { w = pl.state(pl.zeros { 1 }), forward = function() end }
+    local ema = optim.EMA(model, 0.9)
+    local average = 0
+    for i = 1, 5 do
+      model.w:assign(i)
+      ema:update()
+      average = 0.9 * average + 0.1 * i
+    end
+    expect(ema:states()[1].state:item()):to_be_near(average)
+    ema:swap()
+    expect(model.w:item()):to_be_near(average)
+    ema:swap()
+    expect(model.w:item()):to_be(5.0)
+    ema:copy_to()
+    expect(model.w:item()):to_be_near(average)
+  end)
+
+  it("warms up", function()
+    local model = nn.module { w = pl.state(pl.ones { 1 }), forward = function() end }
+    local ema = optim.EMA(model, 0.999, { warmup = true })
+    model.w:assign(11)
+    ema:update()
+    expect(ema:states()[1].state:item()):to_be_near(0.1 * 1 + 0.9 * 11)
+  end)
+end)

@@ -1,0 +1,188 @@
+-- The standard loop, driven from Lua: steps, evaluation, accumulation, early stop, averages, resuming, memorising.
+
+local pl = require "perilune"
+local nn, optim, data, metrics, train = pl.nn, pl.optim, pl.data, pl.metrics, pl.train
+local t = require "support"
+local describe, it, expect = t.describe, t.it, t.expect
+
+local function recipe_of(changes)
+  local recipe = {
+    name = "test",
+    params = { steps = 20, batch = 16, lr = 0.05, seed = 3 },
+    data = function(p)
+      local label = pl.randint(0, 2, { 200 })
+      local set = data.tensors { x = pl.randn { 200, 2 } + label:unsqueeze(1) * 4 - 2, y = label }
+      return { train = set:split("train", 0.8, 1):shuffle(1):batch(p.batch), valid = set:split("valid", 0.2, 1):batch(15) }
+    end,
+    model = function() return nn.Sequential { nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2) } end,
+    optimizer = function(p, model) return optim.Adam(model, { lr = p.lr }) end,
+    loss = function(model, batch)
+      local logits = model(batch.x)
+      return pl.cross_entropy(logits, batch.y), { accuracy = metrics.accuracy(logits, batch.y) }
+    end,
+  }
+  for k, v in pairs(changes or {}) do recipe[k] = v end
+  return recipe
+end
+
+local function params(changes)
+  local p = { steps = 20, batch = 16, lr = 0.05, seed = 3 }
+  for k, v in pairs(changes or {}) do p[k] = v end
+  return p
+end
+
+local function losses(run, n)
+  local out = {}
+  for i = 1, n do out[i] = run:step().loss:item() end
+  return out
+end
+
+local function weights(run)
+  local out = {}
+  for _, e in ipairs(run:states()) do out[e.path] = e.state:tolist() end
+  return out
+end
+
+describe("a run", function()
+  it("learns, counts, and evaluates", function()
+    local run = train.new(recipe_of())
+    expect(run:finished()):to_be(false)
+    local before = run:evaluate "valid"
+    while not run:finished() do run:step() end
+    expect(run.count):to_be(20)
+    local after = run:evaluate "valid"
+    expect(after.loss):to_be_below(before.loss)
+    expect(after.accuracy):to_be_above(0.9)
+  end)
+
+  it("gives the same bits again", function()
+    local a, b = train.new(recipe_of()), train.new(recipe_of())
+    expect(losses(a, 10)):to_equal(losses(b, 10))
+    expect(weights(a)):to_equal(weights(b))
+    expect(losses(train.new(recipe_of(), params { seed = 4 }), 1)[1] == losses(train.new(recipe_of()), 1)[1]):to_be(false)
+  end)
+
+  it("names its States as checkpoints do", function()
+    local run = train.new(recipe_of { ema = 0.9 })
+    local names = {}
+    for _, e in ipairs(run:states()) do names[e.path] = true end
+    for _, name in ipairs { "model.1.weight", "model.3.bias", "optim.adam.m.1.weight", "optim.adam.v.3.bias", "ema.1.weight" } do
+      expect(names[name]):to_be(true)
+    end
+  end)
+
+  it("evaluates the mean over samples, not over batches", function()
+    local run = train.new(recipe_of())
+    local whole = recipe_of { data = function(p)
+      local d = recipe_of().data(p)
+      local set = d.valid
+      return { train = d.train, valid = { batch_at = function() return set.make(0, 40), 40 end, batches = function() return 1 end } }
+    end }
+    expect(run:evaluate("valid").loss):to_be_near(train.new(whole):evaluate("valid").loss, 1e-6)
+    expect(run:evaluate("valid", 1).loss > 0):to_be_true()
+  end)
+
+  it("accumulates to the gradient of the large batch", function()
+    local large = train.new(recipe_of(), params { batch = 32 })
+    local small = train.new(recipe_of(), params { batch = 8, accumulate = 4 })
+    local a, b = losses(large, 5), losses(small, 5)
+    expect(b):to_be_near(a, 1e-5)
+    local wa, wb = weights(large), weights(small)
+    for path, value in pairs(wa) do
+      if path:find "^model" then expect(wb[path]):to_be_near(value, 1e-5) end
+    end
+    expect(small:step().samples):to_be(32)
+  end)
+
+  it("weighs micro-batches by the weights that the loss gives", function()
+    -- A ragged loss: the mean over the samples with y = 1 alone.
+    local function ragged(model, batch)
+      local counted = batch.y:to("f32")
+      local each = pl.cross_entropy(model(batch.x), batch.y, { reduction = "none" })
+      local n = counted:sum()
+      return (each * counted):sum() / n:clamp(1), nil, n
+    end
+    local large = train.new(recipe_of { loss = ragged }, params { batch = 32 })
+    local small = train.new(recipe_of { loss = ragged }, params { batch = 8, accumulate = 4 })
+    expect(losses(small, 4)):to_be_near(losses(large, 4), 1e-5)
+  end)
+
+  it("stops early", function()
+    local run = train.new(recipe_of {
+      early_stop = { metric = "valid/score", patience = 2, mode = "max" },
+      evaluate = function() return { score = pl.tensor(1.0) } end,
+    })
+    run:evaluate "valid"
+    expect(run:finished()):to_be(false)
+    run:evaluate "valid"
+    expect(run:finished()):to_be(false)
+    run:evaluate "valid"
+    expect(run:finished()):to_be(true)
+  end)
+
+  it("evaluates with averaged weights and goes on with its own", function()
+    local run = train.new(recipe_of { ema = 0.9 })
+    losses(run, 5)
+    local own = run.model[1].weight:tolist()
+    run:evaluate "valid"
+    expect(run.model[1].weight):to_equal(own)
+    expect(#run.ema:states()):to_be(4)
+  end)
+
+  it("goes on from a cursor with the same bits", function()
+    local straight = train.new(recipe_of())
+    losses(straight, 12)
+    local first = train.new(recipe_of())
+    losses(first, 6)
+    local cursor, saved = first:cursor(), weights(first)
+    local second = train.new(recipe_of())
+    for _, e in ipairs(second:states()) do e.state:assign(pl.tensor(saved[e.path])) end
+    second:seek(cursor)
+    pl.end_step()
+    losses(second, 6)
+    expect(second.count):to_be(12)
+    local a, b = weights(straight), weights(second)
+    for path, value in pairs(a) do
+      if path:find "^model" then expect(b[path]):to_equal(value) end
+    end
+  end)
+
+  it("takes a step of the recipe's own", function()
+    local run = train.new(recipe_of { step = function(r, batch)
+      local loss = pl.cross_entropy(r.model(batch.x), batch.y)
+      loss:backward()
+      r.opt:step()
+      return loss, { twice = loss * 2 }
+    end })
+    local result = run:step()
+    expect(result.metrics.twice:item()):to_be_near(result.loss:item() * 2)
+  end)
+
+  it("clips and reports the norm", function()
+    local run = train.new(recipe_of { optimizer = function(_, model) return optim.SGD(model, { lr = 0.1, clip_norm = 1 }) end })
+    expect(run:step().metrics.grad_norm:item()):to_be_above(0)
+  end)
+
+  it("counts epochs", function()
+    local run = train.new(recipe_of { params = {} }, { batch = 16, lr = 0.1, epochs = 2 })
+    expect(run.steps):to_be(20)
+  end)
+
+  it("memorises a batch, or says that it cannot", function()
+    local fine = train.memorise(recipe_of(), nil, { steps = 200 })
+    expect(fine.ok):to_be(true)
+    expect(fine.last):to_be_below(fine.first)
+    local broken = recipe_of { loss = function(model, batch) return pl.cross_entropy(model(batch.x * 0), batch.y) end }
+    expect(train.memorise(broken, nil, { steps = 30 }).ok):to_be(false)
+  end)
+
+  it("keeps memory and plans flat", function()
+    local run = train.new(recipe_of(), params { steps = 400 })
+    losses(run, 50)
+    local before = pl.stats()
+    for _ = 1, 200 do run:step() end
+    local after = pl.stats()
+    expect(after.misses):to_be(before.misses)
+    expect(after.held_bytes):to_be_below(before.held_bytes + 1024 * 1024)
+  end)
+end)

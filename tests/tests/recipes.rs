@@ -1,0 +1,145 @@
+//! Every recipe runs: ten steps of each training recipe against a pinned loss curve, the plain ones to their end.
+//!
+//! Curves are compared to 1e-4, since instruction sets may round differently; on one machine the bits are the same for any
+//! number of threads, and run after run. `PERILUNE_BLESS=1 cargo test -p perilune-tests --test recipes` rewrites the curves:
+//! a change that should not alter numbers has no business doing so.
+#![allow(clippy::unwrap_used)]
+
+use perilune_core::HostTensor;
+use perilune_tests::scripts::{blessing, script};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+const STEPS: u64 = 10;
+
+struct Outcome {
+    losses: Vec<f64>,
+    valid: Vec<(String, f64)>,
+    states: Vec<(String, HostTensor)>,
+}
+
+fn recipe(file: &str, params: &[(&str, &str)], threads: usize) -> Outcome {
+    let s = script(threads, params).unwrap();
+    let recipe = s.recipe(&Path::new("../recipes").join(file)).unwrap_or_else(|e| panic!("{e}"));
+    let run = recipe.start(None).unwrap_or_else(|e| panic!("{e}"));
+    let mut losses = Vec::new();
+    for _ in 0..STEPS {
+        let step = run.step().unwrap_or_else(|e| panic!("{e}"));
+        losses.push(run.read(&step).unwrap().loss);
+    }
+    let valid = run.evaluate_batches("valid", Some(2)).unwrap_or_else(|e| panic!("{e}"));
+    Outcome { losses, valid, states: run.states().unwrap() }
+}
+
+/// The curve against its golden file, and the bits of other runs against these.
+fn pinned(name: &str, file: &str, params: &[(&str, &str)]) {
+    let one = recipe(file, params, 1);
+    for (threads, what) in [(2, "two threads"), (1, "a second run")] {
+        let other = recipe(file, params, threads);
+        assert_eq!(one.losses, other.losses, "{name}: losses with {what}");
+        assert_eq!(one.valid, other.valid, "{name}: evaluation with {what}");
+        for ((path, a), (_, b)) in one.states.iter().zip(&other.states) {
+            assert!(a == b, "{name}: {path} differs with {what}");
+        }
+        assert_eq!(one.states.len(), other.states.len());
+    }
+
+    let golden = PathBuf::from("golden/recipes").join(format!("{name}.txt"));
+    let mut text = String::new();
+    for (k, loss) in one.losses.iter().enumerate() {
+        writeln!(text, "step {} loss {loss:.7}", k + 1).unwrap();
+    }
+    for (metric, value) in &one.valid {
+        writeln!(text, "valid {metric} {value:.7}").unwrap();
+    }
+    if blessing() {
+        std::fs::write(&golden, &text).unwrap();
+        return;
+    }
+    let want = std::fs::read_to_string(&golden).unwrap_or_else(|e| panic!("{}: {e}", golden.display()));
+    let numbers = |text: &str| -> Vec<(String, f64)> {
+        let split = |line: &str| line.rsplit_once(' ').map(|(head, n)| (head.to_string(), n.parse().unwrap()));
+        text.lines().filter_map(split).collect()
+    };
+    let (now, then) = (numbers(&text), numbers(&want));
+    assert_eq!(now.len(), then.len(), "{name}: other lines than in {}:\n{text}", golden.display());
+    for ((head, a), (head_then, b)) in now.iter().zip(&then) {
+        assert_eq!(head, head_then);
+        // A metric that counts may flip a sample at a tie; a loss may not.
+        let tolerance = if head.contains("loss") { 1e-4 * b.abs().max(1e-3) } else { 0.02 * b.abs().max(0.1) };
+        assert!((a - b).abs() <= tolerance, "{name}: {head} is {a}, pinned at {b}\n{text}");
+    }
+}
+
+#[test]
+fn digits_mlp() {
+    pinned("digits_mlp", "digits.lua", &[]);
+}
+
+#[test]
+fn digits_cnn() {
+    pinned("digits_cnn", "digits.lua", &[("net", "cnn"), ("batch", "32")]);
+}
+
+#[test]
+fn chargpt() {
+    let small =
+        [("layers", "2"), ("heads", "2"), ("width", "32"), ("context", "32"), ("batch", "4"), ("dropout", "0.1")];
+    pinned("chargpt", "chargpt.lua", &small);
+}
+
+#[test]
+fn regression() {
+    pinned("regression", "regression.lua", &[]);
+}
+
+/// The sampler behind chargpt's training prints text of the asked length.
+#[test]
+fn chargpt_samples() {
+    let small = [
+        ("layers", "1"),
+        ("heads", "2"),
+        ("width", "16"),
+        ("context", "16"),
+        ("samples", "2"),
+        ("sample_length", "12"),
+    ];
+    let s = script(2, &small).unwrap();
+    let recipe = s.recipe(Path::new("../recipes/chargpt.lua")).unwrap_or_else(|e| panic!("{e}"));
+    let run = recipe.start(None).unwrap_or_else(|e| panic!("{e}"));
+    run.step().unwrap_or_else(|e| panic!("{e}"));
+    run.finish().unwrap_or_else(|e| panic!("{e}"));
+    let out = s.output();
+    assert!(out.starts_with("--- sample 1\n") && out.contains("--- sample 2\n"), "{out}");
+    let text = out.split("--- sample 2\n").nth(1).unwrap().strip_suffix('\n').unwrap();
+    assert_eq!(text.chars().count(), 12, "{out}");
+}
+
+fn plain(file: &str, params: &[(&str, &str)], threads: usize) -> String {
+    let s = script(threads, params).unwrap();
+    s.runtime.load(&Path::new("../recipes").join(file)).unwrap_or_else(|e| panic!("{e}"));
+    s.output()
+}
+
+#[test]
+fn montecarlo() {
+    let params = [("samples", "200000"), ("chunk", "50000")];
+    let out = plain("montecarlo.lua", &params, 1);
+    assert_eq!(out, plain("montecarlo.lua", &params, 2));
+    let pi: f64 =
+        out.strip_prefix("pi = ").and_then(|t| t.split(' ').next()).and_then(|t| t.parse().ok()).unwrap_or(0.0);
+    assert!((pi - std::f64::consts::PI).abs() < 0.015, "{out}");
+}
+
+#[test]
+fn blur() {
+    let write = |threads: usize| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("blur-{threads}.png"));
+        let out = plain("blur.lua", &[("out", path.to_str().unwrap()), ("size", "48")], threads);
+        assert!(out.contains("48 x 192 pixels") || out.contains("192 x 48 pixels"), "{out}");
+        std::fs::read(path).unwrap()
+    };
+    let image = write(1);
+    assert!(image.starts_with(b"\x89PNG") && image.len() > 2000, "{} bytes", image.len());
+    assert!(image == write(2), "two threads give other pixels");
+}
