@@ -91,7 +91,7 @@ function check.whole(op, name, value, min)
   local whole = type(value) == "number" and math.tointeger(value)
   if not whole or (min and whole < min) then
     local hint
-    if type(value) == "number" and not whole then hint = "in Lua, / always gives a float: use // for whole numbers" end
+    if type(value) == "number" and not whole then hint = "in Lua, / gives a fraction where // gives a whole number" end
     if type(value) == "table" then hint = "sizes stand one by one, in order; only options are a table, behind them" end
     local rule = min and (" of at least %d"):format(min) or ""
     pl.error(op, ("%s is %s, but must be a whole number%s"):format(name, check.show(value), rule), hint)

@@ -153,7 +153,7 @@ mod tests {
         let lua = Lua::new();
         let plain = lua.load(SOURCE).into_function().expect("compiles");
         let mut bytes = plain.dump(false);
-        assert_eq!(keep_frames(&mut bytes), Some(4));
+        assert_eq!(keep_frames(&mut bytes), Some(3));
         assert_eq!(keep_frames(&mut bytes), Some(0));
         let kept = compile(&lua, SOURCE, "=test", None).expect("compiles");
         assert_eq!(kept.call::<i64>(()).expect("runs"), plain.call::<i64>(()).expect("runs"));

@@ -112,7 +112,7 @@ impl Host {
         let site = self.site(lua);
         let calls = self.calls.get().wrapping_add(1);
         self.calls.set(calls);
-        if calls % LOOK_EVERY == 0 {
+        if calls.is_multiple_of(LOOK_EVERY) {
             self.look(lua)?;
         }
         let result = {

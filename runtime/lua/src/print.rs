@@ -27,7 +27,7 @@ pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
 pub fn values(t: &HostTensor) -> String {
     let summary = t.numel() > WHOLE;
     let mut shown = Vec::new();
-    walk(t, t.shape.dims(), 0, summary, &mut |i| shown.push(i));
+    walk(t.shape.dims(), 0, summary, &mut |i| shown.push(i));
     let format = Format::of(t, &shown);
     let width = shown.iter().map(|&i| format.number(t, i).chars().count()).max().unwrap_or(1);
     let mut out = String::new();
@@ -43,11 +43,11 @@ fn picks(n: usize, summary: bool) -> Vec<Option<usize>> {
     }
 }
 
-fn walk(t: &HostTensor, dims: &[usize], at: usize, summary: bool, f: &mut impl FnMut(usize)) {
+fn walk(dims: &[usize], at: usize, summary: bool, f: &mut impl FnMut(usize)) {
     let Some((&n, rest)) = dims.split_first() else { return f(at) };
     let step: usize = rest.iter().product();
     for i in picks(n, summary).into_iter().flatten() {
-        walk(t, rest, at + i * step, summary, f);
+        walk(rest, at + i * step, summary, f);
     }
 }
 
