@@ -70,9 +70,10 @@ function cases.adamw()
   local w = {}
   for i = 1, 16 do w[i] = pl.state(pl.randn { 512, 512 }) end
   local opt = optim.AdamW(w, { lr = 1e-3, weight_decay = 0.1 })
-  local g = pl.eval(pl.randn { 512, 512 })
+  local g = {}
+  for i = 1, 16 do g[i] = pl.eval(pl.randn { 512, 512 }) end
   return once(function()
-    for i = 1, #w do w[i].grad = g end
+    for i = 1, #w do w[i].grad = g[i] end
     opt:step()
   end)
 end

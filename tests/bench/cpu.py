@@ -49,9 +49,8 @@ def matmul(m, k, n):
 
 def adamw():
     ws = [torch.randn(512, 512).requires_grad_() for _ in range(16)]
-    g = torch.randn(512, 512)
     for w in ws:
-        w.grad = g
+        w.grad = torch.randn(512, 512)
     opt = torch.optim.AdamW(ws, lr=1e-3, weight_decay=0.1, fused=True)
     return opt.step
 

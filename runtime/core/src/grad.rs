@@ -19,7 +19,13 @@ type Pending = HashMap<NodeId, SmallVec<[NodeId; 2]>>;
 ///
 /// `None` where `output` does not depend on the node. Unless `create_graph`, the gradients are constants to any later
 /// differentiation. A graph with functions of the host's own (see [`Backward`]) is an error here.
-pub fn grad(g: &mut Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Result<Vec<Option<NodeId>>> {
+pub fn grad(
+    g: &mut Graph,
+    output: NodeId,
+    seed: NodeId,
+    wrt: &[NodeId],
+    create_graph: bool,
+) -> Result<Vec<Option<NodeId>>> {
     let mut b = Backward::new(g, output, seed, wrt, create_graph);
     match b.advance(g)? {
         None => b.finish(g),
@@ -53,7 +59,8 @@ impl Backward {
         let mut pending = Pending::new();
         pending.entry(output).or_default().push(seed);
         let next = if reached { output.index() + 1 } else { 0 };
-        let sweep = Sweep { pending, parts: HashMap::new(), needs, next, floor: 0, stop: wrt.iter().copied().collect() };
+        let sweep =
+            Sweep { pending, parts: HashMap::new(), needs, next, floor: 0, stop: wrt.iter().copied().collect() };
         Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
 
@@ -79,8 +86,13 @@ impl Backward {
                 (Some(d), Some(&x)) => {
                     let (shape, dtype) = (g.shape(x), g.dtype(x));
                     if g.shape(*d) != shape {
-                        let message = format!("its backward gave a gradient of shape {} for input {} of shape {shape}", g.shape(*d), i + 1);
-                        let hint = "a gradient has the shape of its input: sum what was broadcast, expand what was summed";
+                        let message = format!(
+                            "its backward gave a gradient of shape {} for input {} of shape {shape}",
+                            g.shape(*d),
+                            i + 1
+                        );
+                        let hint =
+                            "a gradient has the shape of its input: sum what was broadcast, expand what was summed";
                         return Err(Error::gradient("custom", message).hint(hint));
                     }
                     Some(aside(g, self.create_graph, |g| g.cast(*d, dtype))?)
@@ -128,7 +140,11 @@ fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> 
     }
     for i in floor..=output.index() {
         let node = &g.nodes()[i];
-        if !needs[i] && !node.detached && node.dtype.is_float() && !matches!(node.op.grad, Grad::Zero) | is_part(node.op.class) {
+        if !needs[i]
+            && !node.detached
+            && node.dtype.is_float()
+            && !matches!(node.op.grad, Grad::Zero) | is_part(node.op.class)
+        {
             needs[i] = node.inputs.iter().any(|x| needs[x.index()]);
         }
     }
@@ -269,7 +285,8 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
         Grad::Host => return Err(Error::gradient(node.op.name, "this is a bug: a host function without its host")),
         Grad::Missing(why) => return Err(Error::gradient(node.op.name, why)),
         Grad::Rule(rule) => {
-            let ctx = GradCtx { op: node.op, out: id, inputs: &node.inputs, attrs: &node.attrs, grad, grads, needs: &wants };
+            let ctx =
+                GradCtx { op: node.op, out: id, inputs: &node.inputs, attrs: &node.attrs, grad, grads, needs: &wants };
             let out = rule(g, &ctx)?;
             file(g, pending, &node.inputs, &wants, out)?;
         }
@@ -295,7 +312,8 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
             }
             for i in floor..top {
                 let n = &g.nodes()[i];
-                let flows = !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
+                let flows =
+                    !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
                 inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
             }
             let (parts, stop) = (HashMap::new(), HashSet::new());

@@ -168,12 +168,12 @@ impl Executable for CpuProgram {
         }
         let values = self.places(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.shared.pool };
-        let kernels = &self.kernels[..];
+        let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
-                    Compiled::Region(r) => r.run(&context),
+                    Compiled::Region(r) => r.run(&context).map_err(|error| Failure { site: plan[at].site(), error })?,
                     Compiled::Library(l) => l.run(&context)?,
                 }
                 if let (Some(times), Some(start)) = (&mut times, start) {

@@ -156,7 +156,12 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let c = self.cache.counts;
         let values: usize = self.live.values().map(|v| v.buffer.nbytes()).sum::<usize>()
-            + self.carried.values().filter(|c| !self.live.contains_key(&c.value.uid)).map(|c| c.value.buffer.nbytes()).sum::<usize>();
+            + self
+                .carried
+                .values()
+                .filter(|c| !self.live.contains_key(&c.value.uid))
+                .map(|c| c.value.buffer.nbytes())
+                .sum::<usize>();
         Stats {
             generation: self.generation,
             nodes: self.graph.len(),
@@ -324,7 +329,8 @@ impl Engine {
 
     /// Makes the values of `ids` and keeps them with their nodes. No State changes.
     pub fn evaluate(&mut self, ids: &[NodeId]) -> std::result::Result<(), Fault> {
-        let roots: Vec<NodeId> = ids.iter().copied().filter(|id| self.value(*id).is_none()).filter(|id| !self.is_plain_leaf(*id)).collect();
+        let roots: Vec<NodeId> =
+            ids.iter().copied().filter(|id| self.value(*id).is_none()).filter(|id| !self.is_plain_leaf(*id)).collect();
         if roots.is_empty() {
             return Ok(());
         }

@@ -212,8 +212,11 @@ impl Engine {
         let (shape, dtype) = (s.shape, s.dtype);
         let from = self.graph.shape(value);
         if Shape::broadcast(&from, &shape) != Some(shape) {
-            return Err(Error::shape("assign", format!("a tensor of shape {from} does not fit a State of shape {shape}"))
-                .hint("a State keeps its shape for life"));
+            return Err(Error::shape(
+                "assign",
+                format!("a tensor of shape {from} does not fit a State of shape {shape}"),
+            )
+            .hint("a State keeps its shape for life"));
         }
         let value = self.graph.cast(value, dtype)?;
         let value = self.graph.expand(value, shape)?;
@@ -250,7 +253,12 @@ impl Engine {
     /// Begins the pass that adds gradients of `y` (seeded with `seed`, or ones for a scalar) to every trainable State.
     ///
     /// The caller drives the [`Backward`] (functions of the host stop it) and hands both back to `end_backward`.
-    pub fn begin_backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<(Backward, Vec<StateId>)> {
+    pub fn begin_backward(
+        &mut self,
+        y: NodeId,
+        seed: Option<NodeId>,
+        create_graph: bool,
+    ) -> Result<(Backward, Vec<StateId>)> {
         let seed = self.seed_for("backward", y, seed)?;
         let reads: Vec<(NodeId, StateId)> =
             self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
@@ -294,7 +302,13 @@ impl Engine {
     }
 
     /// Begins a pass for gradients of `y` with respect to any nodes.
-    pub fn begin_grad(&mut self, y: NodeId, seed: Option<NodeId>, wrt: &[NodeId], create_graph: bool) -> Result<Backward> {
+    pub fn begin_grad(
+        &mut self,
+        y: NodeId,
+        seed: Option<NodeId>,
+        wrt: &[NodeId],
+        create_graph: bool,
+    ) -> Result<Backward> {
         let seed = self.seed_for("grad", y, seed)?;
         Ok(Backward::new(&self.graph, y, seed, wrt, create_graph))
     }
@@ -307,13 +321,13 @@ impl Engine {
                 .hint("comparisons, argmax and casts to integers cut the gradient: a loss is made of floats"));
         }
         match seed {
-            Some(s) if self.graph.shape(s) != shape => {
-                Err(Error::shape(op, format!("the gradient's shape {} must be the tensor's {shape}", self.graph.shape(s))))
-            }
+            Some(s) if self.graph.shape(s) != shape => Err(Error::shape(
+                op,
+                format!("the gradient's shape {} must be the tensor's {shape}", self.graph.shape(s)),
+            )),
             Some(s) => self.graph.cast(s, dtype),
-            None if shape.numel() != 1 => {
-                Err(Error::shape(op, format!("needs a scalar, not shape {shape}")).hint("sum or average it first, or pass a gradient of its shape"))
-            }
+            None if shape.numel() != 1 => Err(Error::shape(op, format!("needs a scalar, not shape {shape}"))
+                .hint("sum or average it first, or pass a gradient of its shape")),
             None => self.graph.filled(1.0, shape, dtype),
         }
     }
@@ -345,7 +359,10 @@ impl Engine {
     pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
         let s = self.states.get(id)?;
         if s.shape != t.shape || s.dtype != t.dtype {
-            let message = format!("a {} tensor of shape {} does not fit a {} State of shape {}", t.dtype, t.shape, s.dtype, s.shape);
+            let message = format!(
+                "a {} tensor of shape {} does not fit a {} State of shape {}",
+                t.dtype, t.shape, s.dtype, s.shape
+            );
             return Err(Error::shape("load", message));
         }
         let node = self.from_host(t)?;

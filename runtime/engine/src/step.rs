@@ -204,6 +204,7 @@ impl Engine {
     }
 
     fn has_value(&self, id: NodeId) -> bool {
-        self.is_evaluated(crate::Handle { generation: self.generation(), id }) && self.graph.node(id).op != &perilune_core::ops::create::STATE
+        self.is_evaluated(crate::Handle { generation: self.generation(), id })
+            && self.graph.node(id).op != &perilune_core::ops::create::STATE
     }
 }

@@ -9,7 +9,9 @@ fn main() {
     let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
     let run = || -> Result<(), perilune_lua::Failed> {
         let runtime = Runtime::new(options)?;
-        if std::env::var("PROFILE").is_ok() { runtime.host().engine.borrow_mut().profile = Some(Default::default()); }
+        if std::env::var("PROFILE").is_ok() {
+            runtime.host().engine.borrow_mut().profile = Some(Default::default());
+        }
         if let Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {
             let run = recipe.start(None)?;
             let t = std::time::Instant::now();
@@ -22,10 +24,19 @@ fn main() {
             println!("valid {:?}", run.evaluate("valid")?);
             run.finish()?;
         }
-        { let e = runtime.host().engine.borrow(); if let Some(p) = &e.profile { println!("{}", p.report(&e.sites)); } }
-        for text in runtime.host().take_notices() { println!("{text}"); }
+        {
+            let e = runtime.host().engine.borrow();
+            if let Some(p) = &e.profile {
+                println!("{}", p.report(&e.sites));
+            }
+        }
+        for text in runtime.host().take_notices() {
+            println!("{text}");
+        }
         println!("{:?}", runtime.host().engine.borrow().stats());
         Ok(())
     };
-    if let Err(e) = run() { println!("{e}"); }
+    if let Err(e) = run() {
+        println!("{e}");
+    }
 }

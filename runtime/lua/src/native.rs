@@ -415,7 +415,13 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let r = match &image_chw {
                 Value::UserData(u) => crate::args::RefGuard(u.borrow::<Tensor>()?.what),
                 other => {
-                    return Err(errors::argument(&host, lua, "save_png", format!("the image is {}", show(other)), None));
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "save_png",
+                        format!("the image is {}", show(other)),
+                        None,
+                    ));
                 }
             };
             let t = host.record(lua, |engine| {

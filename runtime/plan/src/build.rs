@@ -252,7 +252,11 @@ impl Builder<'_> {
             let free = self.values[v.0 as usize].storage == UNPLACED;
             let at = writer.get(&v).copied().unwrap_or(usize::MAX);
             let safe = free
-                && readers.get(&state).into_iter().flatten().all(|&r| r < at || (r == at && in_place(&self.program.kernels[r], v, state)));
+                && readers
+                    .get(&state)
+                    .into_iter()
+                    .flatten()
+                    .all(|&r| r < at || (r == at && in_place(&self.program.kernels[r], v, state)));
             if safe {
                 self.values[v.0 as usize].storage = Storage::Input(input);
             } else {

@@ -86,10 +86,8 @@ impl Cache {
         let trace = &tracer.trace;
         let hash = digest(&trace.key) ^ u128::from(options.fusion);
         self.clock += 1;
-        if let Some(found) = self
-            .plans
-            .get(&hash)
-            .and_then(|list| list.iter().find(|p| p.key == trace.key && p.options == options))
+        if let Some(found) =
+            self.plans.get(&hash).and_then(|list| list.iter().find(|p| p.key == trace.key && p.options == options))
         {
             found.last_use.set(self.clock);
             self.counts.hits += 1;

@@ -65,7 +65,11 @@ fn reach(p: &Program, v: ValueId, layout: &perilune_core::Layout) -> Result<(), 
 fn region(p: &Program, r: &Region) -> Result<(), String> {
     for (k, i) in r.body.iter().enumerate() {
         let reg = |x: Reg| -> Result<&Instr, String> {
-            if x as usize >= k { Err(format!("instruction {k} reads register {x} before it is written")) } else { Ok(&r.body[x as usize]) }
+            if x as usize >= k {
+                Err(format!("instruction {k} reads register {x} before it is written"))
+            } else {
+                Ok(&r.body[x as usize])
+            }
         };
         let fault = |why: &str| Err(format!("instruction {k}: {why}"));
         match &i.code {

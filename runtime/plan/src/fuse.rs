@@ -245,8 +245,11 @@ impl Fuser<'_> {
                     let k = find(&self.out.clusters, *self.loaders.get(base)?);
                     let c = &self.out.clusters[k];
                     let m = self.low.graph.shape(*base).numel();
-                    (c.depth == wait && c.numel == n && reading(layout, n, m) == Reading::Same && self.compatible(&[k], ask))
-                        .then_some(k)
+                    (c.depth == wait
+                        && c.numel == n
+                        && reading(layout, n, m) == Reading::Same
+                        && self.compatible(&[k], ask))
+                    .then_some(k)
                 });
                 if let Some(k) = sibling {
                     chosen = Some((self.unite(&[k], ask), Level::Full));

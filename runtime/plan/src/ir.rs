@@ -95,7 +95,10 @@ pub enum Source {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Code {
     /// Reads through `layout`, which has as many elements as the instruction's level and is collapsed.
-    Load { source: Source, layout: Layout },
+    Load {
+        source: Source,
+        layout: Layout,
+    },
     /// An elementwise function of registers of the same level.
     Map(MapFn, SmallVec<[Reg; 3]>),
     /// A change of dtype.

@@ -270,7 +270,9 @@ fn own(out: &mut Lowered) {
 fn trivial(out: &Lowered, node: &Node, inputs: &[NodeId]) -> Option<NodeId> {
     let same = |x: NodeId| out.graph.shape(x) == node.shape && out.graph.dtype(x) == node.dtype;
     match node.op.class {
-        Class::View(_) if node.op == &perilune_core::ops::movement::DETACH || node.op == &create::CUSTOM => Some(inputs[0]),
+        Class::View(_) if node.op == &perilune_core::ops::movement::DETACH || node.op == &create::CUSTOM => {
+            Some(inputs[0])
+        }
         Class::View(_) if inputs.len() == 1 && same(inputs[0]) && node.attrs.len() == node.shape.rank() => {
             // reshape and expand to the same shape; permute and flip keep a meaning at equal shapes
             let op = node.op.name;

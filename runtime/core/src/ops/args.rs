@@ -90,7 +90,9 @@ pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, Str
             "ints" => Ty::Ints,
             "dtype" => Ty::DType,
             "string" => Ty::Str(Vec::new()),
-            words if words.starts_with('\'') => Ty::Str(words.split('|').map(|w| w.trim().trim_matches('\'')).collect()),
+            words if words.starts_with('\'') => {
+                Ty::Str(words.split('|').map(|w| w.trim().trim_matches('\'')).collect())
+            }
             other => return Err(format!("'{other}' is no parameter type")),
         };
         optional |= default_text.is_some();

@@ -29,7 +29,14 @@ pub static TO: Op = Op {
         let dtype = a.dtype(1).unwrap_or(DType::F32);
         cast(g, a.tensor(0)?, dtype).map(one)
     }),
-    samples: &["f(2,3), 'f64'", "f(2,3), 'bf16'", "f(0,3), 'f16'", "f(4;-3,3), 'i64'", "i(5;2,3), 'f32'", "i(2;4), 'bool'"],
+    samples: &[
+        "f(2,3), 'f64'",
+        "f(2,3), 'bf16'",
+        "f(0,3), 'f16'",
+        "f(4;-3,3), 'i64'",
+        "i(5;2,3), 'f32'",
+        "i(2;4), 'bool'",
+    ],
     ..Op::BASE
 };
 
@@ -48,4 +55,3 @@ pub fn cast(g: &mut Graph, x: NodeId, dtype: DType) -> Result<NodeId> {
     }
     g.push(&CAST, &[x], &[dtype as i64])
 }
-

@@ -8,8 +8,24 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId, Number};
 use crate::{DType, Shape};
 
-pub static OPS: &[&Op] =
-    &[&LEAF, &STATE, &SCALAR, &CONSTANT, &IOTA, &PART, &CUSTOM, &ZEROS, &ONES, &FULL, &ZEROS_LIKE, &ONES_LIKE, &FULL_LIKE, &ARANGE, &LINSPACE, &EYE];
+pub static OPS: &[&Op] = &[
+    &LEAF,
+    &STATE,
+    &SCALAR,
+    &CONSTANT,
+    &IOTA,
+    &PART,
+    &CUSTOM,
+    &ZEROS,
+    &ONES,
+    &FULL,
+    &ZEROS_LIKE,
+    &ONES_LIKE,
+    &FULL_LIKE,
+    &ARANGE,
+    &LINSPACE,
+    &EYE,
+];
 
 /// An evaluated value held by the engine; `payload` is its identity.
 pub static LEAF: Op = Op { name: "leaf", class: Class::Leaf, ..Op::BASE };
@@ -168,7 +184,8 @@ pub static LINSPACE: Op = Op {
           One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
     call: Some(|g, a| {
         let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
-        let n = usize::try_from(n).map_err(|_| Error::argument("linspace", format!("steps is {n}; it must be 0 or more")))?;
+        let n = usize::try_from(n)
+            .map_err(|_| Error::argument("linspace", format!("steps is {n}; it must be 0 or more")))?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
         let work = if dtype.is_float() { dtype.compute() } else { DType::F64 };
         let step = if n > 1 { (stop - start) / (n - 1) as f64 } else { 0.0 };

@@ -115,9 +115,50 @@ impl MapFn {
 }
 
 pub static OPS: &[&Op] = &[
-    &COPY, &NEG, &ABS, &SIGN, &EXP, &LOG, &LOG1P, &EXPM1, &SQRT, &RSQRT, &RECIPROCAL, &SIN, &COS, &TAN, &TANH, &SIGMOID,
-    &ERF, &FLOOR, &CEIL, &ROUND, &ADD, &SUB, &MUL, &DIV, &FLOOR_DIV, &REMAINDER, &POW, &MAXIMUM, &MINIMUM, &EQ, &NE,
-    &LT, &LE, &GT, &GE, &ISNAN, &ISINF, &LOGICAL_AND, &LOGICAL_OR, &LOGICAL_XOR, &LOGICAL_NOT, &WHERE, &CLAMP, &ISFINITE,
+    &COPY,
+    &NEG,
+    &ABS,
+    &SIGN,
+    &EXP,
+    &LOG,
+    &LOG1P,
+    &EXPM1,
+    &SQRT,
+    &RSQRT,
+    &RECIPROCAL,
+    &SIN,
+    &COS,
+    &TAN,
+    &TANH,
+    &SIGMOID,
+    &ERF,
+    &FLOOR,
+    &CEIL,
+    &ROUND,
+    &ADD,
+    &SUB,
+    &MUL,
+    &DIV,
+    &FLOOR_DIV,
+    &REMAINDER,
+    &POW,
+    &MAXIMUM,
+    &MINIMUM,
+    &EQ,
+    &NE,
+    &LT,
+    &LE,
+    &GT,
+    &GE,
+    &ISNAN,
+    &ISINF,
+    &LOGICAL_AND,
+    &LOGICAL_OR,
+    &LOGICAL_XOR,
+    &LOGICAL_NOT,
+    &WHERE,
+    &CLAMP,
+    &ISFINITE,
 ];
 
 /// Shape and dtype rule of every `Map`: inputs broadcast; comparisons yield bool.
@@ -156,7 +197,8 @@ const MAP: Op = Op { infer, ..Op::BASE };
 const COMPARE: Op = Op { infer: infer_bool, ..Op::BASE };
 const UNARY: &[&str] = &["f(2,3)", "f(0,3)", "f()", "f(2,1,4)"];
 const POSITIVE: &[&str] = &["p(2,3)", "p(0,3)", "p()", "p(2,1,4)"];
-const BINARY: &[&str] = &["f(2,3), f(2,3)", "f(2,3), f(3)", "f(2,1), f(1,3)", "f(), f(2)", "f(0,3), f(3)", "f(2,3), 1.5"];
+const BINARY: &[&str] =
+    &["f(2,3), f(2,3)", "f(2,3), f(3)", "f(2,1), f(1,3)", "f(), f(2)", "f(0,3), f(3)", "f(2,3), 1.5"];
 const DIVISOR: &[&str] = &["f(2,3), p(2,3)", "f(2,3), p(3)", "f(2,1), p(1,3)", "f(0,3), p(3)", "f(2,3), 1.5"];
 const BOOLS: &[&str] = &["b(2,3), b(2,3)", "b(2,3), b(3)", "b(0), b(0)"];
 
@@ -625,7 +667,16 @@ pub static POW: Op = Op {
     }),
     amp: crate::amp::Amp::Full,
     cuda: "pl_pow({x}, {y})",
-    samples: &["p(2,3), f(2,3)", "p(2,3), f(3)", "p(0,3), f(3)", "f(2,3), 2", "p(2,3), 0.5", "p(2,3), -1", "f(2,3), 3", "p(4), 1.7"],
+    samples: &[
+        "p(2,3), f(2,3)",
+        "p(2,3), f(3)",
+        "p(0,3), f(3)",
+        "f(2,3), 2",
+        "p(2,3), 0.5",
+        "p(2,3), -1",
+        "f(2,3), 3",
+        "p(4), 1.7",
+    ],
     smooth: true,
     ..MAP
 };
@@ -789,7 +840,13 @@ pub static WHERE: Op = Op {
         local(g, c, smallvec![None, Some(a), Some(b)])
     }),
     cuda: "{x} ? {y} : {z}",
-    samples: &["b(2,3), f(2,3), f(2,3)", "b(2,1), f(3), f(2,3)", "b(2,3), f(2,3), 0.0", "b(3), 1, 2", "b(0), f(0), f(0)"],
+    samples: &[
+        "b(2,3), f(2,3), f(2,3)",
+        "b(2,1), f(3), f(2,3)",
+        "b(2,3), f(2,3), 0.0",
+        "b(3), 1, 2",
+        "b(0), f(0), f(0)",
+    ],
     smooth: true,
     ..MAP
 };
@@ -823,6 +880,13 @@ pub static CLAMP: Op = Op {
             _ => Ok(one(x)),
         }
     }),
-    samples: &["f(2,3), -0.5, 0.5", "f(2,3), 0.1", "f(3), nil, 0.2", "i(9;5), 2, 5", "f(2,3), f(3), 1.0", "f(0), 0.0, 1.0"],
+    samples: &[
+        "f(2,3), -0.5, 0.5",
+        "f(2,3), 0.1",
+        "f(3), nil, 0.2",
+        "i(9;5), 2, 5",
+        "f(2,3), f(3), 1.0",
+        "f(0), 0.0, 1.0",
+    ],
     ..Op::BASE
 };

@@ -11,21 +11,33 @@ use crate::{DType, HostTensor, Shape};
 use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[
-    &GATHER, &TAKE_ALONG, &SCATTER, &SCATTER_ADD, &INDEX_SELECT, &INDEX_ADD, &MASKED_FILL, &ONE_HOT, &EMBEDDING, &NONZERO, &MASKED_SELECT,
+    &GATHER,
+    &TAKE_ALONG,
+    &SCATTER,
+    &SCATTER_ADD,
+    &INDEX_SELECT,
+    &INDEX_ADD,
+    &MASKED_FILL,
+    &ONE_HOT,
+    &EMBEDDING,
+    &NONZERO,
+    &MASKED_SELECT,
 ];
 
 /// An index tensor as i64, or an error: floats are no indices.
 pub fn as_index(g: &mut Graph, op: &str, index: NodeId) -> Result<NodeId> {
     let dtype = g.dtype(index);
     if !dtype.is_int() {
-        return Err(Error::dtype(op, format!("indices must be integers, not {dtype}")).hint("convert them with ids:to(\"i64\")"));
+        return Err(Error::dtype(op, format!("indices must be integers, not {dtype}"))
+            .hint("convert them with ids:to(\"i64\")"));
     }
     g.cast(index, DType::I64)
 }
 
 fn like_index(i: &Infer) -> Result<Meta> {
     let (x, index, at) = (i.shape(0), i.shape(1), i.attr(0));
-    let fits = x.rank() == index.rank() && x.dims().iter().zip(index.dims()).enumerate().all(|(d, (n, k))| d == at || k <= n);
+    let fits =
+        x.rank() == index.rank() && x.dims().iter().zip(index.dims()).enumerate().all(|(d, (n, k))| d == at || k <= n);
     if !fits {
         let message = format!("index {index} does not fit {x}: same number of dims, and none larger except dim {at}");
         return Err(Error::shape(i.op, message));
@@ -83,7 +95,10 @@ pub static TAKE_ALONG: Op = Op {
 fn check_src(i: &Infer) -> Result<Meta> {
     like_index(i)?;
     if i.shape(2) != i.shape(1) {
-        return Err(Error::shape(i.op, format!("src {} and index {} must have the same shape", i.shape(2), i.shape(1))));
+        return Err(Error::shape(
+            i.op,
+            format!("src {} and index {} must have the same shape", i.shape(2), i.shape(1)),
+        ));
     }
     if i.dtype(2) != i.dtype(0) {
         return Err(Error::dtype(i.op, format!("src is {} and x is {}; they must be equal", i.dtype(2), i.dtype(0))));
@@ -138,7 +153,12 @@ pub static SCATTER_ADD: Op = Op {
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER_ADD)),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(c.grad), None, Some(gather(g, c.grad, c.attr(0), c.x(1))?)])),
-    samples: &["f(3,4), 1, i(4;3,6), f(3,6)", "f(3,4), 0, i(3;2,4), f(2,4)", "f(4), 0, i(4;9), 1.0", "f(3), 0, i(3;0), f(0)"],
+    samples: &[
+        "f(3,4), 1, i(4;3,6), f(3,6)",
+        "f(3,4), 0, i(3;2,4), f(2,4)",
+        "f(4), 0, i(4;9), 1.0",
+        "f(3), 0, i(3;0), f(0)",
+    ],
     smooth: true,
     ..Op::BASE
 };

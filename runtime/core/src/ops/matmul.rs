@@ -44,8 +44,16 @@ pub static MATMUL: Op = Op {
     }),
     amp: Amp::Low,
     samples: &[
-        "f(2,3), f(3,4)", "f(3), f(3)", "f(2,3), f(3)", "f(3), f(3,4)", "f(2,2,3), f(2,3,4)", "f(2,1,2,3), f(5,3,4)",
-        "f(2,3,4), f(4,5)", "f(0,3), f(3,4)", "f(2,0), f(0,4)", "f(33,70), f(70,17)",
+        "f(2,3), f(3,4)",
+        "f(3), f(3)",
+        "f(2,3), f(3)",
+        "f(3), f(3,4)",
+        "f(2,2,3), f(2,3,4)",
+        "f(2,1,2,3), f(5,3,4)",
+        "f(2,3,4), f(4,5)",
+        "f(0,3), f(3,4)",
+        "f(2,0), f(0,4)",
+        "f(33,70), f(70,17)",
     ],
     smooth: true,
     ..Op::BASE
@@ -62,7 +70,8 @@ pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
         Err(Error::shape("matmul", message))
     };
     if sa.is_scalar() || sb.is_scalar() {
-        return Err(Error::shape("matmul", format!("shapes {sa} and {sb}: both need at least one dim")).hint("use * for a scalar factor"));
+        return Err(Error::shape("matmul", format!("shapes {sa} and {sb}: both need at least one dim"))
+            .hint("use * for a scalar factor"));
     }
     let dtype = DType::promote(g.dtype(a), g.dtype(b));
     let dtype = if dtype == DType::Bool { DType::I64 } else { dtype };
@@ -156,7 +165,9 @@ pub static LINEAR: Op = Op {
         let (x, w) = (a.tensor(0)?, a.tensor(1)?);
         let (sx, sw) = (g.shape(x), g.shape(w));
         if sw.rank() != 2 || sx.is_scalar() || sx.dims()[sx.rank() - 1] != sw.dims()[1] {
-            let message = format!("x {sx} and weight {sw} do not chain: last dim of x must equal the last dim of weight (out, in)");
+            let message = format!(
+                "x {sx} and weight {sw} do not chain: last dim of x must equal the last dim of weight (out, in)"
+            );
             return Err(Error::shape("linear", message));
         }
         let wt = g.t(w)?;
@@ -220,8 +231,14 @@ pub static EINSUM: Op = Op {
         einsum(g, a.str(0), &xs).map(one)
     }),
     samples: &[
-        "'ij,jk->ik', [f(2,3), f(3,4)]", "'bij,bjk->bik', [f(2,3,4), f(2,4,2)]", "'ij->ji', [f(2,3)]", "'ij->', [f(2,3)]",
-        "'i,j->ij', [f(2), f(3)]", "'bhtd,bhsd->bhts', [f(2,2,3,4), f(2,2,5,4)]", "'ij,jk,kl->il', [f(2,3), f(3,4), f(4,2)]", "'ij,ij->i', [f(2,3), f(2,3)]",
+        "'ij,jk->ik', [f(2,3), f(3,4)]",
+        "'bij,bjk->bik', [f(2,3,4), f(2,4,2)]",
+        "'ij->ji', [f(2,3)]",
+        "'ij->', [f(2,3)]",
+        "'i,j->ij', [f(2), f(3)]",
+        "'bhtd,bhsd->bhts', [f(2,2,3,4), f(2,2,5,4)]",
+        "'ij,jk,kl->il', [f(2,3), f(3,4), f(4,2)]",
+        "'ij,ij->i', [f(2,3), f(2,3)]",
     ],
     smooth: true,
     ..Op::BASE
@@ -236,8 +253,7 @@ struct Term {
 impl Term {
     /// The operand with its dims in the order of `letters`, absent ones as size 1.
     fn arrange(&self, g: &mut Graph, letters: &[char]) -> Result<NodeId> {
-        let axes: Vec<usize> =
-            letters.iter().filter_map(|l| self.letters.iter().position(|m| m == l)).collect();
+        let axes: Vec<usize> = letters.iter().filter_map(|l| self.letters.iter().position(|m| m == l)).collect();
         let mut y = g.permute(self.x, &axes)?;
         for (i, l) in letters.iter().enumerate() {
             if !self.letters.contains(l) {
@@ -263,7 +279,11 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
     for (letters, &x) in names.iter().zip(xs) {
         let shape = g.shape(x);
         if letters.len() != shape.rank() {
-            return Err(bad(format!("'{}' names {} dims of shape {shape}", letters.iter().collect::<String>(), letters.len())));
+            return Err(bad(format!(
+                "'{}' names {} dims of shape {shape}",
+                letters.iter().collect::<String>(),
+                letters.len()
+            )));
         }
         for (k, (&l, &d)) in letters.iter().zip(shape.dims()).enumerate() {
             if !l.is_ascii_alphabetic() {

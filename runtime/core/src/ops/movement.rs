@@ -11,9 +11,38 @@ use crate::{Layout, MAX_RANK, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
-    &RESHAPE, &VIEW, &FLATTEN, &UNFLATTEN, &SQUEEZE, &UNSQUEEZE, &PERMUTE, &TRANSPOSE, &T, &EXPAND, &BROADCAST_TO, &NARROW, &SELECT,
-    &SLICE, &FLIP, &ROLL, &UNFOLD, &UNWINDOW, &DETACH, &CAT, &STACK, &SPLIT, &CHUNK, &UNBIND, &PLACE, &PAD, &TRIL, &TRIU, &TILE,
-    &REPEAT_INTERLEAVE, &DIAGONAL, &CONCAT,
+    &RESHAPE,
+    &VIEW,
+    &FLATTEN,
+    &UNFLATTEN,
+    &SQUEEZE,
+    &UNSQUEEZE,
+    &PERMUTE,
+    &TRANSPOSE,
+    &T,
+    &EXPAND,
+    &BROADCAST_TO,
+    &NARROW,
+    &SELECT,
+    &SLICE,
+    &FLIP,
+    &ROLL,
+    &UNFOLD,
+    &UNWINDOW,
+    &DETACH,
+    &CAT,
+    &STACK,
+    &SPLIT,
+    &CHUNK,
+    &UNBIND,
+    &PLACE,
+    &PAD,
+    &TRIL,
+    &TRIU,
+    &TILE,
+    &REPEAT_INTERLEAVE,
+    &DIAGONAL,
+    &CONCAT,
 ];
 
 type Vec8 = SmallVec<[usize; 8]>;
@@ -226,7 +255,8 @@ pub static PERMUTE: Op = Op {
         sorted.sort_unstable();
         if sorted.iter().enumerate().any(|(i, &a)| i != a) || axes.len() != shape.rank() {
             let given: Vec<String> = dims.iter().map(i64::to_string).collect();
-            let message = format!("{{{}}} must name each of the {} dims of {shape} once", given.join(", "), shape.rank());
+            let message =
+                format!("{{{}}} must name each of the {} dims of {shape} once", given.join(", "), shape.rank());
             return Err(Error::argument("permute", message));
         }
         permute(g, x, &axes).map(one)
@@ -365,7 +395,9 @@ pub static SLICE: Op = Op {
         let (lo, hi) = range(g.shape(x).dims()[at], a.opt_int(2), a.opt_int(3));
         let step = a.int(4)?;
         if step < 1 {
-            return Err(Error::argument("slice", format!("step is {step}; it must be 1 or more")).hint("x:flip(dim) reverses"));
+            return Err(
+                Error::argument("slice", format!("step is {step}; it must be 1 or more")).hint("x:flip(dim) reverses")
+            );
         }
         slice(g, x, at, lo, hi, step as usize).map(one)
     }),
@@ -461,7 +493,8 @@ pub static PAD: Op = Op {
         let pads = a.ints(1)?;
         let rank = g.shape(x).rank();
         if pads.len() % 2 != 0 || pads.len() > 2 * rank {
-            let message = format!("{} pads for a tensor of rank {rank}; there must be two a dim, last dim first", pads.len());
+            let message =
+                format!("{} pads for a tensor of rank {rank}; there must be two a dim, last dim first", pads.len());
             return Err(Error::argument("pad", message));
         }
         for (k, pair) in pads.chunks(2).enumerate() {
@@ -469,7 +502,8 @@ pub static PAD: Op = Op {
             let n = g.shape(x).dims()[at] as i64;
             let (before, after) = (pair[0], pair[1]);
             if n + before.min(0) + after.min(0) < 0 || n + before + after < 0 {
-                let message = format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
+                let message =
+                    format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
                 return Err(Error::shape("pad", message));
             }
             x = slice(g, x, at, (-before).max(0) as usize, (n + after.min(0)) as usize, 1)?;
@@ -668,7 +702,12 @@ pub static CAT: Op = Op {
             let fits = m.shape.rank() == i.shape(0).rank()
                 && m.shape.dims().iter().zip(i.shape(0).dims()).enumerate().all(|(d, (p, q))| d == at || p == q);
             if !fits {
-                let message = format!("tensor {} of the list has shape {}, the first has {}; all dims but {at} must be equal", k + 1, m.shape, i.shape(0));
+                let message = format!(
+                    "tensor {} of the list has shape {}, the first has {}; all dims but {at} must be equal",
+                    k + 1,
+                    m.shape,
+                    i.shape(0)
+                );
                 return Err(Error::shape("cat", message));
             }
             total += m.shape.dims()[at];
@@ -715,13 +754,21 @@ pub static STACK: Op = Op {
         let d = a.int(1)?;
         let at = if d < 0 { d + rank } else { d };
         if at < 0 || at >= rank {
-            return Err(Error::shape("stack", format!("dim {d} is out of range: a new dim can go at {} to {}", -rank, rank - 1)));
+            return Err(Error::shape(
+                "stack",
+                format!("dim {d} is out of range: a new dim can go at {} to {}", -rank, rank - 1),
+            ));
         }
         let dtype = given.iter().fold(g.dtype(first), |d, &x| crate::DType::promote(d, g.dtype(x)));
         let mut xs: SmallVec<[NodeId; 8]> = SmallVec::new();
         for (k, &x) in given.iter().enumerate() {
             if g.shape(x) != g.shape(first) {
-                let message = format!("tensor {} of the list has shape {}, the first has {}; all must be equal", k + 1, g.shape(x), g.shape(first));
+                let message = format!(
+                    "tensor {} of the list has shape {}, the first has {}; all must be equal",
+                    k + 1,
+                    g.shape(x),
+                    g.shape(first)
+                );
                 return Err(Error::shape("stack", message));
             }
             let x = g.cast(x, dtype)?;
@@ -753,8 +800,12 @@ pub static SPLIT: Op = Op {
         let at = g.shape(x).axis("split", a.int(2)?)?;
         let (n, given) = (g.shape(x).dims()[at], a.ints(1)?);
         let sizes: Vec<usize> = match given {
-            [size] if *size > 0 => (0..n.div_ceil(*size as usize).max(1)).map(|i| (*size as usize).min(n - i * *size as usize)).collect(),
-            list if list.iter().all(|&s| s >= 0) && list.iter().sum::<i64>() == n as i64 => list.iter().map(|&s| s as usize).collect(),
+            [size] if *size > 0 => {
+                (0..n.div_ceil(*size as usize).max(1)).map(|i| (*size as usize).min(n - i * *size as usize)).collect()
+            }
+            list if list.iter().all(|&s| s >= 0) && list.iter().sum::<i64>() == n as i64 => {
+                list.iter().map(|&s| s as usize).collect()
+            }
             list => {
                 let list: Vec<usize> = list.iter().map(|&s| s.max(0) as usize).collect();
                 let message = format!("sizes {} do not add up to {n}, the size of dim {at}", Dims(&list));
@@ -924,4 +975,3 @@ pub static DIAGONAL: Op = Op {
     smooth: true,
     ..Op::BASE
 };
-

@@ -11,7 +11,8 @@ use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
-    &SUM, &PROD, &AMAX, &AMIN, &MAX, &MIN, &MEAN, &VAR, &STD, &NORM, &LOGSUMEXP, &ANY, &ALL, &ARGMAX, &ARGMIN, &ARGREDUCE,
+    &SUM, &PROD, &AMAX, &AMIN, &MAX, &MIN, &MEAN, &VAR, &STD, &NORM, &LOGSUMEXP, &ANY, &ALL, &ARGMAX, &ARGMIN,
+    &ARGREDUCE,
 ];
 
 pub type Axes = SmallVec<[usize; 8]>;
@@ -113,7 +114,16 @@ pub static SUM: Op = Op {
     }),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(spread(g, c.grad, c.x(0), c.attrs)?)])),
     amp: Amp::Full,
-    samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3,4), [0,2], keepdim=true", "f(0,3), 0", "f(2,0), 1", "f()", "f(70,33), 0", "f(5,1000), -1"],
+    samples: &[
+        "f(2,3)",
+        "f(2,3,4), 1",
+        "f(2,3,4), [0,2], keepdim=true",
+        "f(0,3), 0",
+        "f(2,0), 1",
+        "f()",
+        "f(70,33), 0",
+        "f(5,1000), -1",
+    ],
     smooth: true,
     ..PRIMITIVE
 };
@@ -479,4 +489,3 @@ pub fn identity(f: ReduceFn, dtype: DType) -> f64 {
         ReduceFn::Min => f64::INFINITY,
     }
 }
-

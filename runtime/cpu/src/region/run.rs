@@ -8,6 +8,7 @@ use super::*;
 use crate::loops::Arg;
 use crate::memory::Block;
 use crate::pool::Tasks;
+use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 use std::cell::Cell;
 
@@ -304,10 +305,17 @@ struct Partial {
 }
 
 impl Partial {
-    fn new(nbytes: usize) -> Partial {
-        let mut cells = vec![0u64; nbytes.div_ceil(8)];
+    fn new(nbytes: usize) -> Result<Partial> {
+        let mut cells: Vec<u64> = Vec::new();
+        if cells.try_reserve_exact(nbytes.div_ceil(8)).is_err() {
+            let message = format!("out of memory: partial sums over rows need {nbytes} bytes");
+            return Err(
+                Error::system("cpu", message).hint("reduce over the last dim, or over fewer elements at a time")
+            );
+        }
+        cells.resize(nbytes.div_ceil(8), 0);
         let start = Shared(cells.as_mut_ptr().cast());
-        Partial { _cells: cells, start }
+        Ok(Partial { _cells: cells, start })
     }
 
     fn ptr(&self) -> *mut u8 {
@@ -316,11 +324,11 @@ impl Partial {
 }
 
 impl Region {
-    pub fn run(&self, context: &Context) {
+    pub fn run(&self, context: &Context) -> Result<()> {
         let chunks = self.grid.rows.div_ceil(COL_CHUNK);
         let share = self.work() > SHARE_NS;
         let area = |r: &ColReduction| Partial::new(self.grid.batch * chunks * self.grid.cols * r.size);
-        let areas: Vec<Partial> = self.col_reductions.iter().map(area).collect();
+        let areas = self.col_reductions.iter().map(area).collect::<Result<Vec<Partial>>>()?;
         if !self.segmented {
             self.blocks(context, share, &areas);
         } else {
@@ -329,6 +337,7 @@ impl Region {
         for (red, area) in self.col_reductions.iter().zip(&areas) {
             self.combine(context, red, area, chunks);
         }
+        Ok(())
     }
 
     /// The rows of unit `unit`: a chunk of `COL_CHUNK` rows of one batch.
