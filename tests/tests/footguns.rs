@@ -249,6 +249,23 @@ fn an_aborted_step_changes_nothing() {
     b.end(&[]);
 }
 
+/// good: a plan made for one line names the line it runs for, even if it failed nowhere before.
+#[test]
+fn a_cached_plan_names_the_line_of_now() {
+    let mut b = Bench::new();
+    let file = b.e.sites.file("recipe.lua");
+    let mut pick = |line, index| {
+        let x = b.e.from_host(&HostTensor::from_f32(Shape::of(&[2]), &[1.0, 2.0])).unwrap();
+        let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[1]), &[index])).unwrap();
+        b.e.graph.site = b.e.sites.intern(file, line);
+        let y = b.call("index_select", &[t(x), int(0), t(index)]);
+        let result = b.e.evaluate(&[y]);
+        (result.map_err(|f| f.site.map(|s| b.e.sites.show(s))), b.e.stats().misses)
+    };
+    assert_eq!(pick(12, 1), (Ok(()), 1));
+    assert_eq!(pick(34, 7), (Err(Some("recipe.lua:34".to_string())), 1));
+}
+
 /// good: so does one whose kernels fail.
 #[test]
 fn an_index_out_of_range_fails_the_step_and_names_itself() {

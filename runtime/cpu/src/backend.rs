@@ -155,8 +155,8 @@ impl Executable for CpuProgram {
         outputs: &[Buffer],
         mut times: Option<&mut [f64]>,
     ) -> std::result::Result<(), Failure> {
-        let site = self.program.kernels.first().map_or(perilune_core::site::Site::NONE, |k| k.site());
-        let fail = |error| Failure { site, error };
+        let origin = self.program.kernels.first().map_or(perilune_plan::ir::Origin::NONE, |k| k.origin());
+        let fail = |error| Failure { origin, error };
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
@@ -173,7 +173,9 @@ impl Executable for CpuProgram {
             for (at, k) in kernels.iter().enumerate() {
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
-                    Compiled::Region(r) => r.run(&context).map_err(|error| Failure { site: plan[at].site(), error })?,
+                    Compiled::Region(r) => {
+                        r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error })?
+                    }
                     Compiled::Library(l) => l.run(&context)?,
                 }
                 if let (Some(times), Some(start)) = (&mut times, start) {

@@ -360,7 +360,7 @@ impl Engine {
                 self.notices.push(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
             }
             if self.switches.print_plan {
-                self.plans_shown.push(perilune_plan::show::show(&plan.program, &self.sites));
+                self.plans_shown.push(perilune_plan::show::show(&plan.program, &plan.sites, &self.sites));
             }
         }
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
@@ -379,9 +379,11 @@ impl Engine {
         }
         let times = self.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
-        plan.exec
-            .run(&inputs, &self.tracer.trace.slots, &outputs, times)
-            .map_err(|f| Fault { error: f.error, site: Some(f.site) })?;
+        if let Err(f) = plan.exec.run(&inputs, &self.tracer.trace.slots, &outputs, times) {
+            // The line as it is now: a cached plan may have been made for another recipe line.
+            let at = f.origin.position().and_then(|p| self.tracer.trace.order.get(p));
+            return Err(Fault { error: f.error, site: at.map(|id| self.graph.site_of(*id)) });
+        }
         self.stats.runs += 1;
         self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
         self.stats.arena_bytes = plan.program.arena_bytes;
@@ -441,7 +443,8 @@ impl Engine {
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = perilune_plan::Options { fusion: self.switches.fusion };
         let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
-        Ok(perilune_plan::show::show(&program, &self.sites))
+        let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
+        Ok(perilune_plan::show::show(&program, &places, &self.sites))
     }
 
     // ---- generations -------------------------------------------------------------------------------------------

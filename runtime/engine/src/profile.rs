@@ -52,7 +52,7 @@ impl Profile {
                     cost.flops as f64 / each / 1e9,
                     show::name(kernel),
                     show::space(kernel),
-                    sites.show(kernel.site()),
+                    sites.show(show::place(kernel.origin(), &e.plan.sites)),
                 );
             }
         }

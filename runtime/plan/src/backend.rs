@@ -63,7 +63,7 @@ pub trait Executable {
 /// A kernel that failed, and why.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    pub site: perilune_core::site::Site,
+    pub origin: crate::ir::Origin,
     pub error: Error,
 }
 

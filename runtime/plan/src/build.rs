@@ -58,15 +58,20 @@ impl Builder<'_> {
     fn add_value(&mut self, id: NodeId, storage: Storage) -> ValueId {
         let node = self.low.graph.node(id);
         let v = ValueId(self.values.len() as u32);
-        self.values.push(Value { shape: node.shape, dtype: node.dtype, storage, site: self.low.graph.site_of(id) });
+        self.values.push(Value {
+            shape: node.shape,
+            dtype: node.dtype,
+            storage,
+            origin: Origin(self.low.graph.site_of(id).0),
+        });
         self.value_of.insert(id, v);
         v
     }
 
     fn name_values(&mut self, trace: &Trace) {
         for (k, (shape, dtype)) in trace.metas.iter().enumerate() {
-            let site = perilune_core::site::Site::NONE;
-            self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), site });
+            let origin = Origin::NONE;
+            self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), origin });
         }
         for (&id, &k) in &self.low.inputs {
             self.value_of.insert(id, ValueId(k));
@@ -101,8 +106,8 @@ impl Builder<'_> {
             }
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
-            let (op, attrs, site) = (node.op, node.attrs.clone(), g.site_of(id));
-            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, site })));
+            let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
+            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, origin })));
         }
         for k in 0..self.f.clusters.len() {
             if let Some((anchor, region)) = self.region(k) {
@@ -133,7 +138,8 @@ impl Builder<'_> {
         roots.sort_unstable();
         let (batch, rows, cols) = cluster.space();
         let anchor = roots[roots.len() - 1].0;
-        let mut region = Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), site: g.site_of(roots[0]) };
+        let mut region =
+            Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.site_of(roots[0]).0) };
         // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
         let mut here: HashSet<NodeId> = roots.iter().copied().collect();
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
@@ -151,7 +157,7 @@ impl Builder<'_> {
         let mut memo: HashMap<Memo, Reg> = HashMap::new();
         for id in ordered {
             let node = g.node(id);
-            let site = g.site_of(id);
+            let origin = Origin(g.site_of(id).0);
             let n = source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],
@@ -166,13 +172,13 @@ impl Builder<'_> {
                 let reg = if self.computed_here(k, id, base, &layout) {
                     let from = regs[&base];
                     if region.body[from as usize].level == Level::Row && operand_level == Level::Full {
-                        emit(&mut region, &mut memo, Code::Spread(from), dtype, Level::Full, site)
+                        emit(&mut region, &mut memo, Code::Spread(from), dtype, Level::Full, origin)
                     } else {
                         from
                     }
                 } else {
                     let source = self.source(base);
-                    emit(&mut region, &mut memo, Code::Load { source, layout }, dtype, operand_level, site)
+                    emit(&mut region, &mut memo, Code::Load { source, layout }, dtype, operand_level, origin)
                 };
                 args.push(reg);
             }
@@ -183,7 +189,7 @@ impl Builder<'_> {
                 Class::Reduce(r) => Code::ReduceRow(r, args[0]),
                 _ => unreachable!("this is a bug: {} in a region", node.op.name),
             };
-            let reg = emit(&mut region, &mut memo, code, node.dtype, level, site);
+            let reg = emit(&mut region, &mut memo, code, node.dtype, level, origin);
             regs.insert(id, reg);
         }
         region.stores = roots.iter().map(|id| (regs[id], self.value_of[id])).collect();
@@ -266,11 +272,11 @@ impl Builder<'_> {
         // Values first, then copies: a copy must not change what another kernel still reads.
         for (v, state) in copies {
             let value = &self.values[v.0 as usize];
-            let (n, dtype, site) = (value.shape.numel(), value.dtype, value.site);
+            let (n, dtype, origin) = (value.shape.numel(), value.dtype, value.origin);
             let layout = Layout::contiguous(value.shape).collapse();
             let load = Code::Load { source: Source::Value(v), layout };
-            let body = vec![Instr { code: load, dtype, level: Level::Full, site }];
-            let region = Region { batch: 1, rows: 1, cols: n, body, stores: vec![(0, state)], site };
+            let body = vec![Instr { code: load, dtype, level: Level::Full, origin }];
+            let region = Region { batch: 1, rows: 1, cols: n, body, stores: vec![(0, state)], origin };
             self.program.kernels.push(Kernel::Region(region));
         }
     }
@@ -312,7 +318,7 @@ fn emit(
     code: Code,
     dtype: DType,
     level: Level,
-    site: perilune_core::site::Site,
+    origin: Origin,
 ) -> Reg {
     let key = match &code {
         Code::Load { source, layout } => Some(Memo::Load(*source, *layout, dtype, level)),
@@ -323,7 +329,7 @@ fn emit(
         return *found;
     }
     let reg = region.body.len() as Reg;
-    region.body.push(Instr { code, dtype, level, site });
+    region.body.push(Instr { code, dtype, level, origin });
     if let Some(key) = key {
         memo.insert(key, reg);
     }

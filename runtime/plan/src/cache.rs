@@ -30,8 +30,8 @@ pub struct Plan {
     pub exec: Box<dyn Executable>,
     key: Vec<u32>,
     options: Options,
-    /// Recipe lines of the traced nodes, for miss reports.
-    sites: Vec<Site>,
+    /// Recipe lines of the traced nodes when the plan was made.
+    pub sites: Vec<Site>,
     last_use: std::cell::Cell<u64>,
 }
 

@@ -27,7 +27,6 @@
 
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
-use perilune_core::site::Site;
 use perilune_core::{DType, Layout, Shape};
 use smallvec::SmallVec;
 
@@ -37,6 +36,22 @@ pub const LANES: usize = 16;
 pub const ROW_CHUNK: usize = 8192;
 /// Rows a column reduction accumulates before starting a new partial.
 pub const COL_CHUNK: usize = 256;
+
+/// Which recorded node something comes from: its position in the trace plus 1, or 0 for none.
+///
+/// Not a recipe line: a cached program outlives the lines it was first planned for. Whoever shows or raises something
+/// looks the position up in the trace at hand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct Origin(pub u32);
+
+impl Origin {
+    pub const NONE: Origin = Origin(0);
+
+    /// The position in `Trace::order`.
+    pub fn position(self) -> Option<usize> {
+        self.0.checked_sub(1).map(|p| p as usize)
+    }
+}
 
 /// A stored tensor of a program: an index into `Program::values`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -61,7 +76,7 @@ pub struct Value {
     pub shape: Shape,
     pub dtype: DType,
     pub storage: Storage,
-    pub site: Site,
+    pub origin: Origin,
 }
 
 impl Value {
@@ -114,7 +129,7 @@ pub struct Instr {
     pub code: Code,
     pub dtype: DType,
     pub level: Level,
-    pub site: Site,
+    pub origin: Origin,
 }
 
 /// Fused work over one iteration space.
@@ -130,7 +145,7 @@ pub struct Region {
     /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, has the
     /// identity layout, and the store is `Full`: then all loads of an element must precede the store of that element.
     pub stores: Vec<(Reg, ValueId)>,
-    pub site: Site,
+    pub origin: Origin,
 }
 
 impl Region {
@@ -174,7 +189,7 @@ pub struct Library {
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
     pub outputs: Vec<ValueId>,
-    pub site: Site,
+    pub origin: Origin,
 }
 
 #[derive(Clone, Debug)]
@@ -214,10 +229,10 @@ impl Kernel {
         }
     }
 
-    pub fn site(&self) -> Site {
+    pub fn origin(&self) -> Origin {
         match self {
-            Kernel::Region(r) => r.site,
-            Kernel::Library(l) => l.site,
+            Kernel::Region(r) => r.origin,
+            Kernel::Library(l) => l.origin,
         }
     }
 }

@@ -70,7 +70,8 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
     let leaves = leaf_marks(g, trace);
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
-        out.graph.site = g.site_of(id);
+        // Sites of the lowered graph name positions in the trace: see `ir::Origin`.
+        out.graph.site = perilune_core::site::Site(k as u32 + 1);
         let new = match leaves[k] {
             Some(source) => {
                 let input = by_source[&source];

@@ -2,7 +2,7 @@
 
 use crate::ir::*;
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::site::Sites;
+use perilune_core::site::{Site, Sites};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -87,8 +87,14 @@ pub fn scaled(n: usize, unit: &str) -> String {
     }
 }
 
+/// The recipe line of an origin.
+pub fn place(origin: Origin, places: &[Site]) -> Site {
+    origin.position().and_then(|p| places.get(p)).copied().unwrap_or(Site::NONE)
+}
+
 /// The plan as text: a summary line, then a line a kernel.
-pub fn show(p: &Program, sites: &Sites) -> String {
+/// `places` are the sites of the trace that the program was planned for, or of one with the same key.
+pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
     let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
         read: a.read + b.read,
         written: a.written + b.written,
@@ -112,7 +118,7 @@ pub fn show(p: &Program, sites: &Sites) -> String {
             scaled(c.read, "B"),
             scaled(c.written, "B"),
             scaled(c.flops, "FLOP"),
-            sites.show(k.site()),
+            sites.show(place(k.origin(), places)),
         );
     }
     out

@@ -14,10 +14,9 @@ use crate::memory::Plain;
 use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
-use perilune_core::site::Site;
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::Failure;
-use perilune_plan::ir::{Library, Operand, Program};
+use perilune_plan::ir::{Library, Operand, Origin, Program};
 
 /// A library call, ready to run.
 pub struct Routine {
@@ -26,7 +25,7 @@ pub struct Routine {
     attrs: Vec<i64>,
     inputs: Vec<Slot>,
     outputs: Vec<(u32, Shape, DType)>,
-    site: Site,
+    origin: Origin,
     work: f64,
     isa: Isa,
 }
@@ -105,7 +104,7 @@ impl Routine {
             "cumprod" => scan::cumprod,
             other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
         };
-        Ok(Routine { name: l.op.name, run, attrs: l.attrs.to_vec(), inputs, outputs, site: l.site, work, isa })
+        Ok(Routine { name: l.op.name, run, attrs: l.attrs.to_vec(), inputs, outputs, origin: l.origin, work, isa })
     }
 
     /// Estimated time on one thread, in nanoseconds.
@@ -114,7 +113,7 @@ impl Routine {
     }
 
     pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {
-        (self.run)(&Call { routine: self, context }).map_err(|error| Failure { site: self.site, error })
+        (self.run)(&Call { routine: self, context }).map_err(|error| Failure { origin: self.origin, error })
     }
 }
 

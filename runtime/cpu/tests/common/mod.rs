@@ -7,7 +7,6 @@ use half::{bf16, f16};
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::scalar::{Int, Real};
-use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Layout, Shape, philox};
 use perilune_cpu::Cpu;
 use perilune_plan::Backend;
@@ -56,12 +55,12 @@ pub struct Build {
 }
 
 pub fn instr(code: Code, dtype: DType, level: Level) -> Instr {
-    Instr { code, dtype, level, site: Site::NONE }
+    Instr { code, dtype, level, origin: Origin::NONE }
 }
 
 impl Build {
     pub fn value(&mut self, shape: Shape, dtype: DType, storage: Storage) -> ValueId {
-        self.values.push(Value { shape, dtype, storage, site: Site::NONE });
+        self.values.push(Value { shape, dtype, storage, origin: Origin::NONE });
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -125,7 +124,7 @@ impl Build {
 
     pub fn region(&self, batch: usize, rows: usize, cols: usize) -> Kernel {
         let (body, stores) = (self.body.clone(), self.stores.clone());
-        Kernel::Region(Region { batch, rows, cols, body, stores, site: Site::NONE })
+        Kernel::Region(Region { batch, rows, cols, body, stores, origin: Origin::NONE })
     }
 
     pub fn library(&self, op: &str, attrs: &[i64], inputs: Vec<Operand>) -> Kernel {
@@ -138,7 +137,7 @@ impl Build {
             })
             .collect();
         let outputs = vec![ValueId(self.values.len() as u32 - 1)];
-        Kernel::Library(Library { op, attrs: attrs.into(), inputs, dtypes, outputs, site: Site::NONE })
+        Kernel::Library(Library { op, attrs: attrs.into(), inputs, dtypes, outputs, origin: Origin::NONE })
     }
 
     pub fn program(&self, kernels: Vec<Kernel>) -> Arc<Program> {
