@@ -143,10 +143,7 @@ fn text(p: &Program) -> String {
         p.live_bytes
     );
     for k in &p.kernels {
-        let space = match k {
-            Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
-            Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
-        };
+        let space = show::space(k);
         let c = show::cost(p, k);
         let _ = writeln!(out, "{:<48} {:<28} reads {:>8} writes {:>8}", show::name(k), space, c.read, c.written);
     }
@@ -412,7 +409,7 @@ fn wide(n: usize) -> (Graph, Vec<NodeId>) {
 
 /// Words of the key, kernels, values and instructions.
 fn sizes(p: &Program) -> [usize; 3] {
-    let body = |k: &Kernel| if let Kernel::Region(r) = k { r.body.len() } else { 1 };
+    let body = |k: &Kernel| k.regions().iter().map(|r| r.body.len()).sum::<usize>().max(1);
     [p.kernels.len(), p.values.len(), p.kernels.iter().map(body).sum()]
 }
 

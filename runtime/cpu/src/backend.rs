@@ -91,7 +91,13 @@ impl Backend for Cpu {
         for k in &program.kernels {
             kernels.push(match k {
                 Kernel::Region(r) => Compiled::Region(region::compile(&program, r, self.isa)?),
-                Kernel::Library(l) => Compiled::Library(Routine::compile(&program, l, self.isa)?),
+                Kernel::Multi(list) => {
+                    Compiled::Multi(list.iter().map(|r| region::compile(&program, r, self.isa)).collect::<Result<_>>()?)
+                }
+                Kernel::Library(l) => Compiled::Library(
+                    Routine::compile(&program, l, self.isa)?,
+                    l.epilogue.as_ref().map(|r| region::compile(&program, r, self.isa)).transpose()?,
+                ),
             });
         }
         let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
@@ -101,14 +107,17 @@ impl Backend for Cpu {
 
 enum Compiled {
     Region(Region),
-    Library(Routine),
+    Multi(Vec<Region>),
+    /// With its epilogue, which runs once the whole result is there: it is a map, so that changes no bits.
+    Library(Routine, Option<Region>),
 }
 
 impl Compiled {
     fn work(&self) -> f64 {
         match self {
             Compiled::Region(r) => r.work(),
-            Compiled::Library(l) => l.work(),
+            Compiled::Multi(list) => list.iter().map(Region::work).sum(),
+            Compiled::Library(l, e) => l.work() + e.as_ref().map_or(0.0, Region::work),
         }
     }
 }
@@ -169,14 +178,17 @@ impl Executable for CpuProgram {
         let values = self.places(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.shared.pool };
         let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
+        let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
-                    Compiled::Region(r) => {
-                        r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error })?
+                    Compiled::Region(r) => run(r, at)?,
+                    Compiled::Multi(list) => list.iter().try_for_each(|r| run(r, at))?,
+                    Compiled::Library(l, e) => {
+                        l.run(&context)?;
+                        e.iter().try_for_each(|r| run(r, at))?
                     }
-                    Compiled::Library(l) => l.run(&context)?,
                 }
                 if let (Some(times), Some(start)) = (&mut times, start) {
                     times[at] += start.elapsed().as_secs_f64();

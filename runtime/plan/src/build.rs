@@ -1,6 +1,7 @@
 //! From clusters to a program: registers, kernel order, storage.
 
 use crate::fuse::{self, Fusion, Home};
+use crate::group;
 use crate::ir::*;
 use crate::lower::Lowered;
 use crate::memory;
@@ -9,11 +10,10 @@ use perilune_core::graph::NodeId;
 use perilune_core::ops::{Class, Generator};
 use perilune_core::{DType, Layout};
 use smallvec::{SmallVec, smallvec};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 
-/// Builds the program of a fused step.
-pub fn build(low: &Lowered, f: &Fusion, trace: &Trace) -> Program {
+/// Builds the program of a fused step; without `fusion`, every region stays a launch of its own.
+pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
         low,
         f,
@@ -31,10 +31,12 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace) -> Program {
         },
     };
     b.name_values(trace);
-    let kernels = b.kernels();
-    let order = sort(&kernels, b.values.len());
-    let mut kernels: Vec<Option<(u32, Kernel)>> = kernels.into_iter().map(Some).collect();
-    b.program.kernels = order.into_iter().filter_map(|k| kernels[k].take()).map(|k| k.1).collect();
+    let mut kernels = b.kernels();
+    if fusion {
+        let kept = low.roots.iter().chain(&low.commits).map(|id| b.value_of[id]).collect();
+        group::epilogues(&mut kernels, &b.values, &kept);
+    }
+    b.program.kernels = sort(kernels, &b.values, fusion);
     b.results();
     b.commits(trace);
     let Builder { values, mut program, .. } = b;
@@ -107,7 +109,7 @@ impl Builder<'_> {
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
-            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, origin })));
+            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, epilogue: None, origin })));
         }
         for k in 0..self.f.clusters.len() {
             if let Some((anchor, region)) = self.region(k) {
@@ -284,16 +286,26 @@ impl Builder<'_> {
 
 /// Whether kernel `k` may write `v` over `old`, which it reads: element for element only.
 fn in_place(k: &Kernel, v: ValueId, old: ValueId) -> bool {
-    let Kernel::Region(r) = k else { return false };
-    let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
-    let n = r.numel();
-    r.stores.iter().all(|(reg, s)| *s != v || full(reg))
-        && r.body.iter().all(|i| match &i.code {
-            Code::Load { source: Source::Value(x), layout } if *x == old => {
-                i.level == Level::Full && fuse::reading(layout, n, n) == fuse::Reading::Same
-            }
-            _ => true,
-        })
+    if let Kernel::Library(l) = k
+        && l.inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == old))
+    {
+        return false;
+    }
+    k.regions().iter().all(|r| {
+        if !r.writes().any(|s| s == v) {
+            // Beside the one that writes, in no order.
+            return r.reads().all(|x| x != old);
+        }
+        let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
+        let n = r.numel();
+        r.stores.iter().all(|(reg, s)| *s != v || full(reg))
+            && r.body.iter().all(|i| match &i.code {
+                Code::Load { source: Source::Value(x), layout } if *x == old => {
+                    i.level == Level::Full && fuse::reading(layout, n, n) == fuse::Reading::Same
+                }
+                _ => true,
+            })
+    })
 }
 
 /// Elements of the space a node works over: its own, or its input's if it reduces.
@@ -336,9 +348,10 @@ fn emit(
     reg
 }
 
-/// Kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first.
-fn sort(kernels: &[(u32, Kernel)], values: usize) -> Vec<usize> {
-    let mut writer: Vec<Option<usize>> = vec![None; values];
+/// Puts kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first. With
+/// `group`, like kernels that are ready together run as one.
+fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], group: bool) -> Vec<Kernel> {
+    let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         for v in kernel.writes() {
             writer[v.0 as usize] = Some(k);
@@ -355,18 +368,71 @@ fn sort(kernels: &[(u32, Kernel)], values: usize) -> Vec<usize> {
             users[w].push(k);
         }
     }
-    let mut ready: BinaryHeap<Reverse<(u32, usize)>> =
-        (0..kernels.len()).filter(|k| waits[*k] == 0).map(|k| Reverse((kernels[k].0, k))).collect();
-    let mut order = Vec::with_capacity(kernels.len());
-    while let Some(Reverse((_, k))) = ready.pop() {
-        order.push(k);
-        for &u in &users[k] {
-            waits[u] -= 1;
-            if waits[u] == 0 {
-                ready.push(Reverse((kernels[u].0, u)));
+    let movable = if group { group::movable(&kernels, values) } else { vec![false; kernels.len()] };
+    let mut ready = Ready::default();
+    for k in (0..kernels.len()).filter(|k| waits[*k] == 0) {
+        ready.add(k, &kernels[k], movable[k]);
+    }
+    let mut order: Vec<Vec<usize>> = Vec::with_capacity(kernels.len());
+    let mut done = 0;
+    while let Some(batch) = ready.next(&kernels) {
+        done += batch.len();
+        for &k in &batch {
+            for &u in &users[k] {
+                waits[u] -= 1;
+                if waits[u] == 0 {
+                    ready.add(u, &kernels[u], movable[u]);
+                }
             }
         }
+        order.push(batch);
     }
-    assert_eq!(order.len(), kernels.len(), "this is a bug: kernels wait for each other in a circle");
+    assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
+    let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
+    let mut take = |k: usize| kernels[k].take();
     order
+        .into_iter()
+        .filter_map(|batch| match batch[..] {
+            [k] => take(k),
+            _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
+        })
+        .collect()
+}
+
+/// Kernels that wait for nothing.
+#[derive(Default)]
+struct Ready {
+    queue: BTreeSet<(u32, usize)>,
+    /// Of the movable ones, those with one signature.
+    alike: HashMap<u64, BTreeSet<(u32, usize)>>,
+    signatures: HashMap<usize, u64>,
+}
+
+impl Ready {
+    fn add(&mut self, k: usize, (anchor, kernel): &(u32, Kernel), movable: bool) {
+        self.queue.insert((*anchor, k));
+        if let (true, Kernel::Region(r)) = (movable, kernel) {
+            let s = group::signature(r);
+            self.signatures.insert(k, s);
+            self.alike.entry(s).or_default().insert((*anchor, k));
+        }
+    }
+
+    /// The earliest recorded one, and those that join it.
+    fn next(&mut self, kernels: &[(u32, Kernel)]) -> Option<Vec<usize>> {
+        let (_, first) = self.queue.pop_first()?;
+        let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };
+        let mut batch = Vec::new();
+        if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
+            alike.retain(|&(anchor, k)| {
+                let joins = matches!(&kernels[k].1, Kernel::Region(other) if group::same(r, other));
+                if joins {
+                    batch.push(k);
+                    self.queue.remove(&(anchor, k));
+                }
+                !joins
+            });
+        }
+        Some(batch)
+    }
 }

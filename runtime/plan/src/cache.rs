@@ -164,5 +164,5 @@ fn weight(p: &Plan) -> usize {
 pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
     let low = lower::lower(g, tracer, request, backend)?;
     let fused = fuse::fuse(&low, options.fusion);
-    Ok(build::build(&low, &fused, &tracer.trace))
+    Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
 }

@@ -2,6 +2,7 @@
 //!
 //! Every rule that `ir.rs` states in words is a test here, so that a wrong pass fails at once and by name.
 
+use crate::fuse;
 use crate::ir::*;
 use perilune_core::ops::elementwise::MapFn;
 use std::collections::HashSet;
@@ -41,7 +42,11 @@ pub fn check(p: &Program) -> Result<(), String> {
         }
         match kernel {
             Kernel::Region(r) => region(p, r).map_err(|e| format!("kernel {k}: {e}"))?,
+            Kernel::Multi(list) => many(p, list).map_err(|e| format!("kernel {k}: {e}"))?,
             Kernel::Library(l) => {
+                if let Some(r) = &l.epilogue {
+                    epilogue(p, l, r).map_err(|e| format!("kernel {k} ({}), epilogue: {e}", l.op.name))?;
+                }
                 for o in &l.inputs {
                     if let Operand::View(v, layout) = o {
                         reach(p, *v, layout).map_err(|e| format!("kernel {k} ({}): {e}", l.op.name))?;
@@ -60,6 +65,56 @@ fn reach(p: &Program, v: ValueId, layout: &perilune_core::Layout) -> Result<(), 
         return Err(format!("a view of value {} reaches elements {low} to {high}", v.0));
     }
     Ok(())
+}
+
+/// Regions for one launch: alike, and none in the way of another.
+fn many(p: &Program, list: &[Region]) -> Result<(), String> {
+    let Some(first) = list.first() else { return Err("no regions".into()) };
+    let mut written = HashSet::new();
+    for r in list {
+        region(p, r)?;
+        if !crate::group::same(first, r) {
+            return Err("regions of different kinds".into());
+        }
+        for v in r.writes() {
+            if !written.insert(place(p, v)) {
+                return Err(format!("value {} is written twice", v.0));
+            }
+        }
+    }
+    for r in list {
+        let own: HashSet<Storage> = r.writes().map(|v| place(p, v)).collect();
+        if let Some(v) = r.reads().find(|v| written.contains(&place(p, *v)) && !own.contains(&place(p, *v))) {
+            return Err(format!("value {} is read beside its writer", v.0));
+        }
+    }
+    Ok(())
+}
+
+fn place(p: &Program, v: ValueId) -> Storage {
+    p.values[v.0 as usize].storage
+}
+
+fn epilogue(p: &Program, l: &Library, r: &Region) -> Result<(), String> {
+    region(p, r)?;
+    let result = l.outputs[0];
+    if r.batch != 1 || r.rows != 1 || r.cols != p.values[result.0 as usize].shape.numel() {
+        return Err("not over the elements of the result".into());
+    }
+    let mut loads = 0;
+    for i in &r.body {
+        match &i.code {
+            Code::Load { source: Source::Value(v), layout } if *v == result => {
+                loads += 1;
+                if fuse::reading(layout, r.cols, r.cols) != fuse::Reading::Same {
+                    return Err("the result is not read in order".into());
+                }
+            }
+            Code::ReduceRow(..) | Code::ReduceCol(..) | Code::Spread(_) => return Err("not a map".into()),
+            _ => {}
+        }
+    }
+    if loads != 1 { Err(format!("{loads} loads of the result")) } else { Ok(()) }
 }
 
 fn region(p: &Program, r: &Region) -> Result<(), String> {

@@ -1,9 +1,12 @@
 //! What a plan is made of: a [`Program`] of kernels over values, ready for a backend to compile.
 //!
-//! Device-neutral, and complete: no graph, no Lua line and no pointer is needed to run it. Two kinds of kernel:
+//! Device-neutral, and complete: no graph, no Lua line and no pointer is needed to run it. Three kinds of kernel:
 //!
 //! - a [`Region`]: fused elementwise work and reductions over one iteration space, as straight-line SSA;
-//! - a [`Library`] call: a routine the backend supplies under an op's name (matmul, sort, scatter …).
+//! - a [`Library`] call: a routine the backend supplies under an op's name (matmul, sort, scatter …), with an optional
+//!   epilogue: a map over its result, which a backend may run while the result is still at hand;
+//! - `Multi`: one body over many leaves (an optimizer's update of every parameter, a norm of every gradient), for one
+//!   launch.
 //!
 //! # The iteration space of a region
 //!
@@ -189,6 +192,10 @@ pub struct Library {
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
     pub outputs: Vec<ValueId>,
+    /// A pure map over the elements of output 0, in their order, that runs after the call and reads `outputs[0]` by one
+    /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
+    /// storing it need not write it.
+    pub epilogue: Option<Region>,
     pub origin: Origin,
 }
 
@@ -196,43 +203,67 @@ pub struct Library {
 pub enum Kernel {
     Region(Region),
     Library(Library),
+    /// Regions that differ in the values they touch and, where [`crate::group::same`] allows it, in their sizes. None
+    /// reads or overwrites what another one writes.
+    Multi(Vec<Region>),
+}
+
+impl Region {
+    /// The values it loads.
+    pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.body.iter().filter_map(|i| match i.code {
+            Code::Load { source: Source::Value(v), .. } => Some(v),
+            _ => None,
+        })
+    }
+
+    /// The values it stores.
+    pub fn writes(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.stores.iter().map(|s| s.1)
+    }
 }
 
 impl Kernel {
-    /// The values it reads.
-    pub fn reads(&self) -> Vec<ValueId> {
+    /// The regions in it: itself, its epilogue, or all of many.
+    pub fn regions(&self) -> &[Region] {
         match self {
-            Kernel::Region(r) => r
-                .body
-                .iter()
-                .filter_map(|i| match i.code {
-                    Code::Load { source: Source::Value(v), .. } => Some(v),
-                    _ => None,
-                })
-                .collect(),
-            Kernel::Library(l) => l
-                .inputs
-                .iter()
-                .filter_map(|o| match o {
-                    Operand::View(v, _) => Some(*v),
-                    Operand::Constant(..) => None,
-                })
-                .collect(),
+            Kernel::Region(r) => std::slice::from_ref(r),
+            Kernel::Library(l) => l.epilogue.as_slice(),
+            Kernel::Multi(list) => list,
         }
+    }
+
+    /// The values it reads that it does not make itself.
+    pub fn reads(&self) -> Vec<ValueId> {
+        let mut out: Vec<ValueId> = Vec::new();
+        let mut own: &[ValueId] = &[];
+        if let Kernel::Library(l) = self {
+            out.extend(l.inputs.iter().filter_map(|o| match o {
+                Operand::View(v, _) => Some(*v),
+                Operand::Constant(..) => None,
+            }));
+            own = &l.outputs;
+        }
+        out.extend(self.regions().iter().flat_map(Region::reads).filter(|v| !own.contains(v)));
+        out
     }
 
     /// The values it writes.
     pub fn writes(&self) -> Vec<ValueId> {
-        match self {
-            Kernel::Region(r) => r.stores.iter().map(|s| s.1).collect(),
-            Kernel::Library(l) => l.outputs.clone(),
-        }
+        let mut out = if let Kernel::Library(l) = self { l.outputs.clone() } else { Vec::new() };
+        out.extend(self.regions().iter().flat_map(Region::writes));
+        out
+    }
+
+    pub fn into_region(self) -> Option<Region> {
+        if let Kernel::Region(r) = self { Some(r) } else { None }
     }
 
     pub fn origin(&self) -> Origin {
         match self {
             Kernel::Region(r) => r.origin,
             Kernel::Library(l) => l.origin,
+            Kernel::Multi(list) => list.first().map_or(Origin::NONE, |r| r.origin),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The way of a step: [`trace`] walks what is wanted and writes the canonical key; [`cache`] looks the key up; on a miss
 //! [`lower`] expands fused ops and resolves views, [`fuse`] groups primitives, [`build`] makes registers, order and
-//! in-place updates, [`memory`] lays out the arena, [`check`] proves the grammar, and a [`backend`] compiles the result.
+//! in-place updates, [`group`] gathers like kernels into one launch and hangs maps on products, [`memory`] lays out the arena, [`check`] proves the grammar, and a [`backend`] compiles the result.
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -10,6 +10,7 @@ pub mod build;
 pub mod cache;
 pub mod check;
 pub mod fuse;
+pub mod group;
 pub mod ir;
 pub mod lower;
 pub mod memory;

@@ -36,6 +36,7 @@ pub fn assign(p: &mut Program) {
             last.insert(v, k);
         }
     }
+    products(p);
     let mut dying: Vec<Vec<ValueId>> = vec![Vec::new(); p.kernels.len()];
     for (&v, &k) in &last {
         dying[k].push(v);
@@ -97,6 +98,23 @@ pub fn assign(p: &mut Program) {
     }
 }
 
+/// Lets a product lie where the result of its epilogue will, if that is an output.
+fn products(p: &mut Program) {
+    let mut places = Vec::new();
+    for k in &p.kernels {
+        let Kernel::Library(Library { outputs, epilogue: Some(r), .. }) = k else { continue };
+        let value = |v: ValueId| &p.values[v.0 as usize];
+        let fits =
+            |v: &ValueId| matches!(value(*v).storage, Storage::Output(_)) && value(*v).dtype == value(outputs[0]).dtype;
+        if let Some(v) = r.writes().find(fits) {
+            places.push((outputs[0], value(v).storage));
+        }
+    }
+    for (v, storage) in places {
+        p.values[v.0 as usize].storage = storage;
+    }
+}
+
 /// Lays blocks out largest first, each at the lowest place that is free for its whole life, and keeps the result if the
 /// arena shrinks.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
@@ -146,8 +164,16 @@ fn round(nbytes: usize) -> usize {
 /// Whether `v`, written by kernel `k`, may lie where `dead` lies, whose last reader is `k`.
 fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
-    let Kernel::Region(r) = &p.kernels[k] else { return false };
-    if new.nbytes() < IN_PLACE_BYTES || new.nbytes() != old.nbytes() || new.dtype != old.dtype {
+    let kernel = &p.kernels[k];
+    let product = matches!(kernel, Kernel::Library(l) if l.outputs[0] == dead);
+    let mut around = kernel.regions().iter().filter(|r| !r.writes().any(|s| s == v));
+    let Some(r) = kernel.regions().iter().find(|r| r.writes().any(|s| s == v)) else { return false };
+    // What other regions of the launch, or the product under an epilogue, read may not be overwritten.
+    let library = |l: &Library| l.inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == dead));
+    if around.any(|r| r.reads().any(|x| x == dead)) || matches!(kernel, Kernel::Library(l) if library(l)) {
+        return false;
+    }
+    if (new.nbytes() < IN_PLACE_BYTES && !product) || new.nbytes() != old.nbytes() || new.dtype != old.dtype {
         return false;
     }
     if !matches!(old.storage, Storage::Arena(at) if at != usize::MAX) || v == dead {

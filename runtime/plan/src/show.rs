@@ -19,61 +19,73 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
         let unique: BTreeSet<ValueId> = vs.into_iter().collect();
         unique.iter().map(|v| p.values[v.0 as usize].nbytes()).sum()
     };
-    let flops = match k {
-        Kernel::Region(r) => r
-            .body
-            .iter()
-            .map(|i| match &i.code {
-                Code::Map(f, _) => f.flops().max(usize::from(*f != MapFn::Copy)) * r.count(i.level),
-                Code::ReduceRow(..) | Code::ReduceCol(..) => r.numel(),
-                _ => 0,
-            })
-            .sum(),
-        Kernel::Library(l) if l.op.name == "matmul" => {
+    let mut flops = k.regions().iter().map(work).sum();
+    let mut written = k.writes();
+    if let Kernel::Library(l) = k {
+        if l.op.name == "matmul" {
             let k = l.inputs[0].shape().dims().last().copied().unwrap_or(0);
-            2 * k * p.values[l.outputs[0].0 as usize].shape.numel()
+            flops += 2 * k * p.values[l.outputs[0].0 as usize].shape.numel();
         }
-        Kernel::Library(_) => 0,
+        if l.epilogue.is_some() {
+            // The mapped result is what leaves the kernel.
+            written.retain(|v| *v != l.outputs[0]);
+        }
+    }
+    Cost { read: bytes(k.reads()), written: bytes(written), flops }
+}
+
+fn work(r: &Region) -> usize {
+    let of = |i: &Instr| match &i.code {
+        Code::Map(f, _) => f.flops().max(usize::from(*f != MapFn::Copy)) * r.count(i.level),
+        Code::ReduceRow(..) | Code::ReduceCol(..) => r.numel(),
+        _ => 0,
     };
-    Cost { read: bytes(k.reads()), written: bytes(k.writes()), flops }
+    r.body.iter().map(of).sum()
 }
 
 /// The name of a kernel: the op of a library call, or the functions a region fuses, most telling first.
 pub fn name(k: &Kernel) -> String {
     match k {
-        Kernel::Library(l) => l.op.name.to_string(),
-        Kernel::Region(r) => {
-            let mut words: Vec<String> = Vec::new();
-            let mut add = |w: String| {
-                if !words.contains(&w) {
-                    words.push(w);
-                }
-            };
-            for i in &r.body {
-                match &i.code {
-                    Code::ReduceRow(f, _) => add(format!("row_{}", format!("{f:?}").to_lowercase())),
-                    Code::ReduceCol(f, _) => add(format!("col_{}", format!("{f:?}").to_lowercase())),
-                    Code::Map(f, _) => add(format!("{f:?}").to_lowercase()),
-                    Code::Cast(_) => add("cast".into()),
-                    _ => {}
-                }
-            }
-            if words.is_empty() {
-                return "copy".into();
-            }
-            let more = words.len().saturating_sub(5);
-            words.truncate(5);
-            let tail = if more > 0 { format!("+{more}") } else { String::new() };
-            format!("{}{tail}", words.join("+"))
-        }
+        Kernel::Library(l) => match &l.epilogue {
+            Some(r) => format!("{} > {}", l.op.name, functions(r)),
+            None => l.op.name.to_string(),
+        },
+        Kernel::Region(r) => functions(r),
+        Kernel::Multi(list) => format!("{} x {}", list.len(), list.first().map(functions).unwrap_or_default()),
     }
 }
 
-/// The iteration space of a region, or the shapes a library call takes.
+fn functions(r: &Region) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut add = |w: String| {
+        if !words.contains(&w) {
+            words.push(w);
+        }
+    };
+    for i in &r.body {
+        match &i.code {
+            Code::ReduceRow(f, _) => add(format!("row_{}", format!("{f:?}").to_lowercase())),
+            Code::ReduceCol(f, _) => add(format!("col_{}", format!("{f:?}").to_lowercase())),
+            Code::Map(f, _) => add(format!("{f:?}").to_lowercase()),
+            Code::Cast(_) => add("cast".into()),
+            _ => {}
+        }
+    }
+    if words.is_empty() {
+        return "copy".into();
+    }
+    let more = words.len().saturating_sub(5);
+    words.truncate(5);
+    let tail = if more > 0 { format!("+{more}") } else { String::new() };
+    format!("{}{tail}", words.join("+"))
+}
+
+/// The iteration space of a region, the shapes a library call takes, or how many elements many regions have in all.
 pub fn space(k: &Kernel) -> String {
     match k {
         Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
         Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
+        Kernel::Multi(list) => format!("{} in all", list.iter().map(Region::numel).sum::<usize>()),
     }
 }
 

@@ -137,7 +137,15 @@ impl Build {
             })
             .collect();
         let outputs = vec![ValueId(self.values.len() as u32 - 1)];
-        Kernel::Library(Library { op, attrs: attrs.into(), inputs, dtypes, outputs, origin: Origin::NONE })
+        Kernel::Library(Library {
+            op,
+            attrs: attrs.into(),
+            inputs,
+            dtypes,
+            outputs,
+            epilogue: None,
+            origin: Origin::NONE,
+        })
     }
 
     pub fn program(&self, kernels: Vec<Kernel>) -> Arc<Program> {

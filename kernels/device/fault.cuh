@@ -1,0 +1,20 @@
+// How a kernel says that an index is out of range. The cell lies in memory that the host maps; the first report stays.
+// After a report the kernel goes on with a harmless index: it must not read or write out of bounds.
+#pragma once
+#include "device/base.cuh"
+
+struct Fault {
+    u32 set;     // 0: nothing reported
+    u32 kernel;  // which kernel of the plan, as the launch says
+    i64 value;   // the index found
+    i64 size;    // it must lie in -size .. size, or 0 .. size
+};
+
+__device__ __noinline__ inline void report(Fault* fault, u32 kernel, i64 value, i64 size) {
+    if (atomicCAS(&fault->set, 0u, 1u) == 0u) {
+        fault->kernel = kernel;
+        fault->value = value;
+        fault->size = size;
+        __threadfence_system();
+    }
+}

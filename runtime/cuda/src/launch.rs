@@ -1,0 +1,83 @@
+//! What code generation and the kernel library make, and the backend runs: functions, and how to launch them.
+//!
+//! Everything here is plain data: no device is needed to make it, so plans are compiled and checked on machines without a
+//! GPU. Addresses are named (a value, the slots, a place in the workspace) and filled in at launch.
+
+use perilune_plan::ir::ValueId;
+use std::sync::Arc;
+
+/// Facts about a GPU that kernels are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Props {
+    /// Compute capability, as in (9, 0).
+    pub arch: (u32, u32),
+    /// Multiprocessors.
+    pub sms: u32,
+    /// Most shared memory a block can have, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Props {
+    /// An H200: what kernels are made for where there is no GPU.
+    pub const H200: Props = Props { arch: (9, 0), sms: 132, shared_bytes: 227 << 10 };
+}
+
+/// A CUDA function.
+///
+/// `text` is CUDA C++ that defines `extern "C" __global__ void KERNEL(...)`, with the word `KERNEL` where its name
+/// stands; it may include the headers of `kernels/` by their path there (`#include "device/philox.cuh"`). Many functions
+/// are compiled as one program, so nothing else at file scope may have a name that another function's text could use:
+/// keep helpers in headers. Its real name is `label` and a hash of the text.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Function {
+    /// What a person sees in a profile: letters, digits and `_`.
+    pub label: String,
+    pub text: String,
+}
+
+/// One word of a table in device memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Word {
+    Number(u64),
+    /// The device address of a value, plus bytes.
+    Value(ValueId, i64),
+}
+
+/// An argument of a launch.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Arg {
+    /// The device address of a value, plus bytes.
+    Value(ValueId, i64),
+    /// The run-time numbers, `const unsigned long long*`: slot k is an i64 or the bits of an f64.
+    Slots,
+    /// Bytes of the program's workspace from this offset on. Kernels of one plan step own it until the next step.
+    Scratch(usize),
+    /// Where a kernel reports a bad index: `Fault*` (see `kernels/device/fault.cuh`).
+    Fault,
+    I32(i32),
+    I64(i64),
+    F32(f32),
+    F64(f64),
+    /// A structure passed by value, as the kernel lays it out: aligned to 8 bytes, at most 4,000 long.
+    Bytes(Vec<u8>),
+    /// `const unsigned long long*`: a table in device memory.
+    Table(Arc<[Word]>),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Launch {
+    pub function: Arc<Function>,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory, in bytes.
+    pub shared_bytes: u32,
+    pub args: Vec<Arg>,
+}
+
+/// What one kernel of a plan takes on this device, in order.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Work {
+    pub launches: Vec<Launch>,
+    /// Bytes of workspace.
+    pub scratch_bytes: usize,
+}
