@@ -92,7 +92,7 @@ fn program(g: &Graph, request: &Request) -> Fallible<Program> {
     tracer.run(g, request, |_| None);
     let p = perilune_plan::cache::plan(g, &tracer, request, Options::default(), &Null).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&p).map_err(|e| e.to_string())?;
-    if p.kernels.len() < 500 {
+    if p.values.len() < 2000 {
         no_overlap(&p)?;
     }
     Ok(p)

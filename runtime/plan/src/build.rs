@@ -33,8 +33,8 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
     b.name_values(trace);
     let mut kernels = b.kernels();
     if fusion {
-        let kept = low.roots.iter().chain(&low.commits).map(|id| b.value_of[id]).collect();
-        group::epilogues(&mut kernels, &b.values, &kept);
+        let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
+        group::epilogues(&mut kernels, &b.values, &values(&low.roots), &values(&low.commits));
     }
     b.program.kernels = sort(kernels, &b.values, fusion);
     b.results();
@@ -424,14 +424,13 @@ impl Ready {
         let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };
         let mut batch = Vec::new();
         if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
-            alike.retain(|&(anchor, k)| {
-                let joins = matches!(&kernels[k].1, Kernel::Region(other) if group::same(r, other));
-                if joins {
-                    batch.push(k);
-                    self.queue.remove(&(anchor, k));
-                }
-                !joins
-            });
+            let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if group::same(r, other));
+            let joined: Vec<(u32, usize)> = alike.iter().copied().filter(|&(_, k)| joins(k)).take(group::MOST).collect();
+            for at in joined {
+                batch.push(at.1);
+                alike.remove(&at);
+                self.queue.remove(&at);
+            }
         }
         Some(batch)
     }

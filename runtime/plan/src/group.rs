@@ -15,12 +15,21 @@ const WITH_EPILOGUE: &[&str] = &["matmul"];
 /// A kernel that stores no more than this may run early: holding its results longer costs nothing to speak of.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Hangs each pure map on the product it reads, where nothing else reads that product. `kept` are values wanted for
-/// themselves. The joint kernel takes the map's place in the order.
+/// Regions in one launch at most.
+pub const MOST: usize = 1024;
+
+/// Hangs each pure map on the product it reads, where nothing else reads that product and it is not wanted for itself.
+/// Maps that update a State are left to run as one with their like: an optimizer's update of every parameter. The joint
+/// kernel takes the map's place in the order.
 ///
 /// Contracting such an edge makes no circle: the map's other inputs do not depend on the product, since only the map
 /// reads it.
-pub fn epilogues(kernels: &mut Vec<(u32, Kernel)>, values: &[Value], kept: &HashSet<ValueId>) {
+pub fn epilogues(
+    kernels: &mut Vec<(u32, Kernel)>,
+    values: &[Value],
+    roots: &HashSet<ValueId>,
+    commits: &HashSet<ValueId>,
+) {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut products: HashMap<ValueId, usize> = HashMap::new();
     for (k, (_, kernel)) in kernels.iter().enumerate() {
@@ -32,7 +41,8 @@ pub fn epilogues(kernels: &mut Vec<(u32, Kernel)>, values: &[Value], kept: &Hash
         }
         if let Kernel::Library(l) = kernel
             && WITH_EPILOGUE.contains(&l.op.name)
-            && !kept.contains(&l.outputs[0])
+            && !roots.contains(&l.outputs[0])
+            && !commits.contains(&l.outputs[0])
         {
             products.insert(l.outputs[0], k);
         }
@@ -40,6 +50,9 @@ pub fn epilogues(kernels: &mut Vec<(u32, Kernel)>, values: &[Value], kept: &Hash
     let mut gone = vec![false; kernels.len()];
     for k in 0..kernels.len() {
         let Kernel::Region(r) = &kernels[k].1 else { continue };
+        if r.writes().any(|v| commits.contains(&v)) {
+            continue;
+        }
         let follows = r.reads().filter(|v| readers[v] == 1 && continues(r, *v, values));
         // Of several, the one recorded last: the others are there by then.
         let Some(v) = follows.filter(|v| products.contains_key(v)).max() else { continue };

@@ -3,7 +3,7 @@
 //! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
 //! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.
 //! Linear in kernels up to the logarithm of the free list. Where that leaves holes and the program is not huge, blocks are
-//! packed anew, largest first, now that all lifetimes are known; the smaller arena stays.
+//! packed anew, now that all lifetimes are known; the smallest arena stays.
 
 use crate::build::UNPLACED;
 use crate::fuse::{Reading, reading};
@@ -115,13 +115,16 @@ fn products(p: &mut Program) {
     }
 }
 
-/// Lays blocks out largest first, each at the lowest place that is free for its whole life, and keeps the result if the
-/// arena shrinks.
+/// Lays blocks out in several orders (largest first, longest lived first …), each block at the lowest place that is free
+/// for its whole life, and keeps the best result if the arena shrinks.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
     let size = |b: &Block| b.nbytes;
     let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
+    let early = |b: &Block| usize::MAX - b.first;
+    let late = |b: &Block| b.last;
+    let long = |b: &Block| b.last - b.first;
     let mut best: Option<(usize, Vec<usize>)> = None;
-    for key in [&size as &dyn Fn(&Block) -> usize, &area] {
+    for key in [&size as &dyn Fn(&Block) -> usize, &area, &early, &late, &long] {
         let mut order: Vec<usize> = (0..blocks.len()).filter(|b| blocks[*b].nbytes > 0).collect();
         order.sort_by_key(|b| (Reverse(key(&blocks[*b])), *b));
         let mut placed: Vec<usize> = Vec::new();
@@ -164,16 +167,22 @@ fn round(nbytes: usize) -> usize {
 /// Whether `v`, written by kernel `k`, may lie where `dead` lies, whose last reader is `k`.
 fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
-    let kernel = &p.kernels[k];
-    let product = matches!(kernel, Kernel::Library(l) if l.outputs[0] == dead);
-    let mut around = kernel.regions().iter().filter(|r| !r.writes().any(|s| s == v));
-    let Some(r) = kernel.regions().iter().find(|r| r.writes().any(|s| s == v)) else { return false };
-    // What other regions of the launch, or the product under an epilogue, read may not be overwritten.
-    let library = |l: &Library| l.inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == dead));
-    if around.any(|r| r.reads().any(|x| x == dead)) || matches!(kernel, Kernel::Library(l) if library(l)) {
+    let (r, product) = match &p.kernels[k] {
+        Kernel::Region(r) => (r, false),
+        // Not what the product itself still reads.
+        Kernel::Library(Library { inputs, outputs, epilogue: Some(r), .. }) => {
+            if inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == dead)) {
+                return false;
+            }
+            (r, outputs[0] == dead)
+        }
+        // Many regions mostly write States in place; the rest is small.
+        _ => return false,
+    };
+    if !r.writes().any(|s| s == v) || (new.nbytes() < IN_PLACE_BYTES && !product) {
         return false;
     }
-    if (new.nbytes() < IN_PLACE_BYTES && !product) || new.nbytes() != old.nbytes() || new.dtype != old.dtype {
+    if new.nbytes() != old.nbytes() || new.dtype != old.dtype {
         return false;
     }
     if !matches!(old.storage, Storage::Arena(at) if at != usize::MAX) || v == dead {
