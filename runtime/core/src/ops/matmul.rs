@@ -28,18 +28,8 @@ pub static MATMUL: Op = Op {
     }),
     grad: Grad::Rule(|g, c| {
         let (a, b) = (c.x(0), c.x(1));
-        let da = if c.needs[0] {
-            let bt = g.t(b)?;
-            Some(g.push(&MATMUL, &[c.grad, bt], &[])?)
-        } else {
-            None
-        };
-        let db = if c.needs[1] {
-            let at = g.t(a)?;
-            Some(g.push(&MATMUL, &[at, c.grad], &[])?)
-        } else {
-            None
-        };
+        let da = if c.needs[0] { Some(product(g, a, c.grad, b, false)?) } else { None };
+        let db = if c.needs[1] { Some(product(g, b, c.grad, a, true)?) } else { None };
         Ok(smallvec![da, db])
     }),
     amp: Amp::Low,
@@ -58,6 +48,31 @@ pub static MATMUL: Op = Op {
     smooth: true,
     ..Op::BASE
 };
+
+/// The gradient of `x`, an operand of a product whose result has gradient `grad`, `y` the other operand: grad yT, or
+/// yT grad where `x` stands on the right.
+///
+/// Where `x` is the transpose of a stored matrix (`linear`'s weight), the transposed product is formed, so that the
+/// gradient lies in memory as the matrix itself does: an update of it then reads straight through.
+fn product(g: &mut Graph, x: NodeId, grad: NodeId, y: NodeId, right: bool) -> Result<NodeId> {
+    if is_transpose(g, x) {
+        let gt = g.t(grad)?;
+        let p = if right { g.push(&MATMUL, &[gt, y], &[])? } else { g.push(&MATMUL, &[y, gt], &[])? };
+        return g.t(p);
+    }
+    let yt = g.t(y)?;
+    let (l, r) = if right { (yt, grad) } else { (grad, yt) };
+    g.push(&MATMUL, &[l, r], &[])
+}
+
+/// Whether a node swaps the last two dims of another and leaves the rest.
+fn is_transpose(g: &Graph, x: NodeId) -> bool {
+    let n = g.node(x);
+    let r = n.shape.rank();
+    n.op == &super::movement::PERMUTE
+        && n.attrs[..r - 2].iter().enumerate().all(|(k, a)| *a == k as i64)
+        && n.attrs[r - 2..] == [r as i64 - 1, r as i64 - 2]
+}
 
 /// The general product: promotes, broadcasts batch dims, folds a batch of left rows against one right matrix.
 pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
