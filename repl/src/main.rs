@@ -10,7 +10,6 @@ mod failure;
 mod format;
 mod git;
 mod init;
-mod probe;
 mod progress;
 mod run;
 mod rundir;

@@ -41,7 +41,7 @@ pub fn assign(p: &mut Program) {
     for (&v, &k) in &last {
         dying[k].push(v);
     }
-    let mut arena = Arena::default();
+    let mut arena = Offsets::default();
     let mut live = 0usize;
     let mut blocks: Vec<Block> = Vec::new();
     let mut block_of: HashMap<ValueId, usize> = HashMap::new();
@@ -199,17 +199,19 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     reads && read_in_order && r.stores.iter().all(|(reg, s)| *s != v || r.body[*reg as usize].level == Level::Full)
 }
 
-/// A best-fit allocator over offsets.
-#[derive(Default)]
-struct Arena {
-    end: usize,
+/// A best-fit allocator over offsets: it knows places, not memory.
+#[derive(Default, Debug)]
+pub struct Offsets {
+    /// One past the last byte ever given out.
+    pub end: usize,
     /// Free blocks by offset, and by (size, offset).
     by_offset: BTreeMap<usize, usize>,
     by_size: BTreeSet<(usize, usize)>,
 }
 
-impl Arena {
-    fn take(&mut self, nbytes: usize) -> usize {
+impl Offsets {
+    /// A place for `nbytes`; of 0 bytes, any.
+    pub fn take(&mut self, nbytes: usize) -> usize {
         if nbytes == 0 {
             return 0;
         }
@@ -233,7 +235,8 @@ impl Arena {
         at
     }
 
-    fn give(&mut self, mut at: usize, mut size: usize) {
+    /// Takes a place back.
+    pub fn give(&mut self, mut at: usize, mut size: usize) {
         if size == 0 {
             return;
         }

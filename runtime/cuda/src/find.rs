@@ -1,5 +1,10 @@
-//! Which CUDA libraries the loader finds: the loader's own paths, a toolkit, the `nvidia-*` wheels of a virtual environment.
+//! NVIDIA's libraries, found at run time: the loader's own paths, a toolkit, the `nvidia-*` wheels of a virtual environment
+//! or of the Python on the path.
+//!
+//! A library that was opened here by its full path is the one that the bindings get when they ask for it by name: the
+//! loader matches the SONAME of what is loaded already.
 
+use perilune_core::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 pub struct Wanted {
@@ -23,14 +28,14 @@ pub const WANTED: [Wanted; 6] = [
         name: "NVRTC",
         files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
         what_for: "to compile fused kernels",
-        cure: "pip install nvidia-cuda-nvrtc-cu12, or install the CUDA toolkit",
+        cure: "pip install nvidia-cuda-nvrtc, or install the CUDA toolkit",
         needed: true,
     },
     Wanted {
         name: "cuBLASLt",
         files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
         what_for: "for matrix products",
-        cure: "pip install nvidia-cublas-cu12, or install the CUDA toolkit",
+        cure: "pip install nvidia-cublas, or install the CUDA toolkit",
         needed: true,
     },
     Wanted {
@@ -44,14 +49,14 @@ pub const WANTED: [Wanted; 6] = [
         name: "cuDNN",
         files: &["libcudnn.so.9", "libcudnn.so"],
         what_for: "for convolutions",
-        cure: "pip install nvidia-cudnn-cu12",
+        cure: "pip install nvidia-cudnn-cu13",
         needed: false,
     },
     Wanted {
         name: "NCCL",
         files: &["libnccl.so.2", "libnccl.so"],
         what_for: "for several GPUs",
-        cure: "pip install nvidia-nccl-cu12",
+        cure: "pip install nvidia-nccl-cu13",
         needed: false,
     },
 ];
@@ -63,8 +68,13 @@ fn extra_dirs() -> Vec<PathBuf> {
         out.extend(std::env::var_os(name).map(|d| PathBuf::from(d).join("lib64")));
     }
     out.push("/usr/local/cuda/lib64".into());
-    if let Some(venv) = std::env::var_os("VIRTUAL_ENV") {
-        for python in entries(&PathBuf::from(venv).join("lib")) {
+    let mut roots: Vec<PathBuf> = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let python = std::env::split_paths(&path).map(|d| d.join("python3")).find(|p| p.is_file());
+    // <root>/bin/python3
+    roots.extend(python.and_then(|p| Some(p.parent()?.parent()?.to_path_buf())));
+    for root in roots {
+        for python in entries(&root.join("lib")) {
             let packages = entries(&python.join("site-packages/nvidia"));
             out.extend(packages.into_iter().map(|d| d.join("lib")));
         }
@@ -80,7 +90,21 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Where a library was found.
+/// Opens the library of that name in [`WANTED`], or says how to get it.
+pub fn load(name: &str) -> Result<()> {
+    let Some(wanted) = WANTED.iter().find(|w| w.name == name) else {
+        return Err(Error::system("cuda", format!("this is a bug: no library is called {name}")));
+    };
+    match find(wanted) {
+        Some(_) => Ok(()),
+        None => {
+            let message = format!("{name} was not found; it is needed {}", wanted.what_for);
+            Err(Error::system("cuda", message).hint(wanted.cure))
+        }
+    }
+}
+
+/// Where a library was found. It stays open.
 pub fn find(wanted: &Wanted) -> Option<String> {
     for file in wanted.files {
         if opens(Path::new(file)) {
@@ -92,11 +116,27 @@ pub fn find(wanted: &Wanted) -> Option<String> {
     paths.into_iter().find(|p| p.is_file() && opens(p)).map(|p| p.display().to_string())
 }
 
-#[allow(unsafe_code)]
 fn opens(file: &Path) -> bool {
-    // SAFETY: loading runs the library's initialisers. These are NVIDIA's own, made to be loaded at run time, and no symbol
-    // is used. The handle is leaked: unloading a driver in mid-process is what is known to go wrong.
-    match unsafe { libloading::Library::new(file) } {
+    // NVRTC opens its builtins by name, from a folder that the loader may not know.
+    if let (Some(dir), Some(name)) = (file.parent(), file.file_name().and_then(|n| n.to_str()))
+        && name.starts_with("libnvrtc.so")
+        && dir != Path::new("")
+    {
+        for other in entries(dir) {
+            let builtins = other.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("libnvrtc-builtins.so"));
+            if builtins {
+                open(&other);
+            }
+        }
+    }
+    open(file)
+}
+
+fn open(file: &Path) -> bool {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    // SAFETY: loading runs the library's initialisers. These are NVIDIA's own, made to be loaded at run time. The handle is
+    // leaked: unloading a driver in mid-process is what is known to go wrong.
+    match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
             std::mem::forget(library);
             true

@@ -1,0 +1,151 @@
+//! The device itself: buffers, the arena that all programs share, and compiled programs.
+
+use crate::blas::{self, Blas};
+use crate::compile::{Cells, Compiled};
+use crate::driver::{Device, Module, Range};
+use crate::memory::{CudaBuffer, Heap};
+use crate::nvrtc::{self, Compiler};
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use perilune_plan::ir::Program;
+use perilune_plan::{Backend, Buffer, Executable};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+/// A GPU as a device.
+pub struct Cuda {
+    name: String,
+    shared: Rc<Machine>,
+}
+
+/// What all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+pub(crate) struct Machine {
+    pub compiler: RefCell<Compiler>,
+    pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
+    pub blas: Blas,
+    /// Where bad indices are reported, of every program alive.
+    pub cells: RefCell<Vec<Weak<Cells>>>,
+    pub heap: Rc<Heap>,
+    /// Intermediate values of whichever program runs.
+    pub arena: RefCell<Range>,
+    /// Scratch of kernels.
+    pub scratch: RefCell<Range>,
+    pub _workspace: CudaBuffer,
+    /// Whether steps are replayed as graphs.
+    pub replay: Cell<bool>,
+    pub device: Rc<Device>,
+}
+
+impl Cuda {
+    /// Opens GPU `ordinal`.
+    pub fn new(ordinal: usize) -> Result<Cuda> {
+        let device = Device::open(ordinal)?;
+        let heap = Heap::new(&device)?;
+        let workspace = heap.alloc(blas::WORKSPACE)?;
+        let shared = Machine {
+            compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
+            modules: RefCell::default(),
+            blas: Blas::new(&device, workspace.address)?,
+            cells: RefCell::default(),
+            arena: RefCell::new(Range::new(&device)?),
+            scratch: RefCell::new(Range::new(&device)?),
+            _workspace: workspace,
+            replay: Cell::new(std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0")),
+            heap,
+            device,
+        };
+        Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Rc::new(shared) })
+    }
+
+    /// The device of that name: `cuda` or `cuda:N`.
+    pub fn named(name: &str) -> Result<Cuda> {
+        let ordinal = match name.strip_prefix("cuda") {
+            Some("") => Some(0),
+            Some(rest) => rest.strip_prefix(':').and_then(|n| n.parse().ok()),
+            None => None,
+        };
+        match ordinal {
+            Some(n) => Cuda::new(n),
+            None => Err(Error::argument("device", format!("{name:?} is no device")).hint("say cpu, cuda or cuda:0")),
+        }
+    }
+
+    /// Bytes of buffers now and at most, bytes mapped for them, and bytes mapped for intermediate values.
+    pub fn memory(&self) -> (usize, usize, usize, usize) {
+        let (used, peak, mapped) = self.shared.heap.stats();
+        (used, peak, mapped, self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped())
+    }
+
+    /// Programs compiled by NVRTC so far, and the seconds they took.
+    pub fn compiled(&self) -> (usize, f64) {
+        let c = self.shared.compiler.borrow();
+        (c.compiled, c.seconds)
+    }
+}
+
+pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
+    match buffer.as_any().downcast_ref::<CudaBuffer>() {
+        Some(b) if perilune_plan::DeviceBuffer::nbytes(b) >= nbytes => Ok(b.address),
+        Some(_) => Err(Error::system("cuda", format!("this is a bug: a buffer is smaller than {nbytes} bytes"))),
+        None => Err(Error::system("cuda", "this is a bug: a buffer of another device was passed")),
+    }
+}
+
+impl Backend for Cuda {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn describe(&self) -> String {
+        let d = &self.shared.device;
+        let (major, minor) = d.props.arch;
+        let gib = d.total_bytes as f64 / (1u64 << 30) as f64;
+        format!("{} ({}, sm_{major}{minor}, {} SMs, {gib:.0} GiB)", self.name, d.name, d.props.sms)
+    }
+
+    fn keeps(&self, node: &Node) -> bool {
+        crate::compile::keeps(node)
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Ok(Rc::new(self.shared.heap.alloc(nbytes)?))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = self.shared.heap.alloc(bytes.len())?;
+        self.shared.device.upload(buffer.address, bytes)?;
+        Ok(Rc::new(buffer))
+    }
+
+    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0; nbytes];
+        self.shared.device.download(address(buffer, nbytes)?, &mut out)?;
+        self.shared.faults()?;
+        Ok(out)
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        self.shared.device.upload(address(buffer, bytes.len())?, bytes)
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
+        Ok(Box::new(Compiled::new(&self.shared, program)?))
+    }
+}
+
+impl Machine {
+    /// The error of a kernel that met a bad index, if one did; the stream must be idle.
+    fn faults(&self) -> Result<()> {
+        let mut cells = self.cells.borrow_mut();
+        cells.retain(|c| c.strong_count() > 0);
+        for c in cells.iter().filter_map(Weak::upgrade) {
+            if let Some((_, error)) = c.take() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,423 @@
+//! Matrix products through cuBLASLt.
+//!
+//! Its matrices lie column by column, ours row by row: a row-major C = A B is the column-major C' = B' A' over the same
+//! memory, so the operands change places and nothing is copied. Sums run in f32 for f32 and 16-bit floats (no TF32 unless
+//! asked for) and in f64 for f64. Split products are summed in the compute type by a scheme whose order is fixed.
+
+use crate::driver::{Address, Device, Event};
+use crate::find;
+use cudarc::cublaslt::sys;
+use perilune_core::error::{Error, Result};
+use perilune_core::{DType, Layout, Shape};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// What a product may use as scratch, as NVIDIA advises for Hopper.
+pub const WORKSPACE: usize = 64 << 20;
+/// Algorithms that are timed against each other.
+const CANDIDATES: usize = 8;
+/// Separate calls that one product may take, where batch strides are not regular.
+const MOST_CALLS: usize = 4096;
+
+/// cuBLASLt on one device.
+pub struct Blas {
+    device: Rc<Device>,
+    handle: sys::cublasLtHandle_t,
+    workspace: Address,
+}
+
+fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
+    if status as u32 == 0 {
+        return Ok(());
+    }
+    Err(Error::system("cuda", format!("{what} failed (cuBLAS error {})", status as u32)))
+}
+
+impl Blas {
+    /// `workspace` has [`WORKSPACE`] bytes.
+    pub fn new(device: &Rc<Device>, workspace: Address) -> Result<Blas> {
+        find::load("cuBLASLt")?;
+        let mut handle = null_mut();
+        // SAFETY: the library is there and the device's context is current.
+        check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting cuBLASLt")?;
+        Ok(Blas { device: device.clone(), handle, workspace })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`.
+        unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+/// How one operand lies: column-major after the change of places.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Side {
+    transposed: bool,
+    ld: i64,
+    batch_stride: i64,
+}
+
+/// The form of a `rows x cols` matrix with these strides, if cuBLASLt can read it.
+fn side(rows: usize, cols: usize, row_stride: isize, col_stride: isize, batch_stride: isize) -> Option<Side> {
+    let (r, c) = (rows as isize, cols as isize);
+    let batch_stride = batch_stride as i64;
+    if (row_stride == 1 || r == 1) && (c == 1 || col_stride >= r) {
+        let ld = if c == 1 { r } else { col_stride };
+        return Some(Side { transposed: false, ld: ld as i64, batch_stride });
+    }
+    if (col_stride == 1 || c == 1) && (r == 1 || row_stride >= c) {
+        let ld = if r == 1 { c } else { row_stride };
+        return Some(Side { transposed: true, ld: ld as i64, batch_stride });
+    }
+    None
+}
+
+/// A product as cuBLASLt sees it: one call, strided over a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    dtype: DType,
+    m: usize,
+    n: usize,
+    k: usize,
+    batch: usize,
+    a: Side,
+    b: Side,
+    /// Bytes that all addresses of the operands are a multiple of.
+    align: (u32, u32),
+}
+
+/// A product of the plan: calls with their offsets in elements.
+#[derive(Clone, Debug)]
+pub struct Product {
+    pub problem: Problem,
+    /// Of A, B and the result.
+    pub offsets: Vec<(isize, isize, usize)>,
+}
+
+/// How a product of views can be done by cuBLASLt, if at all. `a` (B..., M, K), `b` (B..., K, N).
+pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
+    if !dtype.is_float() {
+        return None;
+    }
+    let r = a.shape.rank();
+    let (m, k, n) = (a.shape.dims()[r - 2], a.shape.dims()[r - 1], b.shape.dims()[r - 1]);
+    if m == 0 || n == 0 || k == 0 {
+        return None;
+    }
+    // The last batch dim whose strides all go on regularly into the ones before it.
+    let dims = &a.shape.dims()[..r - 2];
+    let mut batch = 1usize;
+    let mut outer = dims.len();
+    let (mut sa, mut sb) = (0, 0);
+    while outer > 0 {
+        let d = outer - 1;
+        let regular = batch == 1
+            || (a.strides()[d] == sa * batch as isize && b.strides()[d] == sb * batch as isize)
+            || dims[d] == 1;
+        if !regular {
+            break;
+        }
+        if batch == 1 {
+            (sa, sb) = (a.strides()[d], b.strides()[d]);
+        }
+        batch *= dims[d];
+        outer = d;
+    }
+    if batch == 1 {
+        (sa, sb) = (0, 0);
+    }
+    let b_side = side(n, k, b.strides()[r - 1], b.strides()[r - 2], sb)?;
+    let a_side = side(k, m, a.strides()[r - 1], a.strides()[r - 2], sa)?;
+    if sa < 0 || sb < 0 {
+        return None;
+    }
+    let calls: usize = dims[..outer].iter().product();
+    if calls == 0 || calls > MOST_CALLS {
+        return None;
+    }
+    let outer_shape = Shape::of(&dims[..outer]);
+    let mut offsets = Vec::with_capacity(calls);
+    for call in 0..calls {
+        let (mut rest, mut oa, mut ob) = (call, a.offset, b.offset);
+        for d in (0..outer).rev() {
+            let i = (rest % outer_shape.dims()[d]) as isize;
+            rest /= outer_shape.dims()[d];
+            oa += i * a.strides()[d];
+            ob += i * b.strides()[d];
+        }
+        offsets.push((oa, ob, call * batch * m * n));
+    }
+    let size = dtype.size();
+    let align = |at: &dyn Fn(&(isize, isize, usize)) -> isize, s: &Side| {
+        let all = offsets.iter().map(|o| at(o).unsigned_abs() * size);
+        let all = all.chain([s.batch_stride.unsigned_abs() as usize * size, s.ld as usize * size]);
+        all.map(|bytes| if bytes == 0 { 256 } else { 1 << bytes.trailing_zeros().min(8) }).min().unwrap_or(256) as u32
+    };
+    let problem = Problem {
+        dtype,
+        m,
+        n,
+        k,
+        batch,
+        align: (align(&|o| o.0, &a_side), align(&|o| o.1, &b_side)),
+        a: a_side,
+        b: b_side,
+    };
+    Some(Product { problem, offsets })
+}
+
+impl Problem {
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
+    }
+}
+
+/// What is done to the sum before it is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Epilogue {
+    /// A vector of N is added to each row.
+    pub bias: bool,
+    /// A matrix like the result is added.
+    pub residual: bool,
+}
+
+/// A product ready to run.
+pub struct Gemm {
+    desc: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algo: sys::cublasLtMatmulAlgo_t,
+    dtype: DType,
+    epilogue: Epilogue,
+    /// Seconds the chosen algorithm took when it was picked, if it was timed.
+    pub timed: Option<f64>,
+}
+
+/// The operands of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    pub a: Address,
+    pub b: Address,
+    pub out: Address,
+    pub bias: Address,
+    pub residual: Address,
+}
+
+fn data_type(dtype: DType) -> sys::cudaDataType_t {
+    match dtype {
+        DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
+        DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        _ => sys::cudaDataType_t::CUDA_R_32F,
+    }
+}
+
+impl Blas {
+    /// Picks an algorithm. With `at`, memory that a trial may read and write, the candidates are timed.
+    pub fn gemm(&self, p: &Problem, tf32: bool, epilogue: Epilogue, at: Option<Addresses>) -> Result<Gemm> {
+        let double = p.dtype == DType::F64;
+        let compute = match (double, tf32 && p.dtype == DType::F32) {
+            (true, _) => sys::cublasComputeType_t::CUBLAS_COMPUTE_64F,
+            (_, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let scale = if double { sys::cudaDataType_t::CUDA_R_64F } else { sys::cudaDataType_t::CUDA_R_32F };
+        use sys::cublasLtMatmulDescAttributes_t::*;
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        // SAFETY: out-pointers are to locals; attributes are passed with their sizes; what is made here is destroyed by
+        // `Gemm` or below.
+        unsafe {
+            let mut desc = null_mut();
+            check(sys::cublasLtMatmulDescCreate(&mut desc, compute, scale), "describing a product")?;
+            let set = |attribute, value: u64, size: usize| {
+                let status =
+                    sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const value).cast::<c_void>(), size);
+                check(status, "describing a product")
+            };
+            set(CUBLASLT_MATMUL_DESC_TRANSA, u64::from(p.b.transposed), 4)?;
+            set(CUBLASLT_MATMUL_DESC_TRANSB, u64::from(p.a.transposed), 4)?;
+            if epilogue.bias {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64, 4)?;
+            }
+            let layout = |rows: usize, cols: usize, s: Side| -> Result<sys::cublasLtMatrixLayout_t> {
+                let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
+                let mut out = null_mut();
+                let status =
+                    sys::cublasLtMatrixLayoutCreate(&mut out, data_type(p.dtype), rows as u64, cols as u64, s.ld);
+                check(status, "describing a matrix")?;
+                use sys::cublasLtMatrixLayoutAttribute_t::*;
+                let count = p.batch as i32;
+                let attribute = |a, v: *const c_void, size| {
+                    check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
+                };
+                attribute(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
+                attribute(
+                    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                    (&raw const s.batch_stride).cast::<c_void>(),
+                    8,
+                )?;
+                Ok(out)
+            };
+            let result = Side { transposed: false, ld: p.n as i64, batch_stride: (p.m * p.n) as i64 };
+            let layouts = [layout(p.n, p.k, p.b)?, layout(p.k, p.m, p.a)?, layout(p.n, p.m, result)?];
+            let mut preference = null_mut();
+            check(sys::cublasLtMatmulPreferenceCreate(&mut preference), "choosing an algorithm")?;
+            let prefer = |attribute, value: u64, size: usize| {
+                let value = (&raw const value).cast::<c_void>();
+                sys::cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size);
+            };
+            prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64, 8);
+            // In the compute type, in a fixed order.
+            prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 2, 4);
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, u64::from(p.align.1), 4);
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, u64::from(p.align.0), 4);
+            let out_align = 1u64 << (p.m * p.n * p.dtype.size()).trailing_zeros().min(8);
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_align, 4);
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align, 4);
+            let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
+            let mut count = 0;
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc,
+                layouts[0],
+                layouts[1],
+                layouts[2],
+                layouts[2],
+                preference,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            );
+            sys::cublasLtMatmulPreferenceDestroy(preference);
+            let mut gemm =
+                Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue, timed: None };
+            check(status, "choosing an algorithm")?;
+            if count == 0 {
+                return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
+            }
+            if let (Some(at), true) = (at, count > 1) {
+                self.pick(&mut gemm, &found[..count as usize], at)?;
+            }
+            Ok(gemm)
+        }
+    }
+
+    /// Times the candidates and keeps the fastest.
+    fn pick(&self, gemm: &mut Gemm, found: &[sys::cublasLtMatmulHeuristicResult_t], at: Addresses) -> Result<()> {
+        let mut best = f64::INFINITY;
+        let mut choice = gemm.algo;
+        for candidate in found {
+            gemm.algo = candidate.algo;
+            if self.run(gemm, at).is_err() {
+                continue;
+            }
+            let mut fastest = f64::INFINITY;
+            for _ in 0..3 {
+                let start = Event::record(&self.device)?;
+                self.run(gemm, at)?;
+                let end = Event::record(&self.device)?;
+                self.device.synchronize()?;
+                fastest = fastest.min(end.since(&start)?);
+            }
+            if fastest < best {
+                (best, choice) = (fastest, candidate.algo);
+            }
+        }
+        gemm.algo = choice;
+        gemm.timed = Some(best);
+        Ok(())
+    }
+
+    /// Queues a call.
+    pub fn run(&self, gemm: &Gemm, at: Addresses) -> Result<()> {
+        let (one, zero) = (1.0f32, 0.0f32);
+        let (one64, zero64) = (1.0f64, 0.0f64);
+        let double = gemm.dtype == DType::F64;
+        let number = |x: &f32, y: &f64| if double { std::ptr::from_ref(y).cast() } else { std::ptr::from_ref(x).cast() };
+        let alpha: *const c_void = number(&one, &one64);
+        let beta: *const c_void = if gemm.epilogue.residual { alpha } else { number(&zero, &zero64) };
+        let c = if gemm.epilogue.residual { at.residual } else { at.out };
+        // SAFETY: the addresses hold matrices of the described forms (`product` bounds them by the views that the planner
+        // checked); the workspace has its size; alpha and beta are read before the call returns.
+        unsafe {
+            if gemm.epilogue.bias {
+                let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+                let status =
+                    sys::cublasLtMatmulDescSetAttribute(gemm.desc, attribute, (&raw const at.bias).cast(), 8);
+                check(status, "naming a bias")?;
+            }
+            let status = sys::cublasLtMatmul(
+                self.handle,
+                gemm.desc,
+                alpha,
+                at.b as *const c_void,
+                gemm.layouts[0],
+                at.a as *const c_void,
+                gemm.layouts[1],
+                beta,
+                c as *const c_void,
+                gemm.layouts[2],
+                at.out as *mut c_void,
+                gemm.layouts[2],
+                &gemm.algo,
+                self.workspace as *mut c_void,
+                WORKSPACE,
+                self.device.stream.cast(),
+            );
+            check(status, "a matrix product")
+        }
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        // SAFETY: made by `Blas::gemm`.
+        unsafe {
+            sys::cublasLtMatmulDescDestroy(self.desc);
+            for l in self.layouts {
+                sys::cublasLtMatrixLayoutDestroy(l);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dims: &[usize], strides: &[isize]) -> Layout {
+        let mut l = Layout::contiguous(Shape::of(dims));
+        l.strides[..strides.len()].copy_from_slice(strides);
+        l
+    }
+
+    #[test]
+    fn views_that_need_no_copy() {
+        let (a, b) = (layout(&[5, 7], &[7, 1]), layout(&[7, 3], &[3, 1]));
+        let p = product(&a, &b, DType::F32).unwrap().problem;
+        assert_eq!((p.m, p.n, p.k, p.batch), (5, 3, 7, 1));
+        assert_eq!((p.b.transposed, p.b.ld, p.a.transposed, p.a.ld), (false, 3, false, 7));
+        // The transpose of a weight (N, K).
+        let p = product(&a, &layout(&[7, 3], &[1, 7]), DType::BF16).unwrap().problem;
+        assert_eq!((p.b.transposed, p.b.ld), (true, 7));
+        assert_eq!(product(&a, &layout(&[7, 3], &[0, 0]), DType::F32).is_none(), true);
+    }
+
+    #[test]
+    fn heads_of_a_projection_take_a_call_a_batch() {
+        // q and k as (B, H, T, D) views of (B, T, 3, H, D).
+        let (bs, h, t, d) = (2usize, 4, 6, 8);
+        let row = 3 * h * d;
+        let q = layout(&[bs, h, t, d], &[(t * row) as isize, d as isize, row as isize, 1]);
+        let k = layout(&[bs, h, d, t], &[(t * row) as isize, d as isize, 1, row as isize]);
+        let p = product(&q, &k, DType::F32).unwrap();
+        assert_eq!((p.problem.batch, p.offsets.len()), (h, bs));
+        assert_eq!(p.offsets[1], ((t * row) as isize, (t * row) as isize, h * t * t));
+    }
+}

@@ -1,0 +1,456 @@
+//! A program on a GPU: its steps, and how a run queues them.
+//!
+//! The first runs go launch by launch; once a program runs again over the same addresses, what it queues is captured and
+//! replayed as one graph. Numbers that change from run to run lie in a block of device memory that is filled before.
+//!
+//! A bad index does not stop a kernel: it is reported to a cell in host memory and harmless otherwise. The first runs of
+//! a program wait for the device and raise it at once; later ones raise it when the host next waits, or at the next run.
+
+use crate::backend::{Machine, address};
+use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
+use crate::driver::{Address, Entry, Event, Module, Pinned, Replay};
+use crate::launch::{Arg, Launch, Word, Work};
+use crate::memory::CudaBuffer;
+use crate::{codegen, library, nvrtc};
+use perilune_core::Layout;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
+use perilune_plan::{Buffer, Executable, Failure};
+use perilune_core::ops::elementwise::MapFn;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Runs that go launch by launch, and wait where an index may be bad.
+const CAREFUL_RUNS: u64 = 2;
+/// Captured graphs of a program, for as many sets of addresses.
+const GRAPHS: usize = 4;
+/// Products of fewer operations take the first algorithm offered.
+const WORTH_TIMING: f64 = 1e8;
+/// Words of a `Fault` (kernels/device/fault.cuh).
+const FAULT_WORDS: usize = 3;
+
+/// Whether a fused op has a kernel of its own here.
+pub fn keeps(_: &Node) -> bool {
+    false
+}
+
+/// Where the kernels of a program report bad indices.
+pub(crate) struct Cells {
+    memory: Pinned,
+    kernels: Vec<(Origin, &'static str)>,
+}
+
+impl Cells {
+    /// The first report, which is forgotten.
+    pub fn take(&self) -> Option<(Origin, Error)> {
+        for (k, (origin, op)) in self.kernels.iter().enumerate() {
+            let at = k * FAULT_WORDS;
+            if self.memory.read(at) as u32 != 0 {
+                let (value, size) = (self.memory.read(at + 1) as i64, self.memory.read(at + 2) as i64);
+                self.memory.write(at, 0);
+                let message = format!("index {value} is out of range for a dim of size {size}");
+                let cure = match size {
+                    0 => "there is nothing to index".to_string(),
+                    n => format!("indices count from 0: here 0 to {}", n - 1),
+                };
+                return Some((*origin, Error::argument(*op, message).hint(cure)));
+            }
+        }
+        None
+    }
+}
+
+enum Step {
+    Launch { launch: Launch, entry: Entry, table: Option<Table>, fault: usize },
+    Gemm { gemm: Gemm, product: Product, a: ValueId, b: ValueId, out: ValueId, bias: Option<(ValueId, isize)>, residual: Option<ValueId>, size: usize },
+}
+
+/// A table of addresses and numbers in device memory.
+struct Table {
+    words: Arc<[Word]>,
+    buffer: CudaBuffer,
+    last: RefCell<Vec<u64>>,
+}
+
+pub(crate) struct Compiled {
+    steps: Vec<(usize, Step)>,
+    replays: RefCell<VecDeque<(Vec<Address>, Option<Replay>)>>,
+    slots: CudaBuffer,
+    cells: Option<Rc<Cells>>,
+    scratch: usize,
+    runs: Cell<u64>,
+    program: Arc<Program>,
+    shared: Rc<Machine>,
+}
+
+impl Compiled {
+    pub fn new(shared: &Rc<Machine>, program: Arc<Program>) -> Result<Compiled> {
+        let props = &shared.device.props;
+        // What each kernel takes: launches, and products.
+        enum Part {
+            Work(Work),
+            Gemm(Box<Step>),
+        }
+        let mut parts: Vec<(usize, Part)> = Vec::new();
+        for (k, kernel) in program.kernels.iter().enumerate() {
+            match kernel {
+                Kernel::Region(r) => parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?))),
+                Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
+                Kernel::Library(l) => {
+                    let (gemm, rest) = match product(&program, l) {
+                        Some(p) => {
+                            let (gemm, taken) = Compiled::gemm(shared, &program, l, p)?;
+                            (Some(gemm), if taken { None } else { l.epilogue.as_ref() })
+                        }
+                        None => (None, l.epilogue.as_ref()),
+                    };
+                    match gemm {
+                        Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
+                        None => parts.push((k, Part::Work(library::routine(&program, l, props)?))),
+                    }
+                    if let Some(r) = rest {
+                        parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)));
+                    }
+                }
+            }
+        }
+        let functions: Vec<_> = parts
+            .iter()
+            .flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] })
+            .map(|l| l.function.clone())
+            .collect();
+        let mut entries = entries(shared, &functions)?;
+        let mut steps = Vec::new();
+        let mut scratch = 0;
+        let mut faults: Vec<(Origin, &'static str)> = Vec::new();
+        for (k, part) in parts {
+            match part {
+                Part::Gemm(step) => steps.push((k, *step)),
+                Part::Work(work) => {
+                    scratch = scratch.max(work.scratch_bytes);
+                    for launch in work.launches {
+                        if launch.grid.contains(&0) {
+                            continue;
+                        }
+                        let entry = entries.remove(&nvrtc::name(&launch.function));
+                        let Some(entry) = entry else { return Err(Error::system("cuda", "this is a bug: no entry")) };
+                        entries.insert(nvrtc::name(&launch.function), entry.clone());
+                        if launch.shared_bytes > 48 << 10 {
+                            entry.allow_shared(launch.shared_bytes)?;
+                        }
+                        let words = launch.args.iter().find_map(|a| if let Arg::Table(w) = a { Some(w.clone()) } else { None });
+                        let table = match words {
+                            Some(words) => {
+                                let buffer = shared.heap.alloc(words.len() * 8)?;
+                                Some(Table { words, buffer, last: RefCell::default() })
+                            }
+                            None => None,
+                        };
+                        if launch.args.contains(&Arg::Fault) {
+                            let kernel = &program.kernels[k];
+                            let op = if let Kernel::Library(l) = kernel { l.op.name } else { "kernel" };
+                            faults.push((kernel.origin(), op));
+                        }
+                        let fault = faults.len().saturating_sub(1);
+                        steps.push((k, Step::Launch { launch, entry, table, fault }));
+                    }
+                }
+            }
+        }
+        let cells = if faults.is_empty() {
+            None
+        } else {
+            let memory = Pinned::new(&shared.device, faults.len() * FAULT_WORDS * 8)?;
+            let cells = Rc::new(Cells { memory, kernels: faults });
+            shared.cells.borrow_mut().push(Rc::downgrade(&cells));
+            Some(cells)
+        };
+        let slots = shared.heap.alloc(program.slots.len() * 8)?;
+        Ok(Compiled {
+            steps,
+            replays: RefCell::default(),
+            slots,
+            cells,
+            scratch,
+            runs: Cell::new(0),
+            program,
+            shared: shared.clone(),
+        })
+    }
+
+    /// The step of a product, and whether it does the epilogue too.
+    fn gemm(shared: &Rc<Machine>, program: &Program, l: &Library, product: Product) -> Result<(Step, bool)> {
+        let (Operand::View(a, _), Operand::View(b, _)) = (&l.inputs[0], &l.inputs[1]) else {
+            return Err(Error::system("cuda", "this is a bug: a product of constants"));
+        };
+        let fused = l.epilogue.as_ref().and_then(|r| epilogue(program, l, r, &product));
+        let (how, bias, residual, out) = match fused {
+            Some(f) => (Epilogue { bias: f.bias.is_some(), residual: f.residual.is_some() }, f.bias, f.residual, f.out),
+            None => (Epilogue::default(), None, None, l.outputs[0]),
+        };
+        let size = l.dtypes[0].size();
+        let p = &product.problem;
+        // Timed over whatever lies in memory of the right size.
+        let trial = if p.flops() > WORTH_TIMING {
+            let reach = |k: usize| program.values[[a, b][k].0 as usize].nbytes();
+            let room = shared.heap.alloc(reach(0) + reach(1) + 2 * program.values[out.0 as usize].nbytes() + 4096);
+            room.ok().map(|r| {
+                let at = |n: usize| r.address + (n as u64).next_multiple_of(512);
+                let (oa, ob, _) = product.offsets[0];
+                let third = reach(0).next_multiple_of(512) + reach(1).next_multiple_of(512);
+                let fourth = third + program.values[out.0 as usize].nbytes().next_multiple_of(512);
+                let addresses = Addresses {
+                    a: at(0).wrapping_add_signed((oa * size as isize) as i64),
+                    b: at(reach(0)).wrapping_add_signed((ob * size as isize) as i64),
+                    out: at(third),
+                    bias: at(reach(0)),
+                    residual: at(fourth),
+                };
+                (r, addresses)
+            })
+        } else {
+            None
+        };
+        let gemm = shared.blas.gemm(p, false, how, trial.as_ref().map(|t| t.1))?;
+        let step = Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual, size };
+        Ok((step, how != Epilogue::default()))
+    }
+
+    fn places(&self, inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
+        let arena = self.shared.arena.borrow().base;
+        let given = |list: &[Buffer], k: usize, nbytes: usize| match list.get(k) {
+            Some(b) => address(b, nbytes),
+            None => Err(Error::system("cuda", format!("this is a bug: buffer {k} is missing"))),
+        };
+        let place = |v: &perilune_plan::ir::Value| match v.storage {
+            Storage::Input(k) => given(inputs, k as usize, v.nbytes()),
+            Storage::Output(k) => given(outputs, k as usize, v.nbytes()),
+            Storage::Arena(at) => Ok(arena + at as u64),
+        };
+        self.program.values.iter().map(place).collect()
+    }
+
+    /// Fills the tables that differ from the last run's.
+    fn tables(&self, places: &[Address]) -> Result<()> {
+        for (_, step) in &self.steps {
+            let Step::Launch { table: Some(t), .. } = step else { continue };
+            let words: Vec<u64> = t
+                .words
+                .iter()
+                .map(|w| match w {
+                    Word::Number(n) => *n,
+                    Word::Value(v, offset) => places[v.0 as usize].wrapping_add_signed(*offset),
+                })
+                .collect();
+            if *t.last.borrow() != words {
+                let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+                self.shared.device.upload(t.buffer.address, &bytes)?;
+                *t.last.borrow_mut() = words;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues one step.
+    fn queue(&self, step: &Step, places: &[Address]) -> Result<()> {
+        let at = |v: &ValueId| places[v.0 as usize];
+        match step {
+            Step::Gemm { gemm, product, a, b, out, bias, residual, size } => {
+                for (oa, ob, oc) in &product.offsets {
+                    let shift = |base: Address, n: isize| base.wrapping_add_signed((n * *size as isize) as i64);
+                    let addresses = Addresses {
+                        a: shift(at(a), *oa),
+                        b: shift(at(b), *ob),
+                        out: shift(at(out), *oc as isize),
+                        bias: bias.map_or(0, |(v, n)| shift(at(&v), n)),
+                        residual: residual.map_or(0, |v| shift(at(&v), *oc as isize)),
+                    };
+                    self.shared.blas.run(gemm, addresses)?;
+                }
+                Ok(())
+            }
+            Step::Launch { launch, entry, table, fault } => {
+                let scratch = self.shared.scratch.borrow().base;
+                let mut words: Vec<u64> = launch
+                    .args
+                    .iter()
+                    .map(|a| match a {
+                        Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
+                        Arg::Slots => self.slots.address,
+                        Arg::Scratch(n) => scratch + *n as u64,
+                        Arg::Fault => {
+                            self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
+                        }
+                        Arg::I32(x) => *x as u32 as u64,
+                        Arg::I64(x) => *x as u64,
+                        Arg::F32(x) => u64::from(x.to_bits()),
+                        Arg::F64(x) => x.to_bits(),
+                        Arg::Bytes(_) => 0,
+                        Arg::Table(_) => table.as_ref().map_or(0, |t| t.buffer.address),
+                    })
+                    .collect();
+                let mut args: Vec<*mut c_void> = Vec::with_capacity(words.len());
+                for (word, arg) in words.iter_mut().zip(&launch.args) {
+                    args.push(match arg {
+                        Arg::Bytes(b) => b.as_ptr().cast_mut().cast(),
+                        _ => std::ptr::from_mut(word).cast(),
+                    });
+                }
+                entry.launch(&self.shared.device, launch.grid, launch.block, launch.shared_bytes, &mut args)
+            }
+        }
+    }
+
+    /// Queues all steps; the kernel at fault comes with an error.
+    fn queue_all(&self, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
+        self.steps.iter().try_for_each(|(k, step)| self.queue(step, places).map_err(|e| (*k, e)))
+    }
+
+    fn run_steps(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer], times: Option<&mut [f64]>) -> std::result::Result<(), (usize, Error)> {
+        let first = |e| (0, e);
+        let shared = &self.shared;
+        shared.arena.borrow_mut().ensure(self.program.arena_bytes).map_err(first)?;
+        shared.scratch.borrow_mut().ensure(self.scratch).map_err(first)?;
+        let places = self.places(inputs, outputs).map_err(first)?;
+        let bytes: Vec<u8> = slots[..self.program.slots.len()].iter().flat_map(|w| w.to_le_bytes()).collect();
+        shared.device.upload(self.slots.address, &bytes).map_err(first)?;
+        self.tables(&places).map_err(first)?;
+        if let Some(times) = times {
+            return self.timed(&places, times);
+        }
+        if shared.replay.get() && self.runs.get() >= CAREFUL_RUNS && self.steps.len() > 1 {
+            let mut replays = self.replays.borrow_mut();
+            if let Some(at) = replays.iter().position(|r| r.0 == places) {
+                if let Some(entry) = replays.remove(at) {
+                    let (places, replay) = entry;
+                    // Seen before: worth a capture.
+                    let replay = match replay {
+                        Some(r) => r,
+                        None => Replay::capture(&shared.device, || self.queue_all(&places).map_err(|e| e.1))
+                            .map_err(first)?,
+                    };
+                    let done = replay.launch().map_err(first);
+                    replays.push_front((places, Some(replay)));
+                    return done;
+                }
+            }
+            replays.push_front((places.clone(), None));
+            replays.truncate(GRAPHS);
+        }
+        self.queue_all(&places)
+    }
+
+    fn timed(&self, places: &[Address], times: &mut [f64]) -> std::result::Result<(), (usize, Error)> {
+        let device = &self.shared.device;
+        let mut events = Vec::with_capacity(self.steps.len() + 1);
+        events.push(Event::record(device).map_err(|e| (0, e))?);
+        for (k, step) in &self.steps {
+            let at = |e| (*k, e);
+            self.queue(step, places).map_err(at)?;
+            events.push(Event::record(device).map_err(at)?);
+        }
+        device.synchronize().map_err(|e| (0, e))?;
+        for (i, (k, _)) in self.steps.iter().enumerate() {
+            times[*k] += events[i + 1].since(&events[i]).map_err(|e| (*k, e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Executable for Compiled {
+    fn run(
+        &self,
+        inputs: &[Buffer],
+        slots: &[u64],
+        outputs: &[Buffer],
+        times: Option<&mut [f64]>,
+    ) -> std::result::Result<(), Failure> {
+        let origin = |k: usize| self.program.kernels.get(k).map_or(Origin::NONE, |k| k.origin());
+        if slots.len() < self.program.slots.len() {
+            let error = Error::system("cuda", "this is a bug: a run-time number is missing");
+            return Err(Failure { origin: origin(0), error });
+        }
+        // Of an earlier run.
+        let fault = |cells: &Rc<Cells>| match cells.take() {
+            Some((origin, error)) => Err(Failure { origin, error }),
+            None => Ok(()),
+        };
+        self.cells.as_ref().map_or(Ok(()), fault)?;
+        self.run_steps(inputs, slots, outputs, times).map_err(|(k, error)| Failure { origin: origin(k), error })?;
+        self.runs.set(self.runs.get() + 1);
+        if self.runs.get() <= CAREFUL_RUNS && let Some(cells) = &self.cells {
+            self.shared.device.synchronize().map_err(|error| Failure { origin: origin(0), error })?;
+            fault(cells)?;
+        }
+        Ok(())
+    }
+}
+
+/// Compiles functions and finds them in their modules, by name.
+fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> Result<HashMap<String, Entry>> {
+    let cubins = shared.compiler.borrow_mut().compile(functions)?;
+    let mut modules = shared.modules.borrow_mut();
+    let mut out = HashMap::new();
+    for (f, cubin) in functions.iter().zip(cubins) {
+        let name = nvrtc::name(f);
+        if out.contains_key(&name) {
+            continue;
+        }
+        let module = match modules.get(&cubin.hash) {
+            Some(m) => m.clone(),
+            None => {
+                let m = Module::load(&shared.device, &cubin.bytes)?;
+                modules.insert(cubin.hash, m.clone());
+                m
+            }
+        };
+        out.insert(name.clone(), module.entry(&name)?);
+    }
+    Ok(out)
+}
+
+/// The product a library call is, if cuBLASLt can do it.
+fn product(program: &Program, l: &Library) -> Option<Product> {
+    if l.op.name != "matmul" {
+        return None;
+    }
+    let (Operand::View(_, a), Operand::View(_, b)) = (&l.inputs[0], &l.inputs[1]) else { return None };
+    blas::product(a, b, program.values[l.outputs[0].0 as usize].dtype)
+}
+
+/// An epilogue that cuBLASLt does.
+struct Fused {
+    bias: Option<(ValueId, isize)>,
+    residual: Option<ValueId>,
+    out: ValueId,
+}
+
+/// `r` as a bias of the columns or a matrix added to the product, where the bits are those of the separate map: in f32
+/// and f64, whose sums are kept in the result's own precision.
+fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
+    let result = &program.values[l.outputs[0].0 as usize];
+    let wide = matches!(result.dtype, perilune_core::DType::F32 | perilune_core::DType::F64);
+    let ([store], [a, b, sum]) = (&r.stores[..], &r.body[..]) else { return None };
+    if !wide || store.0 != 2 || product.offsets.len() != 1 || !matches!(sum.code, Code::Map(MapFn::Add, _)) {
+        return None;
+    }
+    let load = |i: &perilune_plan::ir::Instr| match &i.code {
+        Code::Load { source: Source::Value(v), layout } if i.dtype == result.dtype => Some((*v, *layout)),
+        _ => None,
+    };
+    let ((v, x), (w, y)) = (load(a)?, load(b)?);
+    let (other, layout): (ValueId, Layout) = if v == l.outputs[0] { (w, y) } else { (v, x) };
+    let p = &product.problem;
+    let n = r.cols;
+    let whole = layout.is_contiguous() && layout.offset == 0 && layout.numel() == n;
+    if whole && program.values[other.0 as usize].shape.numel() == n {
+        return Some(Fused { bias: None, residual: Some(other), out: store.1 });
+    }
+    let dims = layout.shape.dims();
+    let columns = dims.len() == 2 && layout.strides() == [0, 1] && dims[1] == p.n();
+    columns.then_some(Fused { bias: Some((other, layout.offset)), residual: None, out: store.1 })
+}

@@ -1,0 +1,86 @@
+//! Device memory for buffers: best fit within one address range that grows in place.
+//!
+//! A freed place may be given out at once: all work of the device goes through one stream, so whoever writes there next
+//! does so after everybody who was to read.
+
+use crate::driver::{Address, Device, Range};
+use perilune_core::error::Result;
+use perilune_plan::DeviceBuffer;
+use perilune_plan::memory::Offsets;
+use std::any::Any;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What vector loads and TMA want.
+const ALIGN: usize = 512;
+
+pub struct Heap {
+    range: RefCell<Range>,
+    places: RefCell<Offsets>,
+    /// Bytes given out now, and the most there ever were.
+    used: std::cell::Cell<(usize, usize)>,
+}
+
+impl Heap {
+    pub fn new(device: &Rc<Device>) -> Result<Rc<Heap>> {
+        Ok(Rc::new(Heap {
+            range: RefCell::new(Range::new(device)?),
+            places: RefCell::default(),
+            used: std::cell::Cell::default(),
+        }))
+    }
+
+    pub fn alloc(self: &Rc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
+        // An empty buffer gets an address too: kernels may be handed it.
+        let room = nbytes.max(1).next_multiple_of(ALIGN);
+        let mut places = self.places.borrow_mut();
+        let at = places.take(room);
+        let mut range = self.range.borrow_mut();
+        if let Err(e) = range.ensure(places.end) {
+            places.give(at, room);
+            return Err(e);
+        }
+        let (used, peak) = self.used.get();
+        self.used.set((used + room, peak.max(used + room)));
+        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address: range.base + at as u64 })
+    }
+
+    /// Bytes in use, the most there ever were, and bytes with memory behind them.
+    pub fn stats(&self) -> (usize, usize, usize) {
+        let (used, peak) = self.used.get();
+        (used, peak, self.range.borrow().mapped())
+    }
+}
+
+/// Memory of the device, given back on drop.
+pub struct CudaBuffer {
+    heap: Rc<Heap>,
+    at: usize,
+    room: usize,
+    nbytes: usize,
+    pub address: Address,
+}
+
+impl std::fmt::Debug for CudaBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.nbytes, self.address)
+    }
+}
+
+impl Drop for CudaBuffer {
+    fn drop(&mut self) {
+        self.heap.places.borrow_mut().give(self.at, self.room);
+        let (used, peak) = self.heap.used.get();
+        self.heap.used.set((used - self.room, peak));
+    }
+}
+
+impl DeviceBuffer for CudaBuffer {
+    fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,224 @@
+//! From CUDA text to machine code, and the cache of it on disk.
+//!
+//! Functions that are not in the cache are compiled a batch at a time: one program of many functions takes a fraction of
+//! what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
+//! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
+
+use crate::find;
+use crate::headers::HEADERS;
+use crate::launch::Function;
+use cudarc::nvrtc::sys;
+use perilune_core::error::{Error, Result};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Functions in one program at most.
+const BATCH: usize = 16;
+
+/// A text that begins with this line may have products and sums contracted: hand-written kernels that state their own
+/// arithmetic. Fused regions never do.
+pub const CONTRACT: &str = "// contract\n";
+
+/// Machine code of some functions.
+#[derive(Clone)]
+pub struct Cubin {
+    pub bytes: Arc<Vec<u8>>,
+    pub hash: [u8; 32],
+}
+
+pub struct Compiler {
+    arch: (u32, u32),
+    /// CUDA version of the compiler.
+    pub version: (i32, i32),
+    /// Where machine code is kept; `None`: nowhere.
+    folder: Option<PathBuf>,
+    /// What every key begins with.
+    base: blake3::Hash,
+    /// Programs compiled since it was made, and the seconds they took.
+    pub compiled: usize,
+    pub seconds: f64,
+}
+
+impl Compiler {
+    pub fn new(arch: (u32, u32), folder: Option<PathBuf>) -> Result<Compiler> {
+        find::load("NVRTC")?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the library is there; out-pointers are to locals.
+        check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
+        let mut base = blake3::Hasher::new();
+        base.update(format!("{arch:?} {major}.{minor} {:?}", options(arch, false)).as_bytes());
+        for (name, text) in HEADERS {
+            base.update(name.as_bytes()).update(&[0]).update(text.as_bytes()).update(&[0]);
+        }
+        let base = base.finalize();
+        Ok(Compiler { arch, version: (major, minor), folder, base, compiled: 0, seconds: 0.0 })
+    }
+
+    /// Machine code that holds each function, in order. Functions compiled together share a cubin.
+    pub fn compile(&mut self, functions: &[Arc<Function>]) -> Result<Vec<Cubin>> {
+        let mut found: HashMap<String, Cubin> = HashMap::new();
+        let mut missing: Vec<(String, Arc<Function>)> = Vec::new();
+        for f in functions {
+            let key = self.key(f);
+            if found.contains_key(&key) || missing.iter().any(|m| m.0 == key) {
+                continue;
+            }
+            match self.cached(&key) {
+                Some(c) => drop(found.insert(key, c)),
+                None => missing.push((key, f.clone())),
+            }
+        }
+        // Stable: functions with the same options come together.
+        missing.sort_by_key(|m| m.1.text.starts_with(CONTRACT));
+        for group in missing.chunk_by(|a, b| a.1.text.starts_with(CONTRACT) == b.1.text.starts_with(CONTRACT)) {
+            for batch in group.chunks(BATCH) {
+                let list: Vec<&Function> = batch.iter().map(|b| &*b.1).collect();
+                let (bytes, _) = self.program(&list)?;
+                let hash = *blake3::hash(&bytes).as_bytes();
+                let cubin = Cubin { bytes: Arc::new(bytes), hash };
+                self.keep(&batch.iter().map(|b| b.0.as_str()).collect::<Vec<_>>(), &cubin);
+                for (key, _) in batch {
+                    found.insert(key.clone(), cubin.clone());
+                }
+            }
+        }
+        Ok(functions.iter().map(|f| found[&self.key(f)].clone()).collect())
+    }
+
+    /// Compiles functions as one program, without the cache: machine code and the compiler's log.
+    pub fn program(&mut self, functions: &[&Function]) -> Result<(Vec<u8>, String)> {
+        let start = std::time::Instant::now();
+        let mut text = String::new();
+        for f in functions {
+            text.push_str(&f.text.replace("KERNEL", &name(f)));
+            text.push('\n');
+        }
+        let contract = functions.first().is_some_and(|f| f.text.starts_with(CONTRACT));
+        let done = compile(&text, &options(self.arch, contract));
+        self.compiled += 1;
+        self.seconds += start.elapsed().as_secs_f64();
+        done.map_err(|log| {
+            let labels: Vec<&str> = functions.iter().map(|f| f.label.as_str()).collect();
+            Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", labels.join(", ")))
+        })
+    }
+
+    fn key(&self, f: &Function) -> String {
+        let mut h = blake3::Hasher::new();
+        h.update(self.base.as_bytes()).update(f.label.as_bytes()).update(&[0]).update(f.text.as_bytes());
+        h.finalize().to_hex()[..32].to_string()
+    }
+
+    fn cached(&self, key: &str) -> Option<Cubin> {
+        let folder = self.folder.as_ref()?;
+        let code = std::fs::read_to_string(folder.join(format!("{key}.ref"))).ok()?;
+        let bytes = std::fs::read(folder.join(format!("{}.cubin", code.trim()))).ok()?;
+        let hash = blake3::hash(&bytes);
+        // A file that was cut off or changed is as good as none.
+        (hash.to_hex().as_str()[..32] == *code.trim()).then(|| Cubin { bytes: Arc::new(bytes), hash: *hash.as_bytes() })
+    }
+
+    /// A cache that cannot be written costs time, never a run.
+    fn keep(&self, keys: &[&str], cubin: &Cubin) {
+        let Some(folder) = &self.folder else { return };
+        let code = blake3::Hash::from(cubin.hash).to_hex()[..32].to_string();
+        let write = |name: String, bytes: &[u8]| -> std::io::Result<()> {
+            let part = folder.join(format!("{name}.{}.part", std::process::id()));
+            std::fs::write(&part, bytes)?;
+            std::fs::rename(&part, folder.join(name))
+        };
+        let all = || -> std::io::Result<()> {
+            std::fs::create_dir_all(folder)?;
+            write(format!("{code}.cubin"), &cubin.bytes)?;
+            keys.iter().try_for_each(|key| write(format!("{key}.ref"), code.as_bytes()))
+        };
+        let _ = all();
+    }
+}
+
+/// `$PERILUNE_CACHE`, or `perilune` in the user's cache directory.
+pub fn folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = || set("HOME").map(|h| h.join(".cache"));
+    set("PERILUNE_CACHE").or_else(|| set("XDG_CACHE_HOME").or_else(home).map(|d| d.join("perilune"))).map(|d| d.join("kernels"))
+}
+
+/// The name of a function in machine code.
+pub fn name(f: &Function) -> String {
+    let mut h = blake3::Hasher::new();
+    h.update(f.text.as_bytes());
+    format!("{}_{}", f.label, &h.finalize().to_hex()[..12])
+}
+
+fn options(arch: (u32, u32), contract: bool) -> Vec<String> {
+    // wgmma and TMA exist in the architecture-specific feature set only.
+    let specific = if arch >= (9, 0) { "a" } else { "" };
+    vec![
+        format!("--gpu-architecture=sm_{}{}{specific}", arch.0, arch.1),
+        "--std=c++17".into(),
+        format!("--fmad={contract}"),
+        "--ptxas-options=-v".into(),
+        "--device-as-default-execution-space".into(),
+    ]
+}
+
+fn check(status: sys::nvrtcResult, what: &str) -> Result<()> {
+    if status as u32 == 0 {
+        return Ok(());
+    }
+    Err(Error::system("cuda", format!("{what} failed (NVRTC error {})", status as u32)))
+}
+
+/// Machine code and log, or the log alone.
+fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, String), String> {
+    let c = |s: &str| CString::new(s).map_err(|_| "a text holds a 0".to_string());
+    let source = c(text)?;
+    let names = HEADERS.iter().map(|h| c(h.0)).collect::<std::result::Result<Vec<_>, _>>()?;
+    let texts = HEADERS.iter().map(|h| c(h.1)).collect::<std::result::Result<Vec<_>, _>>()?;
+    let options = options.iter().map(|o| c(o)).collect::<std::result::Result<Vec<_>, _>>()?;
+    let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+    let (names, texts, options) = (pointers(&names), pointers(&texts), pointers(&options));
+    let mut program = null_mut();
+    // SAFETY: `Compiler::new` saw the library. All strings end in 0 and outlive the calls; buffers have the sizes that
+    // NVRTC asked for; the program is destroyed once.
+    unsafe {
+        let status = sys::nvrtcCreateProgram(
+            &mut program,
+            source.as_ptr(),
+            c"perilune.cu".as_ptr(),
+            names.len() as i32,
+            texts.as_ptr(),
+            names.as_ptr(),
+        );
+        if status as u32 != 0 {
+            return Err(format!("NVRTC error {}", status as u32));
+        }
+        let status = sys::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr()) as u32;
+        let mut size = 0;
+        let mut log = String::new();
+        if sys::nvrtcGetProgramLogSize(program, &mut size) as u32 == 0 && size > 1 {
+            let mut bytes = vec![0u8; size];
+            sys::nvrtcGetProgramLog(program, bytes.as_mut_ptr().cast());
+            log = CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        }
+        let mut cubin = Vec::new();
+        let mut done = status == 0;
+        if done {
+            done = sys::nvrtcGetCUBINSize(program, &mut size) as u32 == 0;
+            cubin = vec![0u8; size];
+            done = done && sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) as u32 == 0;
+        }
+        sys::nvrtcDestroyProgram(&mut program);
+        if done { Ok((cubin, log)) } else { Err(log) }
+    }
+}
+
+/// Whether `path` looks like a cache of ours: for `perilune doctor`.
+pub fn size(path: &Path) -> (usize, u64) {
+    let files = std::fs::read_dir(path).map(|d| d.flatten().collect::<Vec<_>>()).unwrap_or_default();
+    let cubins = files.iter().filter(|f| f.path().extension().is_some_and(|e| e == "cubin"));
+    cubins.fold((0, 0), |(n, bytes), f| (n + 1, bytes + f.metadata().map_or(0, |m| m.len())))
+}
