@@ -10,7 +10,6 @@ use crate::run::param;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
 use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
-use perilune_plan::Backend;
 use std::path::PathBuf;
 use std::rc::Rc;
 

@@ -2,6 +2,8 @@
 
 use crate::failure::Failure;
 use perilune_cpu::Cpu;
+use perilune_cuda::Cuda;
+use perilune_plan::Backend;
 use std::rc::Rc;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -21,17 +23,14 @@ pub struct DeviceArgs {
 const MOST_THREADS: usize = 1024;
 
 impl DeviceArgs {
-    pub fn open(&self) -> Result<Rc<Cpu>, Failure> {
+    /// CPU threads that were asked for, or all there are.
+    pub fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// `auto` is the first GPU if its libraries are there, else the CPU.
+    pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
         let no = |text: String| Err(Failure::Usage(text));
-        match self.device.as_str() {
-            "cpu" | "auto" => {}
-            d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => {
-                return no(format!(
-                    "--device {d}: this version runs on the CPU only; CUDA comes in a later one (use --device cpu)"
-                ));
-            }
-            d => return no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
-        }
         match self.precision.as_str() {
             "f32" => {}
             p @ ("tf32" | "bf16" | "fp16") => {
@@ -41,9 +40,21 @@ impl DeviceArgs {
             }
             p => return no(format!("--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16")),
         }
-        match self.threads {
-            Some(n) if n == 0 || n > MOST_THREADS => no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}")),
-            n => Ok(Rc::new(Cpu::new(n))),
+        if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
+            return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
+        }
+        let cpu = || Rc::new(Cpu::new(self.threads));
+        match self.device.as_str() {
+            "cpu" => Ok(cpu()),
+            "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Rc<dyn Backend>, |gpu| Rc::new(gpu))),
+            d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
+                no(format!("--device {d}: this version computes on one GPU; several come in a later one"))
+            }
+            d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
+                Ok(gpu) => Ok(Rc::new(gpu)),
+                Err(e) => Err(Failure::System(format!("--device {d}: {e}"))),
+            },
+            d => no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
         }
     }
 }

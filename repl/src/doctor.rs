@@ -4,10 +4,10 @@
 
 use crate::failure::Failure;
 use crate::format::bytes;
-use crate::probe;
 use crate::screen;
 use perilune_core::HostTensor;
 use perilune_cpu::Cpu;
+use perilune_cuda::{Cuda, find};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use std::cell::RefCell;
@@ -34,18 +34,21 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     row("memory", memory());
     let cpu = Rc::new(Cpu::new(None));
     row("device", cpu.describe());
-    let mut missing = false;
-    for wanted in &probe::WANTED {
-        match probe::find(wanted) {
+    for wanted in &find::WANTED {
+        match find::find(wanted) {
             Some(path) => row(wanted.name, format!("found: {path}")),
-            None => {
-                missing |= wanted.needed;
-                row(wanted.name, format!("not found ({}): {}", wanted.what_for, wanted.cure));
-            }
+            None => row(wanted.name, format!("not found ({}): {}", wanted.what_for, wanted.cure)),
         }
     }
-    let gpu = if missing { "none usable here" } else { "libraries found" };
-    row("gpu", format!("{gpu}; this version computes on the CPU, CUDA comes in a later one"));
+    let gpu = Cuda::new(0);
+    match &gpu {
+        Ok(gpu) => row("gpu", gpu.describe()),
+        Err(e) => row("gpu", format!("none usable: {}", e.to_string().lines().next().unwrap_or_default())),
+    }
+    if let Some(folder) = perilune_cuda::nvrtc::folder() {
+        let (n, nbytes) = perilune_cuda::nvrtc::size(&folder);
+        row("kernel cache", format!("{} · {n} files, {}", folder.display(), bytes(nbytes as usize)));
+    }
     screen::say(&out)?;
     if args.no_test {
         return Ok(());

@@ -129,7 +129,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     if let Some(seed) = args.seed {
         runtime.host().engine.borrow_mut().seed(seed as u64);
     }
-    let mut about = about(args, &source, backend.as_ref(), backend.threads());
+    let mut about = about(args, &source, backend.as_ref(), args.device.threads());
     match source.load(&runtime)? {
         Loaded::Script => {
             finish_script(args, events, &runtime);

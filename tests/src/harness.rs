@@ -5,7 +5,9 @@ use perilune_core::graph::NodeId;
 use perilune_core::ops::{Args, Value};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_cpu::Cpu;
+use perilune_cuda::Cuda;
 use perilune_engine::Engine;
+use perilune_plan::Backend;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -25,9 +27,17 @@ impl Layout {
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::Transposed, Layout::Sliced, Layout::Flipped];
 }
 
-/// An engine on the CPU with that many threads.
+/// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
+pub fn device(threads: usize) -> Rc<dyn Backend> {
+    match std::env::var("PERILUNE_DEVICE") {
+        Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
+        _ => Rc::new(Cpu::new(Some(threads))),
+    }
+}
+
+/// An engine on [`device`].
 pub fn engine(threads: usize) -> Engine {
-    let mut e = Engine::new(Rc::new(Cpu::new(Some(threads))));
+    let mut e = Engine::new(device(threads));
     e.switches.fusion = true;
     e
 }

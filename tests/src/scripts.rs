@@ -1,4 +1,4 @@
-//! Lua files run on the CPU, and golden texts.
+//! Lua files run on the CPU (or what `PERILUNE_DEVICE` names), and golden texts.
 //!
 //! Tests run in the folder `tests/`; paths in messages are relative to the folder of the file that is run, so golden texts
 //! hold no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
@@ -19,7 +19,7 @@ pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed>
     let printed: Rc<RefCell<Vec<String>>> = Rc::default();
     let sink = printed.clone();
     let runtime = Runtime::new(RuntimeOptions {
-        backend: Rc::new(perilune_cpu::Cpu::new(Some(threads))),
+        backend: crate::harness::device(threads),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push(line.to_string())),
