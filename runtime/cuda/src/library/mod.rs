@@ -1,10 +1,45 @@
-//! Library ops other than float matrix products.
+//! Library ops other than float matrix products: which hand-written kernel of `kernels/` runs, and with what.
+//!
+//! The device code is C++ templates; a function's text here names the header, the types and the ranks, and nothing else:
+//! sizes and strides are arguments, so that shapes share machine code. What an op means, and in which order it adds, is
+//! said in `perilune_core::ops` and kept by `runtime/cpu/src/library`.
+
+mod add;
+mod call;
+mod index;
+mod matmul;
+mod movement;
+mod reduce;
+mod scan;
+mod sort;
+mod space;
 
 use crate::launch::{Props, Work};
+use call::Call;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Library, Program};
 
+/// The number of the kernel in its plan, for reports of bad indices. Every `Arg::Fault` is followed by it as an
+/// `Arg::I32`: the backend puts the real one there.
+const KERNEL: u32 = 0;
+
 /// The launches of a library call, without its epilogue.
-pub fn routine(_: &Program, l: &Library, _: &Props) -> Result<Work> {
-    Err(Error::system("cuda", format!("no kernel yet for {}", l.op.name)))
+pub fn routine(program: &Program, l: &Library, _: &Props) -> Result<Work> {
+    let mut c = Call::new(program, l, KERNEL)?;
+    match l.op.name {
+        "matmul" => matmul::product(&mut c)?,
+        "gather" => index::gather(&mut c)?,
+        "scatter" => index::scatter(&mut c)?,
+        "index_select" => index::index_select(&mut c)?,
+        "scatter_add" => add::scatter_add(&mut c)?,
+        "index_add" => add::index_add(&mut c)?,
+        "argreduce" => reduce::argreduce(&mut c)?,
+        "argsort" => sort::argsort(&mut c)?,
+        "place" => movement::place(&mut c)?,
+        "unwindow" => movement::unwindow(&mut c)?,
+        "cat" => movement::cat(&mut c)?,
+        "cumsum" | "cumprod" => scan::scan(&mut c)?,
+        other => return Err(Error::system("cuda", format!("this is a bug: no kernel for {other}"))),
+    }
+    Ok(c.finish())
 }

@@ -1,0 +1,216 @@
+// scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
+//
+// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes`
+// elements. Positions of src arrive sorted by bin, stably (`keys`, `order`: see sort/), so the contributions to a bin are
+// a run of the sorted list, in index order. `starts[b]` is where the run of bin b begins.
+//
+// - A run of up to RUN contributions is added to x one by one in Acc: the bits of the CPU.
+// - Longer runs: the sorted list is cut into pieces of RUN positions; a piece adds what it holds of a long run in Acc
+//   (level 1). A piece meets at most two long runs, the one at its first position (slot 0) and the one at its last
+//   (slot 1). Runs of more than RUN pieces are folded again by RUN, in Sum, level by level, so that one hot token is not
+//   serial. The last kernel adds a bin's partials to x in order.
+//
+// Threads: one for V elements (16 bytes where slices are contiguous) of a bin or of a piece, 256 a block, no shared memory.
+// Limited by memory: src is read once and the result written once; partials only exist for long runs. Source: segmented
+// sums over a sorted list as in PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree
+// of fixed shape.
+#pragma once
+#include "library/number.cuh"
+#include "library/walk.cuh"
+
+namespace library {
+
+constexpr u32 RUN = 64;
+
+// index -> bin, for sorting. A bad index gets the bin `bins`, which is none. `walk` over the shape of the index: (index,
+// bin with the axis held at 0).
+template <typename Key, typename Walk>
+__device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Walk& walk, i64 n,
+                                         i64 step, i64 size, i64 bins, Fault* fault, u32 kernel) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[2];
+    walk.locate(p, at);
+    i64 i = index[at[0]];
+    Key key = (Key)bins;
+    if ((u64)i < (u64)size) {
+        key = (Key)(at[1] + i * step);
+    } else {
+        report(fault, kernel, i, size);
+    }
+    keys[p] = key;
+}
+
+// starts[b] for b of 0 to `bins`: the first position whose key is not below b.
+template <typename Key>
+__device__ __forceinline__ void run_starts(const Key* __restrict__ keys, u32* __restrict__ starts, i64 bins, u32 n) {
+    u64 b = thread_number<u64>();
+    if (b > (u64)bins) return;
+    u32 low = 0, high = n;
+    while (low < high) {
+        u32 middle = low + (high - low) / 2;
+        if ((u64)keys[middle] < b) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    starts[b] = low;
+}
+
+// Where position k of the index lies in src: k * step, for most.
+struct alignas(8) Line {
+    i64 step;
+    __device__ __forceinline__ i64 operator()(u32 k) const { return (i64)k * step; }
+};
+template <typename Walk>
+struct alignas(8) Wander {
+    Walk walk;
+    __device__ __forceinline__ i64 operator()(u32 k) const {
+        typename Walk::Offset at[1];
+        walk.locate(k, at);
+        return at[0];
+    }
+};
+
+// The contributions `from` to `to` of the sorted list, one by one.
+template <typename T, int V, typename Place>
+__device__ __forceinline__ void add_run(typename Number<T>::Acc (&sum)[V], const T* __restrict__ src,
+                                        const u32* __restrict__ order, const Place& place, u32 from, u32 to) {
+    u32 k = from;
+    // Four loads in flight; the additions stay in order.
+    for (; k + 4 <= to; k += 4) {
+        Pack<T, V> x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = read<T, V>(src + place(order[k + i]));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int v = 0; v < V; v++) sum[v] += Number<T>::up(x[i].at[v]);
+        }
+    }
+    for (; k < to; k++) {
+        Pack<T, V> x = read<T, V>(src + place(order[k]));
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] += Number<T>::up(x.at[v]);
+    }
+}
+
+// Level 1: thread (piece, V lanes). `lane` over the lanes of a bin, V at once: (src).
+template <typename T, int V, typename Key, typename Lane, typename Place>
+__device__ __forceinline__ void piece_sums(const T* __restrict__ src, const Key* __restrict__ keys,
+                                           const u32* __restrict__ order, const u32* __restrict__ starts,
+                                           typename Number<T>::Sum* __restrict__ partials, const Lane& lane,
+                                           const Place& place, i64 bins, u32 n, i64 lanes) {
+    u64 q = thread_number<u64>();
+    u32 columns = (u32)(lanes / V);
+    u64 piece = q / columns;
+    u32 column = (u32)(q - piece * columns);
+    u64 first = piece * RUN;
+    if (first >= n) return;
+    u32 last = (u32)(first + RUN < n ? first + RUN : n) - 1;
+    Key before = keys[first];
+#pragma unroll 1
+    for (int slot = 0; slot < 2; slot++) {
+        Key key = slot ? keys[last] : before;
+        if ((slot && key == before) || (u64)key >= (u64)bins) continue;
+        u32 start = starts[key], end = starts[key + 1];
+        if (end - start <= RUN) continue;
+        typename Lane::Offset at[1];
+        lane.locate(column, at);
+        typename Number<T>::Acc sum[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = 0;
+        add_run<T, V>(sum, src + at[0], order, place, start > first ? start : (u32)first, end < last + 1 ? end : last + 1);
+        typename Number<T>::Sum* to = partials + (piece * 2 + slot) * lanes + (u64)column * V;
+#pragma unroll
+        for (int v = 0; v < V; v++) to[v] = (typename Number<T>::Sum)sum[v];
+    }
+}
+
+// The partials of a run [start, end) at a level whose pieces hold `unit` positions, added in order.
+template <typename Sum>
+__device__ __forceinline__ Sum fold(const Sum* __restrict__ partials, u64 start, u64 end, u64 unit, u64 from, u64 to,
+                                    i64 lanes, u64 lane) {
+    u64 low = start / unit, high = (end - 1) / unit;
+    from = from > low ? from : low;
+    to = to < high ? to : high;
+    Sum sum = 0;
+#pragma unroll 8
+    for (u64 piece = from; piece <= to; piece++) {
+        u64 slot = start > piece * unit ? 1 : 0;
+        sum += partials[(piece * 2 + slot) * lanes + lane];
+    }
+    return sum;
+}
+
+// Level 2 and on: thread (piece of RUN pieces below, lane). `unit`: positions in a piece below.
+template <typename Sum, typename Key>
+__device__ __forceinline__ void fold_pieces(const Sum* __restrict__ below, Sum* __restrict__ above,
+                                            const Key* __restrict__ keys, const u32* __restrict__ starts, i64 bins, u32 n,
+                                            i64 lanes, u64 unit) {
+    u64 q = thread_number<u64>();
+    u64 piece = q / lanes, lane = q - piece * lanes;
+    u64 first = piece * RUN * unit;
+    if (first >= n) return;
+    u64 last = (first + RUN * unit < n ? first + RUN * unit : n) - 1;
+    Key before = keys[first];
+#pragma unroll 1
+    for (int slot = 0; slot < 2; slot++) {
+        Key key = slot ? keys[last] : before;
+        if ((slot && key == before) || (u64)key >= (u64)bins) continue;
+        u64 start = starts[key], end = starts[key + 1];
+        if ((end - 1) / unit - start / unit < RUN) continue;
+        above[(piece * 2 + slot) * lanes + lane] =
+            fold(below, start, end, unit, piece * RUN, piece * RUN + RUN - 1, lanes, lane);
+    }
+}
+
+// Thread: V elements of the result. `walk` over the result, V elements at once: (x, src with the axis held at 0, bin,
+// lane); `positions` of the sorted list. XV: x lies along V elements; else they are `x_step` apart.
+template <typename T, int V, bool XV, typename Walk, typename Place>
+__device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __restrict__ src,
+                                         const u32* __restrict__ order, const u32* __restrict__ starts,
+                                         const typename Number<T>::Sum* __restrict__ partials, T* __restrict__ out,
+                                         const Walk& walk, const Place& place, i64 n, i64 x_step, i64 lanes,
+                                         i64 positions) {
+    typedef typename Walk::Index Index;
+    typedef typename Number<T>::Acc Acc;
+    typedef typename Number<T>::Sum Sum;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[4];
+    walk.locate(p, at);
+    u32 start = starts[at[2]], end = starts[at[2] + 1];
+    Acc sum[V];
+    if (XV) {
+        Pack<T, V> base = read<T, V>(x + at[0]);
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = Number<T>::up(base.at[v]);
+    } else {
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = Number<T>::up(x[at[0] + v * x_step]);
+    }
+    if (end - start <= RUN) {
+        add_run<T, V>(sum, src + at[1], order, place, start, end);
+    } else {
+        // The lowest level at which the run has few pieces; levels lie one after the other.
+        u64 unit = RUN, pieces = (positions + RUN - 1) / RUN;
+        while ((end - 1) / unit - start / unit >= RUN) {
+            partials += pieces * 2 * lanes;
+            pieces = (pieces + RUN - 1) / RUN;
+            unit *= RUN;
+        }
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            sum[v] = (Acc)((Sum)sum[v] + fold(partials, start, end, unit, 0, ~0ull, lanes, (u64)at[3] + v));
+        }
+    }
+    Pack<T, V> result;
+#pragma unroll
+    for (int v = 0; v < V; v++) result.at[v] = Number<T>::down(sum[v]);
+    write<T, V>(out + (u64)p * V, result);
+}
+
+}  // namespace library

@@ -1,0 +1,43 @@
+// gather and index_select: out[p] = x[held(p) + index(p) * step].
+//
+// Shapes: everything over the shape of the result; `walk` yields (x with the axis held at 0, index). Where slices are
+// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in
+// 16-byte pieces. Threads: one a result element, 256 a block; no shared memory. Limited by memory: each result is written
+// once, coalesced; two dependent loads a thread, hidden by occupancy. Source: plain.
+#pragma once
+#include "library/walk.cuh"
+
+namespace library {
+
+template <typename T, typename Walk>
+__device__ __forceinline__ void gather(const T* __restrict__ x, const i64* __restrict__ index, T* __restrict__ out,
+                                       const Walk& walk, i64 n, i64 step, i64 size, Fault* fault, u32 kernel) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[2];
+    walk.locate(p, at);
+    i64 i = index[at[1]];
+    T value = {};
+    if ((u64)i < (u64)size) {
+        value = x[at[0] + i * step];
+    } else {
+        report(fault, kernel, i, size);
+    }
+    out[p] = value;
+}
+
+// Where a result has no elements, indices are still checked. `walk` yields (index).
+template <typename Walk>
+__device__ __forceinline__ void check(const i64* __restrict__ index, const Walk& walk, i64 n, i64 size, Fault* fault,
+                                      u32 kernel) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[1];
+    walk.locate(p, at);
+    i64 i = index[at[0]];
+    if ((u64)i >= (u64)size) report(fault, kernel, i, size);
+}
+
+}  // namespace library

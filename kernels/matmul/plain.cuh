@@ -1,0 +1,89 @@
+// matmul without tensor cores: integers, and floats where cuBLASLt has nothing.
+//
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). A block of 256 threads makes a tile of 64 x 64, each thread
+// 4 x 4 of it, from strips of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in
+// order of K: f32 for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16
+// multiply-adds. Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra" (2008).
+#pragma once
+#include "library/number.cuh"
+#include "library/walk.cuh"
+
+namespace library {
+
+__device__ __forceinline__ f32 multiply_add(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ f64 multiply_add(f64 a, f64 b, f64 c) { return __fma_rn(a, b, c); }
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
+__device__ __forceinline__ u64 multiply_add(u64 a, u64 b, u64 c) { return a * b + c; }
+
+struct alignas(8) Product {
+    i64 m, n, k;
+    i64 a_row, a_col, b_row, b_col;
+    i64 tiles_m, tiles_n;
+};
+
+// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns).
+template <typename T, typename Walk>
+__device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
+                                        const Walk& walk, const Product& p) {
+    typedef typename Number<T>::Acc Acc;
+    constexpr int SIDE = 64, DEEP = 16;
+    __shared__ Acc left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
+    u64 tile = blockIdx.x;
+    u64 rest = tile / p.tiles_n;
+    i64 col = (i64)(tile - rest * p.tiles_n) * SIDE;
+    u64 batch = rest / p.tiles_m;
+    i64 row = (i64)(rest - batch * p.tiles_m) * SIDE;
+    typename Walk::Offset at[2];
+    walk.locate((typename Walk::Index)batch, at);
+    a += at[0];
+    b += at[1];
+    u32 t = threadIdx.x, y = t / 16, x = t % 16;
+    Acc sum[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[i][j] = 0;
+    }
+    // Threads run along whichever dim of an operand lies closer together.
+    bool a_along = p.a_col == 1 || p.a_row != 1, b_along = p.b_col == 1 || p.b_row != 1;
+    for (i64 k = 0; k < p.k; k += DEEP) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 e = t + i * 256;
+            u32 d = a_along ? e % DEEP : e / SIDE, r = a_along ? e / DEEP : e % SIDE;
+            bool inside = row + r < p.m && k + d < p.k;
+            left[d][r] = inside ? Number<T>::up(a[(row + r) * p.a_row + (k + d) * p.a_col]) : (Acc)0;
+            d = b_along ? e / SIDE : e % DEEP;
+            u32 c = b_along ? e % SIDE : e / DEEP;
+            inside = col + c < p.n && k + d < p.k;
+            right[d][c] = inside ? Number<T>::up(b[(k + d) * p.b_row + (col + c) * p.b_col]) : (Acc)0;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            Acc l[4], r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                l[i] = left[d][y + 16 * i];
+                r[i] = right[d][x + 16 * i];
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) sum[i][j] = multiply_add(l[i], r[j], sum[i][j]);
+            }
+        }
+        __syncthreads();
+    }
+    out += (i64)batch * p.m * p.n;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            i64 r = row + y + 16 * i, c = col + x + 16 * j;
+            if (r < p.m && c < p.n) out[r * p.n + c] = Number<T>::down(sum[i][j]);
+        }
+    }
+}
+
+}  // namespace library

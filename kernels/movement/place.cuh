@@ -1,0 +1,52 @@
+// place: x at positions low + i * step along an axis, a number elsewhere; cat: one part of the result.
+//
+// Threads: one a result element, 256 a block; no shared memory. T is as wide as 16 bytes where slices are contiguous.
+// Limited by memory: the result is written once, coalesced, x read once. Source: plain.
+#pragma once
+#include "library/walk.cuh"
+
+namespace library {
+
+// The bytes of a word again and again.
+template <typename T>
+__device__ __forceinline__ T filled(u64 word) {
+    Pack<u64, 2> two = {{word, word}};
+    return *reinterpret_cast<const T*>(&two);
+}
+
+// `walk` over the result: (x without the axis, coordinate along the axis). `fill`: the number, repeated over a word.
+template <typename T, typename Walk>
+__device__ __forceinline__ void place(const T* __restrict__ x, T* __restrict__ out, const Walk& walk, i64 n, i64 low,
+                                      i64 step, i64 count, i64 x_step, u64 fill) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[2];
+    walk.locate(p, at);
+    T value = filled<T>(fill);
+    typename Walk::Offset d = at[1] - (typename Walk::Offset)low;
+    if (d >= 0) {
+        Index i = (Index)d;
+        bool on = true;
+        if (step != 1) {
+            Index q = i / (Index)step;
+            on = i == q * (Index)step;
+            i = q;
+        }
+        if (on && i < (Index)count) value = x[at[0] + (i64)i * x_step];
+    }
+    out[p] = value;
+}
+
+// Copies x into a part of the result. `walk` over x: (x, out).
+template <typename T, typename Walk>
+__device__ __forceinline__ void copy(const T* __restrict__ x, T* __restrict__ out, const Walk& walk, i64 n) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[2];
+    walk.locate(p, at);
+    out[at[1]] = x[at[0]];
+}
+
+}  // namespace library

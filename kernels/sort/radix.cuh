@@ -1,0 +1,199 @@
+// Sorting long rows: least significant digit first, 8 bits a pass, stable.
+//
+// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of
+// each tile of 256 * ITEMS pairs; `radix_scan` makes of them, for each digit, the sums over earlier tiles; `radix_place`
+// ranks the pairs of a tile and writes them. Ranks: each of 8 warps takes ITEMS strips of 32 neighbouring pairs in order;
+// lanes with one digit find each other by ballots, so equal digits keep their order. Pairs pass through shared memory to
+// be written in runs. Several rows of one length are sorted at once: block
+// (row, tile).
+//
+// Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by memory: a pass reads keys twice
+// and positions once, and writes both. Source: Merrill and Grimshaw, "High performance and scalable radix sorting" (2011),
+// with ranks as in Adinets and Merrill, "Onesweep" (2022).
+#pragma once
+#include "library/number.cuh"
+#include "library/walk.cuh"
+
+namespace library {
+
+constexpr u32 RADIX = 256;
+// Pairs of a thread.
+template <typename Key>
+struct Items {
+    static constexpr int COUNT = sizeof(Key) == 8 ? 8 : 16;
+};
+
+// Keys of all rows of x, each row contiguous. `walk` over rows: (x).
+template <typename T, typename Walk>
+__device__ __forceinline__ void row_keys(const T* __restrict__ x, typename Order<T>::Key* __restrict__ keys,
+                                         const Walk& walk, i64 n, i64 step, bool descending) {
+    u32 blocks = (u32)((n + blockDim.x - 1) / blockDim.x), row = blockIdx.x / blocks;
+    u32 i = (blockIdx.x - row * blocks) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    typename Walk::Offset at[1];
+    walk.locate(row, at);
+    typename Order<T>::Key key = Order<T>::key(x[at[0] + i * step]);
+    keys[(u64)row * n + i] = descending ? key ^ Order<T>::LAST : key;
+}
+
+// counts: (rows, RADIX, stride), one column for each tile.
+template <typename Key>
+__device__ __forceinline__ void radix_count(const Key* __restrict__ keys, u32* __restrict__ counts, u32 n, u32 tiles,
+                                            u32 stride, u32 shift) {
+    constexpr int ITEMS = Items<Key>::COUNT;
+    __shared__ u32 found[RADIX];
+    found[threadIdx.x] = 0;
+    __syncthreads();
+    u32 row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
+    keys += (u64)row * n;
+    u32 first = tile * (RADIX * ITEMS) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        u32 p = first + i * RADIX;
+        if (p < n) atomicAdd(&found[(u32)(keys[p] >> shift) & (RADIX - 1)], 1u);
+    }
+    __syncthreads();
+    counts[((u64)row * RADIX + threadIdx.x) * stride + tile] = found[threadIdx.x];
+}
+
+// One warp for each (row, digit): its counts become the sums of those before; totals: (rows, RADIX).
+__device__ __forceinline__ void radix_scan(u32* __restrict__ counts, u32* __restrict__ totals, i64 lists, u32 tiles,
+                                           u32 stride) {
+    u64 list = thread_number<u64>() / 32;
+    u32 lane = threadIdx.x % 32;
+    if (list >= (u64)lists) return;
+    u32* row = counts + list * stride;
+    u32 carry = 0;
+    for (u32 base = 0; base < tiles; base += 128) {
+        u32 x[4], sum = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 at = base + lane * 4 + k;
+            x[k] = at < tiles ? row[at] : 0;
+            sum += x[k];
+        }
+        u32 scan = sum;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            u32 left = __shfl_up_sync(~0u, scan, d);
+            if (lane >= d) scan += left;
+        }
+        u32 before = carry + scan - sum;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 at = base + lane * 4 + k;
+            if (at < tiles) row[at] = before;
+            before += x[k];
+        }
+        carry += __shfl_sync(~0u, scan, 31);
+    }
+    if (lane == 0) totals[list] = carry;
+}
+
+// The sum of `x` over the threads before this one; 256 threads, 8 words of shared memory.
+__device__ __forceinline__ u32 sum_before(u32 x, u32* shared) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, scan = x;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        u32 left = __shfl_up_sync(~0u, scan, d);
+        if (lane >= d) scan += left;
+    }
+    if (lane == 31) shared[warp] = scan;
+    __syncthreads();
+    u32 before = 0;
+#pragma unroll
+    for (int w = 0; w < 8; w++) before += w < warp ? shared[w] : 0;
+    __syncthreads();
+    return before + scan - x;
+}
+
+// FIRST: positions are the places of the keys. LAST: only positions are wanted, as i64 at (outer, n, inner).
+template <typename Key, bool FIRST, bool LAST>
+__device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const u32* __restrict__ order,
+                                            Key* __restrict__ keys_out, u32* __restrict__ order_out,
+                                            i64* __restrict__ out, const u32* __restrict__ counts,
+                                            const u32* __restrict__ totals, u32 n, u32 tiles, u32 stride, u32 shift,
+                                            i64 inner) {
+    constexpr int ITEMS = Items<Key>::COUNT;
+    constexpr u32 TILE = RADIX * ITEMS;
+    __shared__ u32 found[8][RADIX];  // of each warp: counts of digits, then ranks of the first of each
+    __shared__ Key key_at[TILE];
+    __shared__ u32 order_at[TILE];
+    __shared__ u32 to[RADIX];  // where the tile's first pair of a digit goes, less its rank in the tile
+    __shared__ u32 sums[8];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x;
+    u64 row = blockIdx.x / tiles;
+    u32 column = blockIdx.x - (u32)row * tiles;
+    keys += row * n;
+    if (!FIRST) order += row * n;
+    u32 tile = column * TILE, size = n - tile < TILE ? n - tile : TILE;
+
+    Key key[ITEMS];
+    u32 rank[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        u32 p = (warp * ITEMS + i) * 32 + lane;
+        // Beyond the end: the largest digit, behind all others.
+        key[i] = p < size ? keys[tile + p] : (Key)~(Key)0;
+    }
+    u32 total = totals[row * RADIX + t];
+    u32 earlier = counts[(row * RADIX + t) * stride + column];
+#pragma unroll
+    for (int w = 0; w < 8; w++) found[w][t] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        u32 digit = (u32)(key[i] >> shift) & (RADIX - 1);
+        u32 peers = ~0u;
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            bool bit = digit >> b & 1;
+            u32 set = __ballot_sync(~0u, bit);
+            peers &= bit ? set : ~set;
+        }
+        u32 before = __popc(peers & ((1u << lane) - 1));
+        u32 base = found[warp][digit];
+        __syncwarp();
+        if (before == 0) found[warp][digit] = base + __popc(peers);
+        __syncwarp();
+        rank[i] = base + before;
+    }
+    __syncthreads();
+    // Thread t: digit t.
+    u32 here = 0;
+#pragma unroll
+    for (int w = 0; w < 8; w++) here += found[w][t];
+    u32 start = sum_before(here, sums), whole = sum_before(total, sums);
+    to[t] = whole + earlier - start;
+#pragma unroll
+    for (int w = 0; w < 8; w++) {
+        u32 c = found[w][t];
+        found[w][t] = start;
+        start += c;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        u32 p = (warp * ITEMS + i) * 32 + lane;
+        u32 r = rank[i] + found[warp][(u32)(key[i] >> shift) & (RADIX - 1)];
+        key_at[r] = key[i];
+        if (p < size) order_at[r] = FIRST ? tile + p : order[tile + p];
+    }
+    __syncthreads();
+    u64 outer = row / inner;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        u32 r = i * RADIX + t;
+        if (r >= size) break;
+        Key k = key_at[r];
+        u64 p = to[(u32)(k >> shift) & (RADIX - 1)] + r;
+        if (LAST) {
+            out[(outer * n + p) * inner + (row - outer * inner)] = order_at[r];
+        } else {
+            keys_out[row * n + p] = k;
+            order_out[row * n + p] = order_at[r];
+        }
+    }
+}
+
+}  // namespace library

@@ -1,0 +1,114 @@
+//! gather, index_select, scatter.
+
+use super::call::{Call, Input, by_value, sized};
+use super::space::Space;
+use crate::launch::Arg;
+use perilune_core::Layout;
+use perilune_core::error::Result;
+
+/// Launches only the check of indices, for results without elements.
+pub fn check_indices(c: &mut Call, index: &Input, size: usize) -> Result<()> {
+    let space = Space::new(index.shape().dims(), &[index.strides()]);
+    let (n, narrow) = (space.numel(), space.narrow());
+    let [fault, kernel] = c.fault();
+    let params = [
+        ("const i64* index", index.pointer.clone()),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i64 size", Arg::I64(size as i64)),
+        ("Fault* fault", fault),
+        ("u32 kernel", kernel),
+    ];
+    c.each("check_indices", "index/gather.cuh", &params, "library::check(index, walk, n, size, fault, kernel);", n)
+}
+
+pub fn gather(c: &mut Call) -> Result<()> {
+    let (x, index, axis) = (c.input(0)?, c.input(1)?, c.axis());
+    let strides = index.strides().to_vec();
+    by_index(c, &x, &index, axis, &strides)
+}
+
+pub fn index_select(c: &mut Call) -> Result<()> {
+    let (x, index, axis) = (c.input(0)?, c.input(1)?, c.axis());
+    if c.out_shape().numel() == 0 {
+        return check_indices(c, &index, x.shape().dims()[axis]);
+    }
+    let mut strides = vec![0; x.shape().rank()];
+    strides[axis] = index.strides()[0];
+    by_index(c, &x, &index, axis, &strides)
+}
+
+/// Reads x where the index says: `strides` are those of the index over the dims of the result.
+fn by_index(c: &mut Call, x: &Input, index: &Input, axis: usize, strides: &[isize]) -> Result<()> {
+    let (shape, size) = (c.out_shape(), x.dtype.size());
+    let mut space = Space::new(shape.dims(), &[&x.held(axis), strides]);
+    let mut step = x.strides()[axis];
+    // Slices that lie together move in pieces of up to 16 bytes.
+    let most = x.aligned.min(c.out_aligned()) / size;
+    let v = [16, 8, 4, 2]
+        .into_iter()
+        .find(|&v| v <= most && v * size <= 16 && space.packs(0, v) && space.still(1, v) && step % v as isize == 0);
+    if let Some(v) = v {
+        space = space.grouped(v, &[0]);
+        step /= v as isize;
+    }
+    let t = sized(size * v.unwrap_or(1));
+    let (n, narrow) = (space.numel(), space.narrow());
+    let [fault, kernel] = c.fault();
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        ("const i64* index", index.pointer.clone()),
+        (&*format!("{t}* out"), c.output(0)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i64 step", Arg::I64(step as i64)),
+        ("i64 size", Arg::I64(x.shape().dims()[axis] as i64)),
+        ("Fault* fault", fault),
+        ("u32 kernel", kernel),
+    ];
+    let body = "library::gather(x, index, out, walk, n, step, size, fault, kernel);";
+    c.each(c.name(), "index/gather.cuh", &params, body, n)
+}
+
+pub fn scatter(c: &mut Call) -> Result<()> {
+    let (x, index, src, axis) = (c.input(0)?, c.input(1)?, c.input(2)?, c.axis());
+    let shape = c.out_shape();
+    if shape.numel() == 0 {
+        return check_indices(c, &index, shape.dims()[axis]);
+    }
+    let out = Layout::contiguous(shape);
+    let mut held = out.strides().to_vec();
+    held[axis] = 0;
+    let claims = Space::new(index.shape().dims(), &[index.strides(), &held]);
+    let (to, from) = (Space::new(shape.dims(), &[x.strides()]), Space::new(src.shape().dims(), &[src.strides()]));
+    let narrow = claims.narrow() && to.narrow() && from.narrow();
+    let (n, writes) = (shape.numel(), claims.numel());
+    let word = if narrow { "u32" } else { "u64" };
+    let table = c.scratch(n * if narrow { 4 } else { 8 });
+    let params = [(&*format!("{word}* table"), Arg::Scratch(table)), ("i64 n", Arg::I64(n as i64))];
+    c.each("scatter_clear", "index/scatter.cuh", &params, "library::clear(table, n);", n)?;
+    let [fault, kernel] = c.fault();
+    let params = [
+        ("const i64* index", index.pointer.clone()),
+        (&*format!("{word}* table"), Arg::Scratch(table)),
+        (&*by_value(&claims, narrow, "walk"), claims.arg(narrow)),
+        ("i64 n", Arg::I64(writes as i64)),
+        ("i64 step", Arg::I64(out.strides[axis] as i64)),
+        ("i64 size", Arg::I64(shape.dims()[axis] as i64)),
+        ("Fault* fault", fault),
+        ("u32 kernel", kernel),
+    ];
+    let body = "library::claim(index, table, walk, n, step, size, fault, kernel);";
+    c.each("scatter_claim", "index/scatter.cuh", &params, body, writes)?;
+    let t = sized(x.dtype.size());
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("const {t}* src"), src.pointer.clone()),
+        (&*format!("const {word}* table"), Arg::Scratch(table)),
+        (&*format!("{t}* out"), c.output(0)),
+        (&*by_value(&to, narrow, "to"), to.arg(narrow)),
+        (&*by_value(&from, narrow, "from"), from.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+    ];
+    c.each("scatter", "index/scatter.cuh", &params, "library::pick(x, src, table, out, to, from, n);", n)
+}

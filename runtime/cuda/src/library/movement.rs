@@ -1,0 +1,137 @@
+//! place, unwindow, cat.
+
+use super::call::{Call, Input, by_value, sized, stored, typed};
+use super::space::Space;
+use crate::launch::Arg;
+use perilune_core::error::{Error, Result};
+use perilune_core::{DType, Layout};
+
+/// The largest number of elements up to 16 bytes that `fits` allows to be moved as one.
+fn group(size: usize, aligned: usize, fits: impl Fn(usize) -> bool) -> usize {
+    [16, 8, 4, 2].into_iter().find(|&v| v * size <= aligned && fits(v)).unwrap_or(1)
+}
+
+/// The same element again and again over a word.
+fn repeated(word: u64, size: usize) -> i64 {
+    let bytes = word.to_ne_bytes();
+    i64::from_ne_bytes(std::array::from_fn(|i| bytes[i % size]))
+}
+
+pub fn place(c: &mut Call) -> Result<()> {
+    let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
+    let (low, step) = (c.attr(1), c.attr(2).max(1));
+    let (mut low, mut count, mut x_step) = (low, x.shape().dims()[axis] as i64, x.strides()[axis] as i64);
+    let number = f64::from_bits(c.attr(4) as u64);
+    let dtype = c.out_dtype();
+    // For integers and bools the number itself.
+    let fill = stored(dtype, if dtype.is_float() { number.to_bits() } else { number as i64 as u64 });
+    if shape.numel() == 0 {
+        return Ok(());
+    }
+    let mut coordinate = vec![0; shape.rank()];
+    coordinate[axis] = 1;
+    let mut space = Space::new(shape.dims(), &[&x.held(axis), &coordinate]);
+    let (size, aligned) = (x.dtype.size(), x.aligned.min(c.out_aligned()));
+    let last = space.dims.len() - 1;
+    let v = if space.strides[1][last] == 0 {
+        // Whole slices along the last dims.
+        let v = group(size, aligned, |v| space.packs(0, v) && space.still(1, v) && x_step % v as i64 == 0);
+        space = space.grouped(v, &[0]);
+        x_step /= v as i64;
+        v
+    } else if step == 1 && x_step == 1 {
+        // The axis itself is the last dim: groups lie inside x or outside.
+        let v = group(size, aligned, |v| {
+            let all = [low, count, space.dims[last] as i64];
+            all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
+        });
+        space = space.grouped(v, &[0]);
+        // Coordinates, too, count groups.
+        space.strides[1][last] = 1;
+        low /= v as i64;
+        count /= v as i64;
+        v
+    } else {
+        1
+    };
+    let t = sized(size * v);
+    let narrow = space.narrow();
+    let n = space.numel();
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("{t}* out"), c.output(0)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i64 low", Arg::I64(low)),
+        ("i64 step", Arg::I64(step)),
+        ("i64 count", Arg::I64(count)),
+        ("i64 x_step", Arg::I64(x_step)),
+        ("u64 fill", Arg::I64(repeated(fill, size))),
+    ];
+    let body = "library::place(x, out, walk, n, low, step, count, x_step, fill);";
+    c.each("place", "movement/place.cuh", &params, body, n)
+}
+
+pub fn unwindow(c: &mut Call) -> Result<()> {
+    let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
+    let dims = [c.attr(1), c.attr(2), c.attr(3), x.shape().dims()[axis] as i64];
+    let mut small = [0i32; 4];
+    for (to, n) in small.iter_mut().zip(dims) {
+        *to = i32::try_from(n).map_err(|_| Error::system("unwindow", "windows of more than 2^31 elements"))?;
+    }
+    let [size, step, dilation, windows] = small;
+    let (window_step, r) = (x.strides()[axis], x.shape().rank());
+    let mut held = x.held(axis);
+    held.truncate(r - 1);
+    let mut coordinate = vec![0; shape.rank()];
+    coordinate[axis] = 1;
+    let space = Space::new(shape.dims(), &[&held, &coordinate]);
+    let (n, narrow) = (space.numel(), space.narrow());
+    let t = typed(c.out_dtype());
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("{t}* out"), c.output(0)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i32 size", Arg::I32(size)),
+        ("i32 step", Arg::I32(step.max(1))),
+        ("i32 dilation", Arg::I32(dilation.max(1))),
+        ("i32 windows", Arg::I32(windows)),
+        ("i64 window_step", Arg::I64(window_step as i64)),
+        ("i64 x_step", Arg::I64(x.strides()[r - 1] as i64)),
+    ];
+    let body = "library::unwindow(x, out, walk, n, size, step, dilation, windows, window_step, x_step);";
+    c.each("unwindow", "movement/unwindow.cuh", &params, body, n)
+}
+
+pub fn cat(c: &mut Call) -> Result<()> {
+    let (axis, shape, dtype) = (c.axis(), c.out_shape(), c.out_dtype());
+    let out = Layout::contiguous(shape);
+    let mut low = 0;
+    for k in 0..c.inputs.len() {
+        let x = c.input(k)?;
+        copy(c, "cat", &x, dtype, &out, low * out.strides[axis] as usize)?;
+        low += x.shape().dims()[axis];
+    }
+    Ok(())
+}
+
+/// Copies x into the output, from element `start` of it on.
+pub fn copy(c: &mut Call, label: &str, x: &Input, dtype: DType, out: &Layout, start: usize) -> Result<()> {
+    let (size, start) = (dtype.size(), start * dtype.size());
+    let mut space = Space::new(x.shape().dims(), &[x.strides(), out.strides()]);
+    if space.numel() == 0 {
+        return Ok(());
+    }
+    let to = c.out_aligned().min(1 << start.trailing_zeros().min(4));
+    let v = group(size, x.aligned.min(to), |v| space.packs(0, v) && space.packs(1, v));
+    space = space.grouped(v, &[0, 1]);
+    let (t, n, narrow) = (sized(size * v), space.numel(), space.narrow());
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("{t}* out"), c.output(start)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+    ];
+    c.each(label, "movement/place.cuh", &params, "library::copy(x, out, walk, n);", n)
+}

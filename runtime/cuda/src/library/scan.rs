@@ -1,0 +1,76 @@
+//! cumsum, cumprod.
+
+use super::call::{BLOCK, Call, by_value, sum_type, typed, without};
+use super::reduce::Share;
+use super::space::Space;
+use crate::launch::Arg;
+use perilune_core::error::Result;
+
+/// Strips that a warp takes in one step (`STRIPS` in `kernels/scan/scan.cuh`).
+const STRIPS: usize = 4;
+
+pub fn scan(c: &mut Call) -> Result<()> {
+    let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
+    if shape.numel() == 0 {
+        return Ok(());
+    }
+    let out_strides = shape.strides();
+    let space = Space::new(
+        &without(shape.dims(), axis),
+        &[&without(x.strides(), axis), &without(&out_strides[..shape.rank()], axis)],
+    );
+    let (rows, narrow) = (space.numel(), space.narrow());
+    let (n, step, out_step) = (shape.dims()[axis], x.strides()[axis], out_strides[axis]);
+    let size = x.dtype.size();
+    let v = (16 / size).min(8);
+    let share = Share::new(&space, n, step, v * STRIPS, 2048);
+    let whole = |k: usize, step: isize, aligned: usize| {
+        step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)
+    };
+    let (packed, out_packed) = (whole(0, step, x.aligned), whole(1, out_step, c.out_aligned()));
+    let t = typed(x.dtype);
+    let op = if c.name() == "cumsum" { "library::Plus" } else { "library::Times" };
+    let (sum, sum_bytes) = sum_type(x.dtype);
+    let totals = if share.chunks > 1 { Arg::Scratch(c.scratch(rows * share.chunks * sum_bytes)) } else { Arg::I64(0) };
+    let kind = format!("{t}, {op}, {}", share.group);
+    let source = (&*format!("const {t}* x"), x.pointer.clone());
+    let walk = (&*by_value(&space, narrow, "walk"), space.arg(narrow));
+    let sizes = [("i64 rows", Arg::I64(rows as i64)), ("i64 n", Arg::I64(n as i64))];
+    let [row_arg, n_arg] = sizes;
+    let step_arg = ("i64 step", Arg::I64(step as i64));
+    let [chunks, chunk] = [("i64 chunks", Arg::I64(share.chunks as i64)), ("i64 chunk", Arg::I64(share.chunk as i64))];
+    if share.chunks > 1 {
+        let params = [
+            source.clone(),
+            (&*format!("{sum}* totals"), totals.clone()),
+            walk.clone(),
+            row_arg.clone(),
+            n_arg.clone(),
+            step_arg.clone(),
+            chunks.clone(),
+            chunk.clone(),
+        ];
+        let body =
+            format!("library::scan_totals<{kind}, {v}, {packed}>(x, totals, walk, rows, n, step, chunks, chunk);");
+        let blocks = (rows * (share.chunks - 1) * share.group).div_ceil(BLOCK);
+        c.launch("scan_totals", "scan/scan.cuh", &params, &body, blocks, BLOCK)?;
+    }
+    let params = [
+        source,
+        (&*format!("{t}* out"), c.output(0)),
+        (&*format!("const {sum}* totals"), totals),
+        walk,
+        row_arg,
+        n_arg,
+        step_arg,
+        ("i64 out_step", Arg::I64(out_step as i64)),
+        chunks,
+        chunk,
+    ];
+    let body = format!(
+        "library::scan_rows<{kind}, {v}, {packed}, {out_packed}>(x, out, totals, walk, rows, n, step, out_step, chunks, \
+         chunk);"
+    );
+    let blocks = (rows * share.chunks * share.group).div_ceil(BLOCK);
+    c.launch(c.name(), "scan/scan.cuh", &params, &body, blocks, BLOCK)
+}

@@ -1,0 +1,89 @@
+//! Writes cases to disk for whatever can run them: each as launches, inputs, and the CPU's result.
+//!
+//! A case is a text file `NAME.case` and binary files beside it. Lines: `label`, `input BYTES`, `output BYTES DTYPE`,
+//! `scratch BYTES`, then for each launch `launch FUNCTION GRID BLOCK` and its arguments in order. Functions are
+//! `f_NUMBER.cu`, each with its own name in place of KERNEL.
+
+use super::Call;
+use perilune_cpu::Cpu;
+use perilune_cuda::launch::{Arg, Word};
+use perilune_plan::Backend;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::Path;
+
+pub struct Dump<'a> {
+    to: &'a Path,
+    functions: HashMap<String, usize>,
+    cases: usize,
+    cpu: Cpu,
+}
+
+impl<'a> Dump<'a> {
+    pub fn new(to: &'a Path) -> Dump<'a> {
+        std::fs::create_dir_all(to).expect("a directory");
+        Dump { to, functions: HashMap::new(), cases: 0, cpu: Cpu::new(Some(1)) }
+    }
+
+    pub fn write(&mut self, c: &Call) {
+        let (work, name) = (c.work(), format!("c{:05}", self.cases));
+        self.cases += 1;
+        let mut text = format!("label {}\n", c.label);
+        let file = |part: &str, bytes: &[u8]| {
+            std::fs::write(self.to.join(format!("{name}.{part}")), bytes).expect("written");
+        };
+        for (k, t) in c.inputs.iter().enumerate() {
+            let _ = writeln!(text, "input {}", t.bytes.len());
+            file(&format!("in{k}"), &t.bytes);
+        }
+        let dtype = c.program.values.last().expect("a value").dtype;
+        let size = c.program.outputs[0];
+        let _ = writeln!(text, "output {size} {dtype}\nscratch {}", work.scratch_bytes);
+        if let Some(want) = self.want(c, size) {
+            file("want", &want);
+        }
+        for l in &work.launches {
+            let next = self.functions.len();
+            let k = *self.functions.entry(l.function.text.clone()).or_insert(next);
+            if k == next {
+                let text = l.function.text.replace("KERNEL", &format!("f_{k}"));
+                std::fs::write(self.to.join(format!("f_{k}.cu")), text).expect("written");
+            }
+            let _ = writeln!(text, "launch {k} {} {}", l.grid[0], l.block[0]);
+            for a in &l.args {
+                let _ = match a {
+                    Arg::Value(v, at) => writeln!(text, "value {} {at}", v.0),
+                    Arg::Scratch(at) => writeln!(text, "scratch {at}"),
+                    Arg::Fault => writeln!(text, "fault"),
+                    Arg::I32(x) => writeln!(text, "i32 {x}"),
+                    Arg::I64(x) => writeln!(text, "i64 {x}"),
+                    Arg::Bytes(b) => {
+                        let hex: String = b.iter().map(|b| format!("{b:02x}")).collect();
+                        writeln!(text, "bytes {hex}")
+                    }
+                    Arg::Table(words) => {
+                        let words: Vec<String> = words
+                            .iter()
+                            .map(|w| match w {
+                                Word::Number(n) => n.to_string(),
+                                Word::Value(..) => panic!("addresses in tables are not used here"),
+                            })
+                            .collect();
+                        writeln!(text, "table {}", words.join(" "))
+                    }
+                    other => panic!("{other:?} is not used here"),
+                };
+            }
+        }
+        file("case", text.as_bytes());
+    }
+
+    /// The CPU's result, if indices are good.
+    fn want(&self, c: &Call, size: usize) -> Option<Vec<u8>> {
+        let program = self.cpu.compile(c.program.clone()).expect("compiles");
+        let inputs: Vec<_> = c.inputs.iter().map(|t| self.cpu.upload(&t.bytes).expect("memory")).collect();
+        let output = self.cpu.alloc(size).expect("memory");
+        program.run(&inputs, &[], std::slice::from_ref(&output), None).ok()?;
+        Some(self.cpu.download(&output, size).expect("bytes").to_vec())
+    }
+}

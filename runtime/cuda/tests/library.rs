@@ -1,0 +1,99 @@
+//! Library calls without a GPU: every op, dtype and layout makes launches that fit their functions, and every function
+//! compiles for the oldest and the newest architecture without spilling registers.
+
+mod common_library;
+
+use common_library::{cases, dump::Dump, nvrtc::Nvrtc};
+use perilune_cuda::launch::Arg;
+use std::collections::BTreeSet;
+
+/// Parameters of a function, as its text has them.
+fn parameters(text: &str) -> Vec<String> {
+    let (_, rest) = text.split_once("KERNEL(").expect("a function");
+    let (list, _) = rest.split_once(") {").expect("a body");
+    let (mut out, mut depth) = (vec![String::new()], 0);
+    for c in list.chars() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            ',' if depth == 0 => {
+                out.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        if let Some(last) = out.last_mut() {
+            last.push(c);
+        }
+    }
+    out.into_iter().map(|p| p.trim().to_string()).collect()
+}
+
+#[test]
+fn arguments_fit_parameters() {
+    for c in cases() {
+        let work = c.work();
+        for l in &work.launches {
+            let params = parameters(&l.function.text);
+            assert_eq!(params.len(), l.args.len(), "{}: {}", c.label, l.function.text);
+            for (p, a) in params.iter().zip(&l.args) {
+                let fits = match a {
+                    Arg::Fault => p == "Fault* fault",
+                    Arg::I32(_) => p.starts_with("i32 ") || p.starts_with("u32 "),
+                    Arg::I64(0) => p.starts_with("i64 ") || p.starts_with("u64 ") || p.contains('*'),
+                    Arg::I64(_) => p.starts_with("i64 ") || p.starts_with("u64 "),
+                    Arg::Bytes(b) => p.contains("__grid_constant__") && b.len() % 8 == 0 && b.len() < 4000,
+                    Arg::Scratch(at) => p.contains('*') && *at <= work.scratch_bytes,
+                    Arg::Value(..) | Arg::Table(_) => p.contains('*'),
+                    _ => false,
+                };
+                assert!(fits, "{}: {a:?} for {p}", c.label);
+            }
+            let faults: Vec<usize> = (0..l.args.len()).filter(|k| l.args[*k] == Arg::Fault).collect();
+            assert!(faults.iter().all(|k| params[k + 1] == "u32 kernel"), "{}", c.label);
+        }
+    }
+}
+
+#[test]
+fn functions_compile_without_spills() {
+    let Some(nvrtc) = Nvrtc::open() else {
+        println!("skipped: no libnvrtc (set LD_LIBRARY_PATH or PERILUNE_NVRTC)");
+        return;
+    };
+    let all: BTreeSet<String> =
+        cases().iter().flat_map(|c| c.work().launches).map(|l| l.function.text.clone()).collect();
+    println!("{} functions", all.len());
+    let all: Vec<String> = all.into_iter().collect();
+    for arch in ["sm_80", "sm_90a"] {
+        for (k, group) in all.chunks(100).enumerate() {
+            let named = group.iter().enumerate().map(|(i, t)| t.replace("KERNEL", &format!("f_{k}_{i}")));
+            let text: String = named.collect();
+            let (ok, log) = nvrtc.compile(&text, arch);
+            assert!(ok, "{arch}: {log}\n{text}");
+            let mut entry = "";
+            for line in log.lines() {
+                if let Some((_, name)) = line.split_once("entry function '") {
+                    entry = name;
+                }
+                let bad = line.contains("bytes stack frame")
+                    && !line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads");
+                let which = || {
+                    let at = entry.split(['_', '\'']).nth(2).and_then(|i| i.parse::<usize>().ok());
+                    at.map_or(entry, |i| group[i].as_str())
+                };
+                assert!(!bad, "{arch}: {line}\n{}", which());
+            }
+        }
+    }
+}
+
+/// With PERILUNE_LIBRARY_DUMP set to a directory, writes all cases there, with the CPU's results, for
+/// kernels/lab/library_lab.py.
+#[test]
+fn cases_for_the_lab() {
+    let Ok(to) = std::env::var("PERILUNE_LIBRARY_DUMP") else { return };
+    let to = std::path::PathBuf::from(to);
+    let mut dump = Dump::new(&to);
+    cases().iter().for_each(|c| dump.write(c));
+}
