@@ -29,6 +29,7 @@ local train = {}
 ---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? instead of the standard step
 ---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? weights averaged; evaluation uses them
 ---@field accumulate integer?
+---@field precision "f32"|"bf16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
 ---@field finish fun(run: perilune.Run)?
@@ -43,6 +44,7 @@ local train = {}
 ---@field steps integer steps of the whole run
 ---@field count integer steps done
 ---@field accumulate integer micro-batches in a step
+---@field precision string
 ---@field eval_every integer?
 ---@field batch table the training batch at the run's position, recorded anew when read
 local Run = {}
@@ -58,7 +60,7 @@ function meta.__index(run, key)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish" }
+                "steps", "eval_every", "early_stop", "finish", "precision" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)
@@ -111,16 +113,19 @@ end
 ---A run at its first step: builds data, model and optimizer, with all random numbers from the seed.
 ---@param recipe perilune.Recipe
 ---@param params table? every param with its final value; recipe.params by default
----@param opts {seed: integer}? params.seed by default, else 0
+---@param opts {seed: integer, precision: string}? params.seed by default, else 0; recipe.precision by default, else "f32"
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
   if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "give the table that pl.recipe returned") end
   check_names(recipe)
   params = params or recipe.params or {}
-  local o = check.options(op, opts, {}, { seed = "number" })
+  local o = check.options(op, opts, {}, { seed = "number", precision = "string" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
-  local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe) }
+  local precision = o.precision or recipe.precision or "f32"
+  check.word(op, "precision", precision, { "f32", "bf16" })
+  local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
+                precision = precision }
 
   pl.seed(seed)
   run.data = build_data(recipe, params)
@@ -173,18 +178,24 @@ local function add(sums, values, weight)
   end
 end
 
+---Calls a function of the recipe in the run's precision.
+local function call(run, fn, ...)
+  if run.precision == "f32" then return fn(...) end
+  return pl.autocast(run.precision, fn, ...)
+end
+
 ---Records forward, backward and update over the micro-batches {batch, count}; returns loss and metrics.
 local function record(run, batches)
   local recipe, model = run.recipe, run.model
   if recipe.step then
-    local loss, values = recipe.step(run, batches[1][1])
+    local loss, values = call(run, recipe.step, run, batches[1][1])
     if run.ema then run.ema:update() end
     return outcome(recipe, "step", 1, loss, values)
   end
   local loss, values, norm
   if #batches == 1 then
     local batch, count = table.unpack(batches[1])
-    loss, values = outcome(recipe, "loss", count, recipe.loss(model, batch))
+    loss, values = outcome(recipe, "loss", count, call(run, recipe.loss, model, batch))
     loss:backward()
     norm = run.opt:step()
   else
@@ -192,7 +203,7 @@ local function record(run, batches)
     -- device, divides at the end.
     local sums, extra, total = {}, {}, nil
     for _, b in ipairs(batches) do
-      local l, v, weight = outcome(recipe, "loss", b[2], recipe.loss(model, b[1]))
+      local l, v, weight = outcome(recipe, "loss", b[2], call(run, recipe.loss, model, b[1]))
       if pl.is_tensor(weight) then weight = weight:to("f32") end
       (l * weight):backward()
       add(sums, { loss = l }, weight)
@@ -307,7 +318,7 @@ function Run:evaluate(split, limit)
     local values = evaluated(function()
       return pl.no_grad(function()
         local batch, count = loader:batch_at(k)
-        local first, second, third = fn(self.model, batch)
+        local first, second, third = call(self, fn, self.model, batch)
         local all = {}
         if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
           for key, value in pairs(first) do all["." .. key] = value end

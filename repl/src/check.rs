@@ -70,7 +70,7 @@ impl Report<'_> {
             self.row("params", &list.join(", "));
         }
         let reads = recipe.track_params()?;
-        let run = recipe.start(None)?;
+        let run = recipe.start(None, None)?;
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;

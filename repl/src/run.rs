@@ -174,7 +174,7 @@ fn about(args: &RunArgs, source: &Source, backend: &dyn Backend, threads: usize)
     put("device", backend.name().into());
     put("device_description", backend.describe().into());
     put("threads", threads.into());
-    put("precision", args.device.precision.as_str().into());
+    put("precision", args.device.precision.as_deref().unwrap_or("f32").into());
     put("started", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
     out
 }
@@ -208,7 +208,7 @@ impl Job<'_> {
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        Ok(self.recipe.start(self.args.seed)?)
+        Ok(self.recipe.start(self.args.seed, self.args.device.precision.as_deref())?)
     }
 
     fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {
@@ -218,6 +218,7 @@ impl Job<'_> {
         about.insert("recipe".into(), self.recipe.name().into());
         about.insert("params".into(), events::params(&params));
         about.insert("seed".into(), run.seed().into());
+        about.insert("precision".into(), run.precision().into());
         about.insert("steps".into(), run.steps().into());
         about.insert("parameters".into(), run.num_parameters().into());
         let sizes = splits.iter().filter_map(|s| Some((s.clone(), Value::from(run.samples(s)?)))).collect();

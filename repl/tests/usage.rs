@@ -101,9 +101,9 @@ fn what_is_not_built_yet_is_refused() {
         "error: --checkpoint-every is not in this version yet: checkpoints come in a later one",
     );
     says(
-        &["run", "tiny.lua", "--device", "cuda:1"],
+        &["run", "tiny.lua", "--device", "cuda:0,1"],
         2,
-        "error: --device cuda:1: this version runs on the CPU only; CUDA comes in a later one (use --device cpu)",
+        "error: --device cuda:0,1: this version computes on one GPU; several come in a later one",
     );
     says(
         &["run", "tiny.lua", "--device", "gpu"],
@@ -111,9 +111,9 @@ fn what_is_not_built_yet_is_refused() {
         "error: --device gpu: there is no such device; it is one of cpu, cuda, cuda:N, auto",
     );
     says(
-        &["run", "tiny.lua", "--precision", "bf16"],
+        &["run", "tiny.lua", "--precision", "fp16"],
         2,
-        "error: --precision bf16: this version trains in f32 only; mixed precision comes in a later one",
+        "error: --precision fp16: this version trains in f32 and bf16; fp16 comes in a later one",
     );
     says(&["repl"], 2, "error: `perilune repl` is not in this version yet; it comes in a later one");
 }

@@ -6,6 +6,8 @@
 return {
   csv = require("perilune.data.rows").csv,
   text = require("perilune.data.text").text,
+  sequence = require("perilune.data.text").sequence,
+  tokens = require("perilune.data.text").tokens,
   tensors = require("perilune.data.set").tensors,
   png = require("perilune.data.image").png,
   save_png = require("perilune.data.image").save_png,

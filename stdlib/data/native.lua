@@ -48,6 +48,13 @@ function native.text(path)
   return pl.native.text(path)
 end
 
+---Token ids in a .bin file of u16, as llm.c and nanoGPT write them: (N) i32.
+---@param path string
+---@return perilune.Tensor
+function native.tokens(path)
+  return pl.native.tokens(path)
+end
+
 ---The vocabulary of a text's characters, sorted.
 ---@param text string
 ---@return any vocab with :size(), :encode(text) -> i64 tensor, :decode(ids: integer[]) -> string

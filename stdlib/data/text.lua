@@ -11,7 +11,7 @@ local part = require "perilune.data.part"
 local loader = require "perilune.data.loader"
 
 ---@class perilune.Text
----@field vocab any with :size(), :encode(text), :decode(ids)
+---@field vocab any? of a text file, with :size(), :encode(text), :decode(ids)
 ---@field tokens perilune.Tensor (N) i64
 ---@field low integer first token of this part
 ---@field high integer end of this part
@@ -31,6 +31,34 @@ local function text(path, opts)
   local tokens = vocab:encode(content)
   pl.eval(tokens)
   return setmetatable({ vocab = vocab, tokens = tokens, low = 0, high = tokens:size(0), parts = part.new(tokens:size(0)) }, meta)
+end
+
+---Token ids as a text: split and windows as of a text file. ids (N), integers.
+---@param ids perilune.Tensor
+---@return perilune.Text
+local function sequence(ids)
+  if not pl.is_tensor(ids) or ids:dim() ~= 1 or (ids.dtype ~= "i32" and ids.dtype ~= "i64") then
+    local got = pl.is_tensor(ids) and ("a %s tensor of shape {%s}"):format(ids.dtype, table.concat(ids.shape, ", ")) or check.show(ids)
+    pl.error("data.sequence", "the ids are " .. got, "give a tensor of shape {N}, i32 or i64")
+  end
+  pl.eval(ids)
+  return setmetatable({ tokens = ids, low = 0, high = ids:size(0), parts = part.new(ids:size(0)) }, meta)
+end
+
+---Token ids in a file: (N). `.bin` is u16, as llm.c and nanoGPT write it (i32 here); .npy and .safetensors hold one integer
+---tensor.
+---@param path string beside the recipe, or absolute
+---@return perilune.Tensor
+local function tokens(path)
+  if type(path) ~= "string" then pl.error("data.tokens", "the path is " .. check.show(path)) end
+  if path:match "%.bin$" then return native.tokens(path) end
+  local found = pl.load(path)
+  if pl.is_tensor(found) then return found:flatten() end
+  local name, more = next(found)
+  if name == nil or next(found, name) ~= nil then
+    pl.error("data.tokens", ("'%s' does not hold exactly one tensor"):format(path), "pick one yourself: data.sequence(pl.load(path).name)")
+  end
+  return more:flatten()
 end
 
 ---The number of tokens.
@@ -72,9 +100,10 @@ function Text:windows(opts)
     end
     local at_BT = (starts + low):unsqueeze(1) + pl.arange(T + 1)
     local both_BT = tokens:index_select(0, at_BT:flatten()):view(count, T + 1)
+    if both_BT.dtype ~= "i64" then both_BT = both_BT:to("i64") end
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
   return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make })
 end
 
-return { text = text }
+return { text = text, sequence = sequence, tokens = tokens }

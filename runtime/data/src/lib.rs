@@ -20,5 +20,6 @@ mod records;
 pub mod safetensors;
 pub mod split;
 pub mod text;
+pub mod tokens;
 
 pub use error::{Error, Result};

@@ -23,7 +23,7 @@ fn profile(options: RuntimeOptions, file: &Path) -> Result<(), Failed> {
     let runtime = Runtime::new(options)?;
     runtime.host().engine.borrow_mut().profile = Some(Default::default());
     if let Loaded::Recipe(recipe) = runtime.load(file)? {
-        let run = recipe.start(None)?;
+        let run = recipe.start(None, None)?;
         while !run.finished()? {
             run.step()?;
         }

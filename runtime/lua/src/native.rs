@@ -13,7 +13,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::text::Vocabulary;
-use perilune_data::{image, npy, npz, safetensors, text};
+use perilune_data::{image, npy, npz, safetensors, text, tokens};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -349,6 +349,15 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "text", "the path", &path)?;
             text::read(&readable(&host, lua, "text", &path)?).map_err(|e| fail(&host, lua, "text", e))
+        })?,
+    )?;
+    native.set(
+        "tokens",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "tokens", "the path", &path)?;
+            let t = tokens::read(&readable(&host, lua, "tokens", &path)?).map_err(|e| fail(&host, lua, "tokens", e))?;
+            upload(&host, lua, &t)
         })?,
     )?;
     native.set(

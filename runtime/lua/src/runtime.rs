@@ -310,7 +310,7 @@ impl Recipe {
     }
 
     /// Builds data, model and optimizer.
-    pub fn start(&self, seed: Option<i64>) -> Result<Run, Failed> {
+    pub fn start(&self, seed: Option<i64>, precision: Option<&str>) -> Result<Run, Failed> {
         let require: Function = self.lua.globals().get("require")?;
         let train: Table = require.call("perilune.train")?;
         let new: Function = train.get("new")?;
@@ -318,6 +318,9 @@ impl Recipe {
         let opts = self.lua.create_table()?;
         if let Some(seed) = seed {
             opts.set("seed", seed)?;
+        }
+        if let Some(precision) = precision {
+            opts.set("precision", precision)?;
         }
         let table: Table = new.call((&self.table, params, opts))?;
         Ok(Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() })
@@ -483,6 +486,11 @@ impl Run {
 
     pub fn seed(&self) -> i64 {
         self.table.get::<i64>("seed").unwrap_or(0)
+    }
+
+    /// `f32` or `bf16`.
+    pub fn precision(&self) -> String {
+        self.table.get("precision").unwrap_or_else(|_| "f32".into())
     }
 
     pub fn eval_every(&self) -> Option<u64> {

@@ -1,0 +1,99 @@
+-- recipes/gpt2.lua: GPT-2 on files of tokens, from scratch
+--
+--   perilune run recipes/gpt2.lua --device cuda --precision bf16 --set tokens=FILE --set size=124M
+--
+-- The model is OpenAI's (Radford et al., Language Models are Unsupervised Multitask Learners, 2019): pre-norm blocks, GELU
+-- by tanh, learned positions, an output layer that shares the embedding. The vocabulary is padded to a multiple of 128,
+-- which matrix products like; nothing ever asks for the extra tokens. The optimizer's settings are nanoGPT's.
+--
+-- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them (u16). Without one the
+-- recipe trains on random tokens, which says how fast a machine is and nothing else.
+--
+-- Letters: B batch, T positions, C width, V vocabulary.
+
+local pl = require "perilune"
+local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
+
+local sizes = { -- layers, heads, width
+  ["tiny"] = { 2, 2, 128 },
+  ["124M"] = { 12, 12, 768 },
+  ["350M"] = { 24, 16, 1024 },
+  ["774M"] = { 36, 20, 1280 },
+  ["1558M"] = { 48, 25, 1600 },
+}
+
+local recipe = pl.recipe {
+  name = "gpt2",
+  description = "GPT-2 on token files",
+  params = {
+    size = "124M",                     -- tiny, 124M, 350M, 774M or 1558M
+    tokens = "",                       -- a file of token ids; random tokens without one
+    vocab = 50304,                     -- 50257 tokens, padded
+    context = 1024, batch = 32, accumulate = 1,
+    steps = 1000, lr = 6e-4, warmup = 100, seed = 1337,
+  },
+}
+
+function recipe.data(p)
+  local ids
+  if p.tokens == "" then
+    ids = pl.randint(0, math.min(50257, p.vocab), { 64 * p.context * p.batch + 1 }, { dtype = "i32" })
+  else
+    ids = data.tokens(p.tokens)
+  end
+  local text = data.sequence(ids)
+  return {
+    train = text:split("train", 0.95):windows { length = p.context, batch = p.batch, seed = p.seed },
+    valid = text:split("valid", 0.05):windows { length = p.context, batch = p.batch },
+  }
+end
+
+function recipe.model(p)
+  local shape = sizes[p.size]
+  if not shape then pl.error("gpt2", ("there is no size '%s'"):format(p.size), "one of tiny, 124M, 350M, 774M, 1558M") end
+  local layers, heads, width = table.unpack(shape)
+  local m = {
+    wte = nn.Embedding(p.vocab, width, { std = 0.02 }),
+    wpe = nn.Embedding(p.context, width, { std = 0.02 }),
+    blocks = {},
+    norm = nn.LayerNorm(width),
+  }
+  for i = 1, layers do
+    m.blocks[i] = nn.TransformerBlock(width, heads, { causal = true, approximate = "tanh" })
+  end
+
+  function m:forward(ids_BT)
+    local x_BTC = self.wte(ids_BT) + self.wpe(pl.arange(ids_BT:size(1)))
+    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
+    return pl.linear(self.norm(x_BTC), self.wte.weight)
+  end
+
+  -- std 0.02, and less for the layers that end in the residual stream, which adds 2 * layers of them; biases 0.
+  local small = 0.02 / math.sqrt(2 * layers)
+  local function start(linear, std)
+    linear.weight = pl.state(init.normal(linear.weight.shape, { std = std }))
+    linear.bias = pl.state(pl.zeros(linear.bias.shape))
+  end
+  for _, block in ipairs(m.blocks) do
+    start(block.attn.qkv, 0.02); start(block.attn.out, small)
+    start(block.mlp.up, 0.02); start(block.mlp.down, small)
+  end
+  return nn.module(m)
+end
+
+function recipe.optimizer(p, model)
+  local groups = {
+    model = model,
+    { params = function(_, w) return #w.shape >= 2 end, weight_decay = 0.1 },
+    { weight_decay = 0 },
+  }
+  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = p.warmup, steps = p.steps }
+  return optim.AdamW(groups, { lr = lr, betas = { 0.9, 0.95 }, clip_norm = 1.0 })
+end
+
+function recipe.loss(model, batch)
+  local logits_BTV = model(batch.x)
+  return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+end
+
+return recipe

@@ -1,0 +1,68 @@
+//! Token ids as llm.c and nanoGPT write them: `.bin` files of little-endian u16.
+//!
+//! llm.c puts 256 i32 words in front (magic 20240520, version 1, the count of tokens); nanoGPT writes the ids alone. Ids
+//! come back as i32, which every vocabulary fits.
+
+use crate::error::{Error, Result};
+use perilune_core::{DType, HostTensor, Shape};
+use std::path::Path;
+
+const MAGIC: i32 = 20_240_520;
+const HEADER: usize = 256 * 4;
+
+/// The ids in a `.bin` file: (N) i32.
+pub fn read(path: &Path) -> Result<HostTensor> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
+    let word = |k: usize| bytes.get(4 * k..4 * k + 4).map_or(0, |b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let mut body = &bytes[..];
+    if bytes.len() >= HEADER && word(0) == MAGIC {
+        if word(1) != 1 {
+            return Err(Error::malformed(path, "header", format!("version {} is not known; 1 is", word(1))));
+        }
+        body = &bytes[HEADER..];
+        if body.len() as u64 != word(2) as u64 * 2 {
+            let rule = format!("it promises {} tokens of 2 bytes, and {} bytes follow", word(2), body.len());
+            return Err(Error::malformed(path, "header", rule).hint("copy or download the file again"));
+        }
+    }
+    if !body.len().is_multiple_of(2) {
+        let rule = format!("{} bytes are no whole number of u16 ids", body.len());
+        return Err(Error::malformed(path, "file", rule).hint("token files hold u16 ids, as nanoGPT and llm.c write them"));
+    }
+    let out: Vec<u8> =
+        body.chunks_exact(2).flat_map(|b| i32::from(u16::from_le_bytes([b[0], b[1]])).to_le_bytes()).collect();
+    Ok(HostTensor { dtype: DType::I32, shape: Shape::of(&[body.len() / 2]), bytes: out })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, bytes: &[u8]) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("perilune-{}-{name}.bin", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn plain_and_with_a_header() {
+        let ids: Vec<u8> = [1u16, 50256, 65535].iter().flat_map(|i| i.to_le_bytes()).collect();
+        let path = file("plain", &ids);
+        let t = read(&path).unwrap();
+        assert_eq!(t.shape, Shape::of(&[3]));
+        let want: Vec<u8> = [1i32, 50256, 65535].iter().flat_map(|i| i.to_le_bytes()).collect();
+        assert_eq!(t.bytes, want);
+        let mut with = vec![0; HEADER];
+        for (k, w) in [MAGIC, 1, 3].iter().enumerate() {
+            with[4 * k..4 * k + 4].copy_from_slice(&w.to_le_bytes());
+        }
+        with.extend(&ids);
+        let path = file("header", &with);
+        assert_eq!(read(&path).unwrap().bytes, want);
+        with.pop();
+        let path = file("short", &with);
+        assert!(read(&path).unwrap_err().to_string().contains("it promises 3 tokens"));
+        let path = file("odd", &ids[..5]);
+        assert!(read(&path).unwrap_err().to_string().contains("no whole number"));
+    }
+}
