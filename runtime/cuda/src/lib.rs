@@ -5,6 +5,7 @@
 //! kept on disk (`nvrtc`), and `backend` runs it. Nothing is linked: every library is found at run time (`find`), and one
 //! that is missing is an error that says how to get it.
 
+pub mod attention;
 pub mod codegen;
 pub mod headers;
 pub mod launch;
