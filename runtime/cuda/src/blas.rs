@@ -295,8 +295,7 @@ impl Blas {
                 &mut count,
             );
             sys::cublasLtMatmulPreferenceDestroy(preference);
-            let mut gemm =
-                Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue, timed: None };
+            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue, timed: None };
             check(status, "choosing an algorithm")?;
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
@@ -339,7 +338,8 @@ impl Blas {
         let (one, zero) = (1.0f32, 0.0f32);
         let (one64, zero64) = (1.0f64, 0.0f64);
         let double = gemm.dtype == DType::F64;
-        let number = |x: &f32, y: &f64| if double { std::ptr::from_ref(y).cast() } else { std::ptr::from_ref(x).cast() };
+        let number =
+            |x: &f32, y: &f64| if double { std::ptr::from_ref(y).cast() } else { std::ptr::from_ref(x).cast() };
         let alpha: *const c_void = number(&one, &one64);
         let beta: *const c_void = if gemm.epilogue.residual { alpha } else { number(&zero, &zero64) };
         let c = if gemm.epilogue.residual { at.residual } else { at.out };
@@ -348,8 +348,7 @@ impl Blas {
         unsafe {
             if gemm.epilogue.bias {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-                let status =
-                    sys::cublasLtMatmulDescSetAttribute(gemm.desc, attribute, (&raw const at.bias).cast(), 8);
+                let status = sys::cublasLtMatmulDescSetAttribute(gemm.desc, attribute, (&raw const at.bias).cast(), 8);
                 check(status, "naming a bias")?;
             }
             let status = sys::cublasLtMatmul(

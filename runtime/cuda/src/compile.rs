@@ -9,15 +9,16 @@
 use crate::backend::{Machine, address};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay};
-use crate::launch::{Arg, Launch, Word, Work};
+use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::memory::CudaBuffer;
-use crate::{codegen, library, nvrtc};
+use crate::{attention, codegen, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
+use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure};
-use perilune_core::ops::elementwise::MapFn;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -34,8 +35,22 @@ const WORTH_TIMING: f64 = 1e8;
 const FAULT_WORDS: usize = 3;
 
 /// Whether a fused op has a kernel of its own here.
-pub fn keeps(_: &Node) -> bool {
-    false
+pub fn keeps(node: &Node) -> bool {
+    attention::keeps(node)
+}
+
+/// The launches of a library call, without its epilogue.
+fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
+    let work = match l.op.name {
+        name if name == ATTENTION.name => attention::forward(program, l, props)?,
+        name if name == ATTENTION_BACKWARD.name => attention::backward(program, l, props)?,
+        _ => return library::routine(program, l, props),
+    };
+    // These state their own arithmetic.
+    let contract = |f: &Function| Function { label: f.label.clone(), text: format!("{}{}", nvrtc::CONTRACT, f.text) };
+    let launches = work.launches.into_iter();
+    let launches = launches.map(|l| Launch { function: Arc::new(contract(&l.function)), ..l }).collect();
+    Ok(Work { launches, ..work })
 }
 
 /// Where the kernels of a program report bad indices.
@@ -65,8 +80,22 @@ impl Cells {
 }
 
 enum Step {
-    Launch { launch: Launch, entry: Entry, table: Option<Table>, fault: usize },
-    Gemm { gemm: Gemm, product: Product, a: ValueId, b: ValueId, out: ValueId, bias: Option<(ValueId, isize)>, residual: Option<ValueId>, size: usize },
+    Launch {
+        launch: Launch,
+        entry: Entry,
+        table: Option<Table>,
+        fault: usize,
+    },
+    Gemm {
+        gemm: Gemm,
+        product: Product,
+        a: ValueId,
+        b: ValueId,
+        out: ValueId,
+        bias: Option<(ValueId, isize)>,
+        residual: Option<ValueId>,
+        size: usize,
+    },
 }
 
 /// A table of addresses and numbers in device memory.
@@ -98,7 +127,9 @@ impl Compiled {
         let mut parts: Vec<(usize, Part)> = Vec::new();
         for (k, kernel) in program.kernels.iter().enumerate() {
             match kernel {
-                Kernel::Region(r) => parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?))),
+                Kernel::Region(r) => {
+                    parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)))
+                }
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
                 Kernel::Library(l) => {
                     let (gemm, rest) = match product(&program, l) {
@@ -110,7 +141,7 @@ impl Compiled {
                     };
                     match gemm {
                         Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
-                        None => parts.push((k, Part::Work(library::routine(&program, l, props)?))),
+                        None => parts.push((k, Part::Work(routine(&program, l, props)?))),
                     }
                     if let Some(r) = rest {
                         parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)));
@@ -142,7 +173,8 @@ impl Compiled {
                         if launch.shared_bytes > 48 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
                         }
-                        let words = launch.args.iter().find_map(|a| if let Arg::Table(w) = a { Some(w.clone()) } else { None });
+                        let words =
+                            launch.args.iter().find_map(|a| if let Arg::Table(w) = a { Some(w.clone()) } else { None });
                         let table = match words {
                             Some(words) => {
                                 let buffer = shared.heap.alloc(words.len() * 8)?;
@@ -310,7 +342,13 @@ impl Compiled {
         self.steps.iter().try_for_each(|(k, step)| self.queue(step, places).map_err(|e| (*k, e)))
     }
 
-    fn run_steps(&self, inputs: &[Buffer], slots: &[u64], outputs: &[Buffer], times: Option<&mut [f64]>) -> std::result::Result<(), (usize, Error)> {
+    fn run_steps(
+        &self,
+        inputs: &[Buffer],
+        slots: &[u64],
+        outputs: &[Buffer],
+        times: Option<&mut [f64]>,
+    ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
         let shared = &self.shared;
         shared.arena.borrow_mut().ensure(self.program.arena_bytes).map_err(first)?;
@@ -382,7 +420,9 @@ impl Executable for Compiled {
         self.cells.as_ref().map_or(Ok(()), fault)?;
         self.run_steps(inputs, slots, outputs, times).map_err(|(k, error)| Failure { origin: origin(k), error })?;
         self.runs.set(self.runs.get() + 1);
-        if self.runs.get() <= CAREFUL_RUNS && let Some(cells) = &self.cells {
+        if self.runs.get() <= CAREFUL_RUNS
+            && let Some(cells) = &self.cells
+        {
             self.shared.device.synchronize().map_err(|error| Failure { origin: origin(0), error })?;
             fault(cells)?;
         }

@@ -120,7 +120,8 @@ impl Device {
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         if !bytes.is_empty() {
             // SAFETY: `from` holds that many bytes (callers check sizes); the copy is over when the stream is idle.
-            let status = unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
+            let status =
+                unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
             check(status, "copying from the GPU")?;
         }
         self.synchronize()
@@ -372,7 +373,8 @@ impl Event {
     /// Seconds from `earlier` to this; the stream must be idle.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         if self.device.driver_version < 12_080 {
-            let message = format!("timing kernels needs a driver for CUDA 12.8; this one is for {}", self.device.driver_version);
+            let message =
+                format!("timing kernels needs a driver for CUDA 12.8; this one is for {}", self.device.driver_version);
             return Err(Error::system("cuda", message));
         }
         let mut ms = 0f32;

@@ -123,7 +123,8 @@ fn opens(file: &Path) -> bool {
         && dir != Path::new("")
     {
         for other in entries(dir) {
-            let builtins = other.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("libnvrtc-builtins.so"));
+            let builtins =
+                other.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("libnvrtc-builtins.so"));
             if builtins {
                 open(&other);
             }

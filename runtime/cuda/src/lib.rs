@@ -8,6 +8,7 @@
 // The floors over NVIDIA's libraries are C calls. Every block states what makes it sound; codegen and library have none.
 #![allow(unsafe_code)]
 
+pub mod attention;
 mod backend;
 mod blas;
 pub mod codegen;

@@ -143,7 +143,9 @@ impl Compiler {
 pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = || set("HOME").map(|h| h.join(".cache"));
-    set("PERILUNE_CACHE").or_else(|| set("XDG_CACHE_HOME").or_else(home).map(|d| d.join("perilune"))).map(|d| d.join("kernels"))
+    set("PERILUNE_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").or_else(home).map(|d| d.join("perilune")))
+        .map(|d| d.join("kernels"))
 }
 
 /// The name of a function in machine code.

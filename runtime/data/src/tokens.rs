@@ -27,7 +27,9 @@ pub fn read(path: &Path) -> Result<HostTensor> {
     }
     if !body.len().is_multiple_of(2) {
         let rule = format!("{} bytes are no whole number of u16 ids", body.len());
-        return Err(Error::malformed(path, "file", rule).hint("token files hold u16 ids, as nanoGPT and llm.c write them"));
+        return Err(
+            Error::malformed(path, "file", rule).hint("token files hold u16 ids, as nanoGPT and llm.c write them")
+        );
     }
     let out: Vec<u8> =
         body.chunks_exact(2).flat_map(|b| i32::from(u16::from_le_bytes([b[0], b[1]])).to_le_bytes()).collect();

@@ -425,7 +425,8 @@ impl Ready {
         let mut batch = Vec::new();
         if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
             let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if group::same(r, other));
-            let joined: Vec<(u32, usize)> = alike.iter().copied().filter(|&(_, k)| joins(k)).take(group::MOST).collect();
+            let joined: Vec<(u32, usize)> =
+                alike.iter().copied().filter(|&(_, k)| joins(k)).take(group::MOST).collect();
             for at in joined {
                 batch.push(at.1);
                 alike.remove(&at);

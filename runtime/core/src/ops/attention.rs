@@ -2,7 +2,8 @@
 //!
 //! Letters: B batch, H query heads, G key heads (H = G r), T queries, S keys, D and E head sizes. The decomposition of
 //! attention holds the T x S scores, in f32; its backward computes them again from q, k and v, so that nothing of that
-//! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole.
+//! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole: for it the backward
+//! node also reads the result and the logarithms of the rows' sums, which the decomposition has no use for.
 
 use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, one, out_of, real};
 use crate::amp::Amp;
@@ -15,7 +16,8 @@ pub static OPS: &[&Op] = &[&ATTENTION, &ATTENTION_BACKWARD, &ROPE];
 
 // ---- scaled dot product attention --------------------------------------------------------------------------------
 
-/// `attrs` of attention: [1 if causal, scale bits, window or 0].
+/// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E]. The sizes are for backends, which decide by the node
+/// alone whether they have a kernel for it.
 struct Scores {
     causal: bool,
     scale: f64,
@@ -110,8 +112,9 @@ impl Scores {
         g.logical_and(past, near).map(Some)
     }
 
-    /// softmax(scale q k^T + mask) in f32: (..., H, T, S). A row without any key is 0.
-    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId, mask: Option<NodeId>) -> Result<NodeId> {
+    /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of what each row of exponentials adds up to:
+    /// (..., H, T). A row without any key is 0, and so is its logarithm.
+    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId, mask: Option<NodeId>) -> Result<(NodeId, NodeId)> {
         let (q, k) = (g.widen(q)?, g.widen(k)?);
         let q = g.mul_c(q, self.scale)?;
         let k = g.t(k)?;
@@ -140,11 +143,15 @@ impl Scores {
         let sum = g.sum(e, &[last], true)?;
         let one = g.constant_like(1.0, sum);
         let sum = g.where_(none, one, sum)?;
-        g.div(e, sum)
+        let lse = g.log(sum)?;
+        let lse = g.add_(lse, top)?;
+        let lse = movement::reshape(g, lse, shape.remove(last))?;
+        Ok((g.div(e, sum)?, lse))
     }
 }
 
-/// Inputs: q, k, v, mask?; `attrs` as [`Scores`].
+/// Inputs: q, k, v, mask? -> out, lse (..., H, T) in the dtype of the scores, which only the backward asks for; `attrs` as
+/// [`Scores`].
 pub static ATTENTION: Op = Op {
     name: "scaled_dot_product_attention",
     sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false",
@@ -156,10 +163,10 @@ pub static ATTENTION: Op = Op {
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], attrs);
-        let p = s.weights(g, x[0], x[1], x.get(3).copied())?;
+        let (p, lse) = s.weights(g, x[0], x[1], x.get(3).copied())?;
         let dtype = g.dtype(x[0]);
         let p = g.cast(p, dtype)?;
-        s.product(g, p, x[2]).map(one)
+        Ok(smallvec![s.product(g, p, x[2])?, lse])
     }),
     infer: |i| {
         i.float(0)?;
@@ -168,7 +175,12 @@ pub static ATTENTION: Op = Op {
     },
     call: Some(call_attention),
     grad: Grad::Rule(|g, c| {
-        let mut inputs: SmallVec<[NodeId; 5]> = smallvec![c.x(0), c.x(1), c.x(2), c.grad];
+        // The node once more: the planner merges the two, or computes it again if the first has been evaluated, when
+        // its other output is gone.
+        let again = g.push(&ATTENTION, c.inputs, c.attrs)?;
+        let q = g.shape(c.x(0));
+        let lse = out_of(g, again, &[(q.remove(q.rank() - 1), g.dtype(c.x(0)).compute())])[1];
+        let mut inputs: SmallVec<[NodeId; 7]> = smallvec![c.x(0), c.x(1), c.x(2), c.grad, again, lse];
         let mut parts: SmallVec<[(Shape, DType); 3]> = SmallVec::new();
         for &x in &c.inputs[1..3] {
             parts.push((g.shape(x), g.dtype(x)));
@@ -242,18 +254,21 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
         inputs.push(mask);
     }
     let scale = a.opt_float(5).unwrap_or(1.0 / (q.dims()[n - 1] as f64).sqrt());
-    g.push(&ATTENTION, &inputs, &[i64::from(a.bool(4)), bits(scale), window]).map(one)
+    let sizes = [q.dims()[n - 1] as i64, v.dims()[n - 1] as i64];
+    g.push(&ATTENTION, &inputs, &[i64::from(a.bool(4)), bits(scale), window, sizes[0], sizes[1]]).map(one)
 }
 
-/// Inputs: q, k, v, gradient, mask? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
+/// Inputs: q, k, v, gradient, out, lse, mask? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
+///
+/// It is a function of q, k, v, the gradient and the mask: out and lse follow from these, so no gradient goes to them.
 pub static ATTENTION_BACKWARD: Op = Op {
     name: "scaled_dot_product_attention_backward",
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
-        let mask = x.get(4).copied();
+        let mask = x.get(6).copied();
         let s = Scores::of(g, q, k, attrs);
         let dtype = g.dtype(q);
-        let p = s.weights(g, q, k, mask)?;
+        let (p, _) = s.weights(g, q, k, mask)?;
         let last = g.shape(p).rank() - 1;
         // dv = p^T d, summed over the query heads that share a key head by the product itself.
         let low = g.cast(p, dtype)?;

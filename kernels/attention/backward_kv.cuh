@@ -1,0 +1,187 @@
+// Attention, backward to keys and values: q, k, v, grad, lse, delta -> dk (B, G, S, D), dv (B, G, S, E).
+//
+//   p^T = exp(scale k q^T - lse), dv = p^T grad, ds^T = p^T (v grad^T - delta), dk = scale ds^T q
+//
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). Shapes and delta as in
+// backward_q.cuh.
+//
+// One block takes BM = 16 MT WARPS keys of one key head and walks over the queries that see them, BN at a time, for all r
+// query heads that share the key head: no two blocks add to one place, and the order of additions is fixed. Everything
+// is computed transposed, keys down the rows: then p^T and ds^T come out of their products as the left operands of the
+// next two, and never pass through shared memory.
+//
+// SPLIT > 1: a block makes only C / SPLIT columns of dk and dv, blockIdx.y says which; scores are made SPLIT times. For
+// D = 256, whose accumulators no warp can hold.
+//
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta.
+//
+// Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and
+// dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
+#pragma once
+#include "attention/tile.cuh"
+
+namespace attention {
+
+template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool HELD_, int SPLIT_>
+struct BackwardKVPlan {
+    static constexpr int C = C_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_, SPLIT = SPLIT_;
+    static constexpr bool HELD = HELD_;
+    static constexpr int BM = 16 * MT * WARPS;
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int COLUMNS = C / SPLIT;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void backward_kv(
+    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
+    const Problem& p) {
+    constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS, N = P::COLUMNS;
+    using Keys = Tile<C, BM>;
+    using Queries = Tile<C, BN>;
+    // One stage: a tile of q, of grad, of lse and of delta.
+    constexpr u32 STAGE = 2 * Queries::BYTES + 1024;
+    static_assert(BN * 8 <= 1024 && BN * 2 <= THREADS);
+    Place at(p, (p.s + BM - 1) / BM);
+    const i32 first = at.tile * BM;
+    const i32 groups = p.heads / p.group;
+    const i32 batch = at.pair / groups, group = at.pair % groups;
+    k += batch * p.k.batch + group * p.k.head;
+    v += batch * p.v.batch + group * p.v.head;
+    q += batch * p.q.batch + group * p.group * p.q.head;
+    grad += batch * p.grad.batch + group * p.group * p.grad.head;
+    lse += (i64)at.pair * p.group * p.t;
+    delta += (i64)at.pair * p.group * p.t;
+
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
+    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    const i32 last = min(first + BM, p.s) - 1;
+    const i32 begin = CAUSAL ? first / BN * BN : 0;
+    const i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    // Steps of one head, and of all that share these keys.
+    const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
+    const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
+
+    typename LeftOf<P::HELD, Keys, MT>::Type lk(sk, warp * MT * 16, lane), lv(sv, warp * MT * 16, lane);
+    const u32 along = Queries::lane_along(lane), down = Queries::lane_down(lane);
+
+    f32 ak[MT][N / 8][4], av[MT][N / 8][4];
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) ak[m][j][i] = av[m][j][i] = 0.0f;
+
+    // The tile that is fetched next: `q`, `grad`, `lse` and `delta` point to its head.
+    i32 ahead = begin;
+    auto fetch = [&](u32 to) {
+        Queries::template load<THREADS>(to, q, p.q.row, ahead, p.t, p.d);
+        Queries::template load<THREADS>(to + Queries::BYTES, grad, p.grad.row, ahead, p.t, p.e);
+        if (threadIdx.x < 2 * BN) {
+            i32 i = threadIdx.x % BN;
+            bool on = ahead + i < p.t;
+            const f32* from = threadIdx.x < BN ? lse : delta;
+            copy4(to + 2 * Queries::BYTES + threadIdx.x * 4, from + (on ? ahead + i : 0), on);
+        }
+        ahead += BN;
+        if (ahead >= end) {
+            ahead = begin;
+            q += p.q.head;
+            grad += p.grad.head;
+            lse += p.t;
+            delta += p.t;
+        }
+    };
+
+    Keys::template load<THREADS>(sk, k, p.k.row, first, p.s, p.d);
+    Keys::template load<THREADS>(sv, v, p.v.row, first, p.s, p.e);
+    copies_end();
+    if (P::STAGES == 2 && steps > 0) fetch(sq);
+    copies_end();
+    if (P::HELD) {
+        copies_wait<1>();
+        __syncthreads();
+        lk.fetch();
+        lv.fetch();
+    }
+    const f32 scale2 = p.scale * LOG2E;
+    u32 stage = 0;
+    i32 query = begin;
+    for (i32 step = 0; step < steps; step++) {
+        if (P::STAGES == 1) {
+            __syncthreads();
+            fetch(sq);
+            copies_end();
+        }
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            if (step + 1 < steps) fetch(sq + (stage ^ 1) * STAGE);
+            copies_end();
+        }
+        const u32 tq = sq + stage * STAGE, tg = tq + Queries::BYTES, numbers = tg + Queries::BYTES + (lane & 3) * 8;
+        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom)) {
+            f32 x[MT][BN / 8][4];
+            scores<T, Queries, MT, BN>(x, lk, tq + along);
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                float2 base = shared_get2(numbers + j * 32);
+                base.x *= LOG2E;
+                base.y *= LOG2E;
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        x[m][j][i] = power2(x[m][j][i] * scale2 - ((i & 1) ? base.y : base.x));
+            }
+            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
+            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
+                i32 c0 = query + (i32)(lane & 3) * 2;
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            i32 r = row + m * 16 + i / 2 * 8, c = c0 + j * 8 + (i & 1);
+                            bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
+                            x[m][j][i] = seen ? x[m][j][i] : 0.0f;
+                        }
+            }
+            u32 w[MT][BN / 16][4];
+            pack<T, MT, BN>(w, x);
+            weighted<T, Queries, MT, BN, N>(av, w, P::SPLIT == 1 ? tg + down : Queries::shift(tg + down, column), 0);
+            f32 y[MT][BN / 8][4];
+            scores<T, Queries, MT, BN>(y, lv, tg + along);
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                float2 del = shared_get2(numbers + BN * 4 + j * 32);
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] *= y[m][j][i] - ((i & 1) ? del.y : del.x);
+            }
+            pack<T, MT, BN>(w, x);
+            weighted<T, Queries, MT, BN, N>(ak, w, P::SPLIT == 1 ? tq + down : Queries::shift(tq + down, column), 0);
+        }
+        query += BN;
+        if (query >= end) query = begin;
+        if (P::STAGES == 2) stage ^= 1;
+    }
+    copies_wait<0>();
+    if (steps == 0) __syncthreads();
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) ak[m][j][i] *= p.scale;
+    dk += batch * p.dk.batch + group * p.dk.head;
+    dv += batch * p.dv.batch + group * p.dv.head;
+    __syncwarp();
+    Keys::template store<T, MT, N>(ak, sk, dk, p.dk.row, first, p.s, p.d, warp * MT * 16, column);
+    Keys::template store<T, MT, N>(av, sv, dv, p.dv.row, first, p.s, p.e, warp * MT * 16, column);
+}
+
+}  // namespace attention

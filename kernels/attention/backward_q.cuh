@@ -1,0 +1,152 @@
+// Attention, backward to the queries: q, k, v, grad (B, H, T, E), lse and delta (B, H, T) -> dq (B, H, T, D).
+//
+//   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = sum of grad out along E.
+//
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). They add dq from all key tiles
+// into memory while dk and dv are made, in whatever order blocks come by. Here dq has a kernel of its own, so that it
+// comes out the same bits each time: two products more (seven for the whole backward pass), no additions in memory, and
+// no tile of weights through shared memory.
+//
+// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time, as the
+// forward pass does; q and grad stay.
+//
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each.
+//
+// Limits: shared memory bandwidth and mma.sync issue together (two fragments of three come from k twice and v once), and
+// the registers: dq 16 MT C, scores and their gradient 16 MT BN each, over 32 lanes.
+#pragma once
+#include "attention/tile.cuh"
+
+namespace attention {
+
+template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool HELD_>
+struct BackwardQPlan {
+    static constexpr int C = C_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_;
+    static constexpr bool HELD = HELD_;
+    static constexpr int BM = 16 * MT * WARPS;
+    static constexpr int THREADS = 32 * WARPS;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void backward_q(
+    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dq, const Problem& p) {
+    constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
+    using Queries = Tile<C, BM>;
+    using Keys = Tile<C, BN>;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
+    q += batch * p.q.batch + head * p.q.head;
+    grad += batch * p.grad.batch + head * p.grad.head;
+    k += batch * p.k.batch + head / p.group * p.k.head;
+    v += batch * p.v.batch + head / p.group * p.v.head;
+
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
+    const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
+    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    const i32 last = min(first + BM, p.t) - 1;
+    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+
+    typename LeftOf<P::HELD, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
+    const u32 along = Keys::lane_along(lane), down = Keys::lane_down(lane);
+
+    Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
+    Queries::template load<THREADS>(sg, grad, p.grad.row, first, p.t, p.e);
+    copies_end();
+    if (begin < end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, begin, p.s, p.e);
+    }
+    copies_end();
+
+    f32 acc[MT][C / 8][4], base[MT][2], del[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int j = 0; j < C / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[m][j][i] = 0.0f;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            i32 r = row + m * 16 + h * 8;
+            i64 place = (i64)at.pair * p.t + r;
+            base[m][h] = r < p.t ? lse[place] * LOG2E : 0.0f;
+            del[m][h] = r < p.t ? delta[place] : 0.0f;
+        }
+    }
+    if (P::HELD) {
+        copies_wait<1>();
+        __syncthreads();
+        lq.fetch();
+        lg.fetch();
+    }
+    const f32 scale2 = p.scale * LOG2E;
+    u32 stage = 0;
+    for (i32 key = begin; key < end; key += BN) {
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            u32 next = (stage ^ 1) * Keys::BYTES;
+            if (key + BN < end) {
+                Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
+                Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
+            }
+        } else {
+            Keys::template load<THREADS>(sv, v, p.v.row, key, p.s, p.e);
+        }
+        copies_end();
+        const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window);
+        f32 x[MT][BN / 8][4];
+        if (active) {
+            scores<T, Keys, MT, BN>(x, lq, sk + along + here);
+            bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
+            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, row, key + (i32)(lane & 3) * 2, p.s, p.window);
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] = power2(x[m][j][i] * scale2 - base[m][i / 2]);
+        }
+        if (P::STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+        }
+        if (active) {
+            f32 y[MT][BN / 8][4];
+            scores<T, Keys, MT, BN>(y, lg, sv + along + here);
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] *= y[m][j][i] - del[m][i / 2];
+            u32 w[MT][BN / 16][4];
+            pack<T, MT, BN>(w, x);
+            weighted<T, Keys, MT, BN, C>(acc, w, sk + down + here, 0);
+        }
+        if (P::STAGES == 1) {
+            __syncthreads();
+            if (key + BN < end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            copies_end();
+        }
+        stage ^= 1;
+    }
+    copies_wait<0>();
+    if (begin >= end) __syncthreads();
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < C / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[m][j][i] *= p.scale;
+    dq += batch * p.dq.batch + head * p.dq.head;
+    __syncwarp();
+    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, first, p.t, p.d, warp * MT * 16, 0);
+}
+
+}  // namespace attention

@@ -1,0 +1,176 @@
+// Attention, forward: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the natural
+// logarithm of each row's sum of exponentials (0 for a row that sees no key; its out is 0).
+//
+// Dao et al., FlashAttention (arXiv:2205.14135) and Dao, FlashAttention-2 (arXiv:2307.08691); the online softmax is
+// Milakov and Gimelshein's (arXiv:1805.02867).
+//
+// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time. A warp owns
+// 16 MT rows from the scores to the result, so rows never meet across warps; with MT = 2 each fragment of k and v that
+// ldmatrix fetches feeds two products, which is what keeps shared memory (128 bytes a clock) behind the tensor cores.
+// The weights go from accumulators to operands in registers.
+//
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step run under
+// the whole step before it, at one barrier a step; with one, v arrives under q k^T and k under the softmax and p v.
+//
+// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers).
+// Keys are walked in order from the first that the block sees. Only tiles that the edge of the mask or of the keys
+// crosses are masked; a warp sits out tiles that none of its rows sees.
+#pragma once
+#include "attention/tile.cuh"
+
+namespace attention {
+
+template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool HELD_>
+struct ForwardPlan {
+    static constexpr int C = C_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_;
+    static constexpr bool HELD = HELD_;
+    static constexpr int BM = 16 * MT * WARPS;
+    static constexpr int THREADS = 32 * WARPS;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void forward(
+    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p) {
+    constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
+    using Queries = Tile<C, BM>;
+    using Keys = Tile<C, BN>;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
+    q += batch * p.q.batch + head * p.q.head;
+    k += batch * p.k.batch + head / p.group * p.k.head;
+    v += batch * p.v.batch + head / p.group * p.v.head;
+
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
+    // The lane's first row, and the first and last row of its warp.
+    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    const i32 last = min(first + BM, p.t) - 1;
+    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+
+    typename LeftOf<P::HELD, Queries, MT>::Type left(sq, warp * MT * 16, lane);
+    const u32 bk = sk + Keys::lane_along(lane), bv = sv + Keys::lane_down(lane);
+
+    f32 o[MT][C / 8][4], peak[MT][2], sum[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int j = 0; j < C / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) o[m][j][i] = 0.0f;
+        peak[m][0] = peak[m][1] = -infinity();
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+
+    Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
+    copies_end();
+    if (begin < end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, begin, p.s, p.e);
+    }
+    copies_end();
+    if (P::HELD) {
+        copies_wait<1>();
+        __syncthreads();
+        left.fetch();
+    }
+    const f32 scale2 = p.scale * LOG2E;
+    u32 stage = 0;
+    for (i32 key = begin; key < end; key += BN) {
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            u32 next = (stage ^ 1) * Keys::BYTES;
+            if (key + BN < end) {
+                Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
+                Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
+            }
+        } else {
+            Keys::template load<THREADS>(sv, v, p.v.row, key, p.s, p.e);
+        }
+        copies_end();
+        const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window);
+        f32 x[MT][BN / 8][4];
+        if (active) {
+            scores<T, Keys, MT, BN>(x, left, bk + here);
+            bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
+            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, row, key + (i32)(lane & 3) * 2, p.s, p.window);
+        }
+        if (P::STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (key + BN < end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            copies_end();
+        }
+        if (active) {
+            f32 fade[MT][2];
+            bool grew = false;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    f32 high = peak[m][h];
+#pragma unroll
+                    for (int j = 0; j < BN / 8; j++) high = fmaxf(high, fmaxf(x[m][j][2 * h], x[m][j][2 * h + 1]));
+                    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+                    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+                    // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
+                    f32 base = high == -infinity() ? 0.0f : high * scale2;
+                    fade[m][h] = power2(peak[m][h] * scale2 - base);
+                    grew |= high != peak[m][h];
+                    peak[m][h] = high;
+                    f32 add = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                        for (int i = 2 * h; i < 2 * h + 2; i++) {
+                            x[m][j][i] = power2(x[m][j][i] * scale2 - base);
+                            add += x[m][j][i];
+                        }
+                    sum[m][h] = sum[m][h] * fade[m][h] + add;
+                }
+            // Once the peaks have settled nothing fades any more, and most tiles skip this.
+            if (__any_sync(0xffffffffu, grew)) {
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) o[m][j][i] *= fade[m][i / 2];
+            }
+            u32 w[MT][BN / 16][4];
+            pack<T, MT, BN>(w, x);
+            weighted<T, Keys, MT, BN, C>(o, w, bv + here, 0);
+        }
+        stage ^= 1;
+    }
+    copies_wait<0>();
+    // With no key at all, other warps' copies of q into this warp's rows may still be on their way.
+    if (begin >= end) __syncthreads();
+
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            f32 total = sum[m][h];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            f32 by = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll
+            for (int j = 0; j < C / 8; j++) {
+                o[m][j][2 * h] *= by;
+                o[m][j][2 * h + 1] *= by;
+            }
+            i32 r = row + m * 16 + h * 8;
+            if (lse && (lane & 3) == 0 && r < p.t)
+                lse[(i64)at.pair * p.t + r] = total > 0.0f ? peak[m][h] * p.scale + __logf(total) : 0.0f;
+        }
+    out += batch * p.out.batch + head * p.out.head;
+    __syncwarp();
+    Queries::template store<T, MT, C>(o, sq, out, p.out.row, first, p.t, p.e, warp * MT * 16, 0);
+}
+
+}  // namespace attention

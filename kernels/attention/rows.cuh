@@ -1,0 +1,57 @@
+// What attention needs beside the big kernels, both limited by device memory.
+#pragma once
+#include "attention/tile.cuh"
+
+namespace attention {
+
+// delta (B, H, T) = sum over E of grad out, in f32: the term of softmax's gradient that a whole row shares (Dao et al.,
+// arXiv:2205.14135, appendix B.4). LANES neighbouring lanes take a row, 8 elements each; a block of 256 threads takes
+// 256 / LANES rows of one (batch, head).
+template <typename T, int LANES>
+__device__ __forceinline__ void row_delta(const T* grad, const T* out, f32* delta, const Problem& p) {
+    constexpr i32 ROWS = 256 / LANES;
+    const i32 tiles = (p.t + ROWS - 1) / ROWS;
+    const i32 pair = blockIdx.x / tiles, row = (blockIdx.x - pair * tiles) * ROWS + threadIdx.x / LANES;
+    const i32 batch = pair / p.heads, head = pair % p.heads, chunk = threadIdx.x % LANES * 8;
+    f32 sum = 0.0f;
+    if (row < p.t && chunk < p.e) {
+        uint4 x = *(const uint4*)(grad + batch * p.grad.batch + head * p.grad.head + row * p.grad.row + chunk);
+        uint4 y = *(const uint4*)(out + batch * p.out.batch + head * p.out.head + row * p.out.row + chunk);
+        const u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum += Half<T>::lo(a[i]) * Half<T>::lo(b[i]);
+            sum += Half<T>::hi(a[i]) * Half<T>::hi(b[i]);
+        }
+    }
+#pragma unroll
+    for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
+    if (row < p.t && threadIdx.x % LANES == 0) delta[(i64)pair * p.t + row] = sum;
+}
+
+// Any view of 16-bit elements (or one number, where x is null) as a contiguous copy: for the rare operand whose rows are
+// not contiguous or not aligned to 16 bytes.
+struct View {
+    i64 dims[8], strides[8];
+    i64 numel;
+    i64 fill;
+};
+
+__device__ __forceinline__ void copy(const u16* x, u16* y, const View& p) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= p.numel) return;
+    u16 value = (u16)p.fill;
+    if (x) {
+        i64 from = 0, rest = at;
+#pragma unroll
+        for (int i = 7; i >= 0; i--) {
+            i64 up = rest / p.dims[i];
+            from += (rest - up * p.dims[i]) * p.strides[i];
+            rest = up;
+        }
+        value = x[from];
+    }
+    y[at] = value;
+}
+
+}  // namespace attention

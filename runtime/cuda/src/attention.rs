@@ -1,0 +1,453 @@
+//! Attention as kernels that never hold the T x S scores: `kernels/attention/`, for bf16 and f16 from sm_80.
+//!
+//! Forward is one launch. Backward is three: the rows' `delta`, then dq, then dk and dv; each adds up in a fixed order, so
+//! a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
+//! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. f32, masks
+//! and head sizes that are no multiple of 8 are left to the decomposition.
+//!
+//! Which tile a kernel works with depends on its head size and on the shared memory of the GPU: [`TILES`], chosen by
+//! `kernels/lab/attention_lab.py`, which reads the table from this file.
+
+use crate::launch::{Arg, Function, Launch, Props, Work};
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
+use perilune_core::ops::real;
+use perilune_core::{DType, Layout, MAX_RANK, Shape};
+use perilune_plan::ir::{Library, Operand, Program, ValueId};
+use std::fmt::Write;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pass {
+    Forward,
+    BackwardQ,
+    BackwardKv,
+}
+
+/// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
+/// what is stepped over; `held`: the left operands stay in registers; `split`: blocks that share a tile's columns;
+/// `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tile {
+    pub warps: u32,
+    pub mt: u32,
+    pub bn: u32,
+    pub stages: u32,
+    pub held: bool,
+    pub split: u32,
+    pub blocks: u32,
+}
+
+const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32, blocks: u32) -> Tile {
+    Tile { warps, mt, bn, stages, held, split, blocks }
+}
+
+/// Head sizes that kernels are made for.
+pub const SIZES: [u32; 5] = [32, 64, 96, 128, 256];
+
+/// (pass, head size, whether it wants the 228 KiB of shared memory of sm_90, tile); the first that fits is taken.
+#[rustfmt::skip]
+pub const TILES: &[(Pass, u32, bool, Tile)] = &[
+    (Pass::Forward, 32, false, tile(4, 2, 64, 2, true, 1, 2)),
+    (Pass::Forward, 64, false, tile(4, 2, 64, 2, true, 1, 2)),
+    (Pass::Forward, 96, false, tile(4, 2, 64, 2, false, 1, 2)),
+    (Pass::Forward, 128, false, tile(4, 2, 64, 1, false, 1, 2)),
+    (Pass::Forward, 256, false, tile(4, 1, 64, 1, false, 1, 2)),
+    (Pass::BackwardQ, 32, false, tile(4, 2, 32, 2, true, 1, 2)),
+    (Pass::BackwardQ, 64, false, tile(4, 2, 32, 2, true, 1, 2)),
+    (Pass::BackwardQ, 96, false, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardQ, 128, true, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardQ, 128, false, tile(4, 2, 32, 1, false, 1, 2)),
+    (Pass::BackwardQ, 256, false, tile(4, 1, 32, 1, false, 1, 2)),
+    (Pass::BackwardKv, 32, false, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 64, false, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 96, false, tile(4, 1, 32, 2, true, 1, 2)),
+    (Pass::BackwardKv, 128, false, tile(4, 1, 32, 2, true, 1, 2)),
+    (Pass::BackwardKv, 256, false, tile(4, 1, 32, 1, false, 2, 2)),
+];
+
+impl Tile {
+    pub fn of(pass: Pass, size: u32, props: &Props) -> Option<Tile> {
+        let large = props.shared_bytes >= 200 << 10;
+        TILES.iter().find(|t| t.0 == pass && t.1 == size && (large || !t.2)).map(|t| t.3)
+    }
+
+    /// Rows of a block.
+    pub fn rows(&self) -> u32 {
+        16 * self.mt * self.warps
+    }
+
+    pub fn shared_bytes(&self, pass: Pass, size: u32) -> u32 {
+        let (rows, step) = (self.rows() * size * 2, self.bn * size * 2);
+        match pass {
+            Pass::Forward => rows + 2 * self.stages * step,
+            Pass::BackwardQ => 2 * rows + 2 * self.stages * step,
+            Pass::BackwardKv => 2 * rows + self.stages * (2 * step + 1024),
+        }
+    }
+}
+
+/// Whether attention, or its backward, has a kernel for this node.
+pub fn keeps(node: &Node) -> bool {
+    let inputs = match node.op {
+        op if op == &ATTENTION => 3,
+        op if op == &ATTENTION_BACKWARD => 6,
+        _ => return false,
+    };
+    let [_, scale, _, d, e] = node.attrs[..] else { return false };
+    let fits = |n: i64| (8..=256).contains(&n) && n % 8 == 0;
+    let scale = real(scale);
+    // More inputs: there is a mask. The kernels take the largest score before they scale.
+    node.inputs.len() == inputs
+        && matches!(node.dtype, DType::BF16 | DType::F16)
+        && fits(d)
+        && fits(e)
+        && (scale as f32).is_normal()
+        && scale > 0.0
+}
+
+/// The text of one kernel.
+pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, causal: bool, window: bool) -> Function {
+    let t = element(dtype);
+    let (name, file, plan, params, args) = match pass {
+        Pass::Forward => (
+            "forward",
+            "forward",
+            "ForwardPlan",
+            format!("const {t}* q, const {t}* k, const {t}* v, {t}* out, f32* lse"),
+            "q, k, v, out, lse",
+        ),
+        Pass::BackwardQ => (
+            "backward_q",
+            "backward_q",
+            "BackwardQPlan",
+            format!(
+                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dq"
+            ),
+            "q, k, v, grad, lse, delta, dq",
+        ),
+        Pass::BackwardKv => (
+            "backward_kv",
+            "backward_kv",
+            "BackwardKVPlan",
+            format!(
+                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dk, {t}* dv"
+            ),
+            "q, k, v, grad, lse, delta, dk, dv",
+        ),
+    };
+    let Tile { warps, mt, bn, stages, held, split, blocks } = tile;
+    let mut plan = format!("attention::{plan}<{size}, {warps}, {mt}, {bn}, {stages}, {held}");
+    if pass == Pass::BackwardKv {
+        let _ = write!(plan, ", {split}");
+    }
+    let text = format!(
+        "#include \"attention/{file}.cuh\"\n\
+         extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, const attention::Problem p) {{\n    \
+         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p);\n}}\n",
+        32 * warps
+    );
+    let kind = if window {
+        "_window"
+    } else if causal {
+        "_causal"
+    } else {
+        ""
+    };
+    Function { label: format!("attention_{name}_d{size}_{t}{kind}"), text }
+}
+
+fn delta_function(size: u32, dtype: DType) -> Function {
+    let (t, lanes) = (element(dtype), lanes(size));
+    let text = format!(
+        "#include \"attention/rows.cuh\"\n\
+         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, const attention::Problem p) {{\n    \
+         attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n"
+    );
+    Function { label: format!("attention_delta_{t}"), text }
+}
+
+/// Lanes that share a row of `size` elements, 8 each.
+fn lanes(size: u32) -> u32 {
+    (size / 8).next_power_of_two()
+}
+
+fn copy_function() -> Function {
+    let text = "#include \"attention/rows.cuh\"\n\
+                extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const u16* x, u16* y, const attention::View p) {\n    \
+                attention::copy(x, y, p);\n}\n";
+    Function { label: "attention_copy".into(), text: text.into() }
+}
+
+fn element(dtype: DType) -> &'static str {
+    if dtype == DType::BF16 { "bf16" } else { "f16" }
+}
+
+/// In elements, along (batch, head, row).
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
+struct Strides([i64; 3]);
+
+impl Strides {
+    /// Of (..., heads, rows, width), contiguous.
+    fn contiguous(heads: usize, rows: usize, width: usize) -> Strides {
+        Strides([(heads * rows * width) as i64, (rows * width) as i64, width as i64])
+    }
+
+    /// Of a layout that the kernels can read; see `Strides` in `tile.cuh`.
+    fn of(l: &Layout) -> Option<Strides> {
+        let n = l.shape.rank();
+        if l.numel() == 0 {
+            return Some(Strides::default());
+        }
+        let lead = n.saturating_sub(3);
+        let batch = Layout { shape: Shape::of(&l.shape.dims()[..lead]), strides: l.strides, offset: 0 }.collapse();
+        let at = |i: usize| if l.shape.dims()[i] == 1 { 0 } else { l.strides[i] as i64 };
+        let batch = match batch.shape.rank() {
+            0 => 0,
+            1 => batch.strides[0] as i64,
+            _ => return None,
+        };
+        let strides = [batch, if n > 2 { at(n - 3) } else { 0 }, at(n - 2)];
+        let aligned = strides.iter().chain([&(l.offset as i64)]).all(|s| s % 8 == 0);
+        (l.strides[n - 1] == 1 && aligned && strides[2].abs() < 1 << 22).then_some(Strides(strides))
+    }
+}
+
+/// What both passes start from.
+struct Builder<'a> {
+    program: &'a Program,
+    l: &'a Library,
+    props: &'a Props,
+    work: Work,
+    /// B, H, G, T, S, D, E.
+    b: usize,
+    h: usize,
+    g: usize,
+    t: usize,
+    s: usize,
+    d: usize,
+    e: usize,
+    /// The head size of the kernels.
+    size: u32,
+    causal: bool,
+    /// 0 for none.
+    window: i32,
+    scale: f32,
+    dtype: DType,
+}
+
+/// The fields of `attention::Problem` that differ between tensors.
+#[derive(Default)]
+struct Tensors {
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    out: Strides,
+    grad: Strides,
+}
+
+impl<'a> Builder<'a> {
+    fn new(program: &'a Program, l: &'a Library, props: &'a Props) -> Result<Builder<'a>> {
+        let [q, k, v] = [0, 1, 2].map(|i| l.inputs[i].shape());
+        let n = q.rank();
+        let heads = |s: Shape| if n > 2 { s.dims()[n - 3] } else { 1 };
+        let (d, e) = (q.dims()[n - 1], v.dims()[n - 1]);
+        let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
+        let size = SIZES.into_iter().find(|&c| c as usize >= d.max(e));
+        let Some(size) = size.filter(|_| d % 8 == 0 && e % 8 == 0 && l.attrs.len() == 5) else {
+            return Err(bug(format!("no attention kernel for head sizes {d} and {e}")));
+        };
+        let lead = n.saturating_sub(3);
+        let window = if l.attrs[2] > 0 && l.attrs[2] < t as i64 { l.attrs[2] as i32 } else { 0 };
+        Ok(Builder {
+            program,
+            l,
+            props,
+            work: Work::default(),
+            b: q.dims()[..lead].iter().product(),
+            h: heads(q),
+            g: heads(k),
+            t,
+            s,
+            d,
+            e,
+            size,
+            causal: l.attrs[0] != 0 || l.attrs[2] > 0,
+            window,
+            scale: real(l.attrs[1]) as f32,
+            dtype: l.dtypes[0],
+        })
+    }
+
+    /// Room in the workspace.
+    fn scratch(&mut self, bytes: usize) -> Arg {
+        let at = self.work.scratch_bytes;
+        self.work.scratch_bytes = (at + bytes).next_multiple_of(256);
+        Arg::Scratch(at)
+    }
+
+    /// Input `i` as the kernels read it, copied first if they cannot read it as it is.
+    fn input(&mut self, i: usize) -> (Arg, Strides) {
+        let operand = self.l.inputs[i];
+        let shape = operand.shape();
+        let (from, layout, fill) = match operand {
+            Operand::View(v, layout) => {
+                if let Some(strides) = Strides::of(&layout) {
+                    return (Arg::Value(v, layout.offset as i64 * 2), strides);
+                }
+                (Arg::Value(v, layout.offset as i64 * 2), layout, 0)
+            }
+            Operand::Constant(bits, ..) => {
+                let x = f64::from_bits(bits);
+                let fill = match self.dtype {
+                    DType::BF16 => half::bf16::from_f64(x).to_bits(),
+                    _ => half::f16::from_f64(x).to_bits(),
+                };
+                (Arg::I64(0), Layout::contiguous(shape), fill)
+            }
+        };
+        let to = self.scratch(shape.numel() * 2);
+        let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);
+        let lead = MAX_RANK - shape.rank();
+        for k in 0..shape.rank() {
+            dims[lead + k] = shape.dims()[k] as i64;
+            strides[lead + k] = layout.strides[k] as i64;
+        }
+        let numbers = dims.into_iter().chain(strides).chain([shape.numel() as i64, i64::from(fill)]);
+        self.work.launches.push(Launch {
+            function: Arc::new(copy_function()),
+            grid: [shape.numel().div_ceil(256) as u32, 1, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+            args: vec![from, to.clone(), Arg::Bytes(numbers.flat_map(i64::to_le_bytes).collect())],
+        });
+        let n = shape.rank();
+        let heads = if n > 2 { shape.dims()[n - 3] } else { 1 };
+        (to, Strides::contiguous(heads, shape.dims()[n - 2], shape.dims()[n - 1]))
+    }
+
+    /// Input `i`, which is contiguous f32: the logarithms that the forward pass saved.
+    fn saved(&mut self, i: usize) -> Result<Arg> {
+        match self.l.inputs[i] {
+            Operand::View(v, layout) if layout.is_dense() => Ok(Arg::Value(v, layout.offset as i64 * 4)),
+            _ => Err(bug("attention: the saved row sums are no plain buffer".into())),
+        }
+    }
+
+    /// `attention::Problem`.
+    fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
+        let mut bytes = Vec::with_capacity(232);
+        let (dq, dk) = (Strides::contiguous(self.h, self.t, self.d), Strides::contiguous(self.g, self.s, self.d));
+        let dv = Strides::contiguous(self.g, self.s, self.e);
+        for s in [x.q, x.k, x.v, x.out, x.grad, dq, dk, dv] {
+            bytes.extend(s.0.into_iter().flat_map(i64::to_le_bytes));
+        }
+        let group = self.h / self.g.max(1);
+        for n in [self.t, self.s, self.d, self.e, self.h, group.max(1)] {
+            bytes.extend((n as i32).to_le_bytes());
+        }
+        for n in [self.window, pairs as i32, section as i32] {
+            bytes.extend(n.to_le_bytes());
+        }
+        bytes.extend(self.scale.to_le_bytes());
+        Arg::Bytes(bytes)
+    }
+
+    fn launch(&mut self, pass: Pass, x: &Tensors, pointers: Vec<Arg>) -> Result<()> {
+        let Some(tile) = Tile::of(pass, self.size, self.props) else {
+            return Err(bug(format!("no attention tile for head size {}", self.size)));
+        };
+        // Rows a block has, and elements that the blocks of one pair read over and over.
+        let (pairs, rows, again) = match pass {
+            Pass::BackwardKv => (self.b * self.g, self.s, self.t * (self.h / self.g.max(1))),
+            _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
+        };
+        let tiles = rows.div_ceil(tile.rows() as usize);
+        if pairs * tiles == 0 {
+            return Ok(());
+        }
+        if pairs * tiles > i32::MAX as usize || rows.max(self.t).max(self.s) > i32::MAX as usize / 2 {
+            let message = format!("{pairs} heads of {rows} positions are more than one launch can take");
+            return Err(Error::system("scaled_dot_product_attention", message));
+        }
+        let section = (SECTION_BYTES / (again * (self.d + self.e) * 2).max(1)).clamp(1, pairs);
+        // Query heads of one key head stay together.
+        let section = match pass {
+            Pass::BackwardKv => section,
+            _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
+        };
+        let mut args = pointers;
+        args.push(self.problem(x, pairs, section));
+        self.work.launches.push(Launch {
+            function: Arc::new(function(pass, self.size, tile, self.dtype, self.causal, self.window > 0)),
+            grid: [(pairs * tiles) as u32, tile.split, 1],
+            block: [32 * tile.warps, 1, 1],
+            shared_bytes: tile.shared_bytes(pass, self.size),
+            args,
+        });
+        Ok(())
+    }
+
+    fn output(&self, i: usize) -> Option<Arg> {
+        let v: ValueId = *self.l.outputs.get(i)?;
+        debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
+        Some(Arg::Value(v, 0))
+    }
+}
+
+/// What heads that are worked on together read: well inside the L2 cache of an A100 (40 MB) or H100 (50 MB).
+const SECTION_BYTES: usize = 16 << 20;
+
+fn bug(message: String) -> Error {
+    Error::system("cuda", format!("this is a bug: {message}"))
+}
+
+/// `out` and, if the program has it as a second output, the logarithms of the rows' sums.
+pub fn forward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
+    let mut b = Builder::new(program, l, props)?;
+    let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
+    let out = Strides::contiguous(b.h, b.t, b.e);
+    let x = Tensors { q: sq, k: sk, v: sv, out, ..Tensors::default() };
+    let to = b.output(0).ok_or_else(|| bug("attention without an output".into()))?;
+    let lse = b.output(1).unwrap_or(Arg::I64(0));
+    b.launch(Pass::Forward, &x, vec![q, k, v, to, lse])?;
+    Ok(b.work)
+}
+
+/// dq and, if the program has them as further outputs, dk and dv.
+pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
+    let mut b = Builder::new(program, l, props)?;
+    let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
+    let ((grad, sg), (out, so)) = (b.input(3), b.input(4));
+    let lse = b.saved(5)?;
+    let x = Tensors { q: sq, k: sk, v: sv, out: so, grad: sg };
+    let pairs = b.b * b.h;
+    let delta = b.scratch(pairs * b.t * 4);
+    let rows = 256 / lanes(b.size) as usize;
+    let blocks = pairs * b.t.div_ceil(rows);
+    if blocks > i32::MAX as usize {
+        return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
+    }
+    if blocks > 0 {
+        let args = vec![grad.clone(), out, delta.clone(), b.problem(&x, pairs, 1)];
+        b.work.launches.push(Launch {
+            function: Arc::new(delta_function(b.size, b.dtype)),
+            grid: [blocks as u32, 1, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+            args,
+        });
+    }
+    let dq = b.output(0).ok_or_else(|| bug("attention's backward without an output".into()))?;
+    let read = vec![q, k, v, grad, lse, delta];
+    b.launch(Pass::BackwardQ, &x, [&read[..], &[dq]].concat())?;
+    if let Some(dk) = b.output(1) {
+        let dv = match b.output(2) {
+            Some(dv) => dv,
+            None => b.scratch(b.b * b.g * b.s * b.e * 2),
+        };
+        b.launch(Pass::BackwardKv, &x, [&read[..], &[dk, dv]].concat())?;
+    }
+    Ok(b.work)
+}

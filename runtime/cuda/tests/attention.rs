@@ -1,0 +1,301 @@
+//! Attention's kernels as far as they can be tested without a GPU: what is launched for which operands, and that every
+//! function compiles without spilling a register. Their numbers are checked by `kernels/lab/attention_lab.py`.
+
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
+use perilune_core::ops::{bits, create};
+use perilune_core::{DType, Layout, MAX_RANK, Shape};
+use perilune_cuda::attention::{self, Pass, TILES, Tile};
+use perilune_cuda::headers::HEADERS;
+use perilune_cuda::launch::{Arg, Props, Work};
+use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
+
+// ---- which nodes, which launches ---------------------------------------------------------------------------------
+
+fn node(dtype: DType, d: usize, scale: f64, mask: bool) -> bool {
+    let g = &mut Graph::new();
+    let q = g.leaf(&create::LEAF, Shape::of(&[2, 3, 5, d]), dtype, &[], 0);
+    let mask = mask.then(|| g.leaf(&create::LEAF, Shape::of(&[5, 5]), DType::Bool, &[], 0));
+    let inputs: Vec<NodeId> = [q, q, q].into_iter().chain(mask).collect();
+    let a = g.push(&ATTENTION, &inputs, &[1, bits(scale), 0, d as i64, d as i64]).unwrap();
+    attention::keeps(g.node(a))
+}
+
+#[test]
+fn kernels_take_half_floats_without_a_mask() {
+    assert!(
+        node(DType::BF16, 64, 0.125, false) && node(DType::F16, 8, 0.125, false) && node(DType::F16, 256, 1.0, false)
+    );
+    assert!(!node(DType::F32, 64, 0.125, false));
+    assert!(!node(DType::BF16, 64, 0.125, true));
+    assert!(!node(DType::BF16, 60, 0.125, false) && !node(DType::BF16, 264, 0.125, false));
+    assert!(!node(DType::BF16, 64, -0.125, false) && !node(DType::BF16, 64, 0.0, false));
+}
+
+fn view(v: u32, dims: &[usize], strides: &[isize], offset: isize) -> Operand {
+    let mut s = [0; MAX_RANK];
+    s[..strides.len()].copy_from_slice(strides);
+    Operand::View(ValueId(v), Layout { shape: Shape::of(dims), strides: s, offset })
+}
+
+fn dense(v: u32, dims: &[usize]) -> Operand {
+    Operand::View(ValueId(v), Layout::contiguous(Shape::of(dims)))
+}
+
+fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
+    let value = Value { shape: Shape::of(&[1]), dtype: DType::BF16, storage: Storage::Arena(0), origin: Origin::NONE };
+    let program = Program {
+        values: vec![value; 16],
+        kernels: vec![],
+        inputs: vec![],
+        outputs: vec![],
+        slots: vec![],
+        results: vec![],
+        arena_bytes: 0,
+        live_bytes: 0,
+    };
+    let last = |o: &Operand| o.shape().dims()[o.shape().rank() - 1] as i64;
+    let l = Library {
+        op: if backward { &ATTENTION_BACKWARD } else { &ATTENTION },
+        attrs: [1, bits(0.125), 0, last(&inputs[0]), last(&inputs[2])].into_iter().collect(),
+        dtypes: vec![DType::BF16; inputs.len()],
+        inputs,
+        outputs: (8..8 + outputs as u32).map(ValueId).collect(),
+        epilogue: None,
+        origin: Origin::NONE,
+    };
+    if backward {
+        attention::backward(&program, &l, &Props::H200).unwrap()
+    } else {
+        attention::forward(&program, &l, &Props::H200).unwrap()
+    }
+}
+
+/// The i64 at place `i` of the last argument.
+fn number(args: &[Arg], i: usize) -> i64 {
+    let Some(Arg::Bytes(bytes)) = args.last() else { panic!("{args:?}") };
+    i64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap())
+}
+
+#[test]
+fn a_fused_projection_is_read_where_it_lies() {
+    // (B, T, H + 2 G, D) = (2, 300, 8, 64): 4 query heads, 2 key heads, 2 value heads.
+    let row = 8 * 64;
+    let strides = [300 * row, 64, row, 1];
+    let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 64], &strides, from * 64);
+    let w = work(vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)], 2, false);
+    assert_eq!((w.launches.len(), w.scratch_bytes), (1, 0));
+    let l = &w.launches[0];
+    assert_eq!(l.args[..3], [Arg::Value(ValueId(0), 0), Arg::Value(ValueId(0), 512), Arg::Value(ValueId(0), 768)]);
+    assert_eq!(l.args[3..5], [Arg::Value(ValueId(8), 0), Arg::Value(ValueId(9), 0)]);
+    assert_eq!([0, 1, 2].map(|i| number(&l.args, i)), [300 * 512, 64, 512]);
+    // Contiguous (B, H, T, E).
+    assert_eq!([9, 10, 11].map(|i| number(&l.args, i)), [4 * 300 * 64, 300 * 64, 64]);
+    assert_eq!(l.grid, [2 * 4 * 3, 1, 1]);
+    // t, s; d, e; heads, group; window, pairs; section, scale.
+    let pair = |i: usize| (number(&l.args, i) as i32, (number(&l.args, i) >> 32) as i32);
+    assert_eq!([24, 25, 26, 27].map(pair), [(300, 300), (64, 64), (4, 2), (0, 8)]);
+    assert_eq!(pair(28), (8, 0.125f32.to_bits() as i32));
+
+    let rest = [dense(1, &[2, 4, 300, 64]), dense(2, &[2, 4, 300, 64]), dense(3, &[2, 4, 300])];
+    let inputs: Vec<Operand> = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)].into_iter().chain(rest).collect();
+    let w = work(inputs.clone(), 3, true);
+    let labels: Vec<&str> = w.launches.iter().map(|l| l.function.label.as_str()).collect();
+    assert_eq!(
+        labels,
+        ["attention_delta_bf16", "attention_backward_q_d64_bf16_causal", "attention_backward_kv_d64_bf16_causal"]
+    );
+    assert_eq!(w.scratch_bytes, (2 * 4 * 300 * 4usize).next_multiple_of(256));
+    assert_eq!(w.launches[2].grid, [2 * 2 * 3, 1, 1]);
+    assert_eq!(work(inputs, 1, true).launches.len(), 2);
+}
+
+#[test]
+fn operands_that_cannot_be_read_in_place_are_copied() {
+    let q = dense(0, &[2, 5, 64]);
+    // A transposed head, a number, an offset that is not aligned to 16 bytes.
+    let k = view(1, &[2, 6, 64], &[384, 1, 6], 0);
+    let v = Operand::Constant(1.0f64.to_bits(), Shape::of(&[2, 6, 64]), DType::BF16);
+    let w = work(vec![q, k, v], 1, false);
+    let labels: Vec<&str> = w.launches.iter().map(|l| l.function.label.as_str()).collect();
+    assert_eq!(labels, ["attention_copy", "attention_copy", "attention_forward_d64_bf16_causal"]);
+    assert_eq!(number(&w.launches[1].args, 17), 0x3f80);
+    assert_eq!(w.launches[2].args[1..3], [Arg::Scratch(0), Arg::Scratch(1536)]);
+    assert_eq!(w.launches[2].args[4], Arg::I64(0));
+    let w = work(vec![view(0, &[2, 5, 64], &[320, 64, 1], 4), q, q], 1, false);
+    assert_eq!(w.launches.len(), 2);
+    // Nothing to do, and no keys to see.
+    assert!(work(vec![dense(0, &[2, 0, 64]), q, q], 1, false).launches.is_empty());
+    assert_eq!(work(vec![q, dense(1, &[2, 0, 64]), dense(1, &[2, 0, 64])], 1, false).launches.len(), 1);
+}
+
+#[test]
+fn every_tile_fits_a_multiprocessor() {
+    for &(pass, size, large, tile) in TILES {
+        let bytes = tile.shared_bytes(pass, size);
+        assert!(bytes <= 99 << 10, "{pass:?} {size}: {bytes} bytes do not fit sm_86");
+        // Of the A100's 164 KiB, or the H100's 228 KiB, each block takes 1 KiB beside its own.
+        if large {
+            assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size}: {bytes} bytes");
+        }
+    }
+    for size in attention::SIZES {
+        for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
+            assert!(Tile::of(pass, size, &Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 }).is_some());
+        }
+    }
+}
+
+// ---- compilation -------------------------------------------------------------------------------------------------
+
+#[allow(unsafe_code)] // NVRTC is C
+mod nvrtc {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    use std::ffi::{CString, c_char, c_int, c_void};
+    use std::path::PathBuf;
+
+    pub struct Nvrtc(Library);
+
+    impl Nvrtc {
+        /// From `PERILUNE_NVRTC` (a file or its folder), or wherever the loader finds it.
+        pub fn open() -> Option<Nvrtc> {
+            let given = std::env::var_os("PERILUNE_NVRTC").map(PathBuf::from);
+            let folder = given.map(|p| if p.is_file() { p.parent().map(PathBuf::from).unwrap_or_default() } else { p });
+            let at = |name: &str| folder.as_ref().map_or_else(|| PathBuf::from(name), |f| f.join(name));
+            // SAFETY: NVIDIA's libraries have no initialisers with demands on the caller.
+            let open = |name: &str| unsafe { Library::open(Some(at(name)), RTLD_NOW | RTLD_GLOBAL) }.ok();
+            for (builtins, nvrtc) in
+                [("libnvrtc-builtins.so.13.0", "libnvrtc.so.13"), ("libnvrtc-builtins.so.12.8", "libnvrtc.so.12")]
+            {
+                // NVRTC finds its builtins among what is loaded; they must stay.
+                if let Some(b) = open(builtins) {
+                    std::mem::forget(b);
+                }
+                if let Some(l) = open(nvrtc) {
+                    return Some(Nvrtc(l));
+                }
+            }
+            None
+        }
+
+        /// Compiles to machine code; the log, or the log as an error.
+        pub fn compile(&self, text: &str, headers: &[(&str, &str)], arch: &str) -> Result<String, String> {
+            type Program = *mut c_void;
+            let c = |s: &str| CString::new(s).unwrap();
+            let (text, name) = (c(text), c("attention.cu"));
+            let (names, texts): (Vec<CString>, Vec<CString>) = headers.iter().map(|(n, t)| (c(n), c(t))).unzip();
+            let options = [c("-std=c++17"), c(&format!("--gpu-architecture={arch}")), c("--ptxas-options=-v")];
+            let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
+            let (n, t, o) = (pointers(&names), pointers(&texts), pointers(&options));
+            // SAFETY: the signatures are those of nvrtc.h; all pointers live until the program is destroyed.
+            unsafe {
+                let create = self
+                    .0
+                    .get::<unsafe extern "C" fn(
+                        *mut Program,
+                        *const c_char,
+                        *const c_char,
+                        c_int,
+                        *const *const c_char,
+                        *const *const c_char,
+                    ) -> c_int>(b"nvrtcCreateProgram")
+                    .unwrap();
+                let compile = self
+                    .0
+                    .get::<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int>(b"nvrtcCompileProgram")
+                    .unwrap();
+                let size = self
+                    .0
+                    .get::<unsafe extern "C" fn(Program, *mut usize) -> c_int>(b"nvrtcGetProgramLogSize")
+                    .unwrap();
+                let log =
+                    self.0.get::<unsafe extern "C" fn(Program, *mut c_char) -> c_int>(b"nvrtcGetProgramLog").unwrap();
+                let destroy =
+                    self.0.get::<unsafe extern "C" fn(*mut Program) -> c_int>(b"nvrtcDestroyProgram").unwrap();
+                let mut p: Program = std::ptr::null_mut();
+                assert_eq!(create(&mut p, text.as_ptr(), name.as_ptr(), n.len() as c_int, t.as_ptr(), n.as_ptr()), 0);
+                let status = compile(p, o.len() as c_int, o.as_ptr());
+                let mut len = 0;
+                size(p, &mut len);
+                let mut out = vec![0u8; len.max(1)];
+                log(p, out.as_mut_ptr().cast());
+                destroy(&mut p);
+                out.pop();
+                let out = String::from_utf8_lossy(&out).into_owned();
+                if status == 0 { Ok(out) } else { Err(out) }
+            }
+        }
+    }
+}
+
+/// Compiles `(arch, dtype, causal, window)` of every tile; returns the rows of a table.
+fn compile(kinds: &[(&str, DType, bool, bool)]) {
+    let Some(nvrtc) = nvrtc::Nvrtc::open() else {
+        println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
+        return;
+    };
+    for &(arch, dtype, causal, window) in kinds {
+        let mut text = String::new();
+        for (i, &(pass, size, _, tile)) in TILES.iter().enumerate() {
+            let f = attention::function(pass, size, tile, dtype, causal, window);
+            text += &f.text.replace("KERNEL", &format!("{}_{i}", f.label));
+        }
+        let log = nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{arch}: {log}"));
+        let mut name = "";
+        let mut found = 0;
+        for line in log.lines() {
+            if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+                name = rest.split('\'').next().unwrap_or_default();
+            }
+            if line.contains("spill stores") {
+                assert!(line.contains(" 0 bytes spill stores, 0 bytes spill loads"), "{arch} {name}: {}", line.trim());
+                found += 1;
+            }
+            if let Some((_, used)) = line.split_once("Used ") {
+                println!("{arch} {name}: {}", used.split(',').next().unwrap_or_default());
+            }
+        }
+        assert_eq!(found, TILES.len(), "{log}");
+    }
+}
+
+#[test]
+fn tiles_compile_without_spills() {
+    compile(&[("sm_80", DType::BF16, true, false), ("sm_90a", DType::BF16, true, false)]);
+}
+
+#[test]
+#[ignore = "all kinds of all tiles: minutes"]
+fn everything_compiles_without_spills() {
+    let mut kinds = Vec::new();
+    for arch in ["sm_80", "sm_90a"] {
+        for dtype in [DType::BF16, DType::F16] {
+            kinds.extend([(false, false), (true, false), (true, true)].map(|(c, w)| (arch, dtype, c, w)));
+        }
+    }
+    compile(&kinds);
+}
+
+#[test]
+fn copies_and_row_sums_compile() {
+    let Some(nvrtc) = nvrtc::Nvrtc::open() else {
+        println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
+        return;
+    };
+    let w = work(
+        vec![
+            Operand::Constant(0, Shape::of(&[2, 6, 64]), DType::BF16),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6]),
+        ],
+        1,
+        true,
+    );
+    for (i, l) in w.launches[..2].iter().enumerate() {
+        let text = l.function.text.replace("KERNEL", &format!("kernel_{i}"));
+        nvrtc.compile(&text, HEADERS, "sm_80").unwrap_or_else(|log| panic!("{log}"));
+    }
+}
