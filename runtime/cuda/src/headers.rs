@@ -23,4 +23,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("sort/argreduce.cuh", include_str!("../../../kernels/sort/argreduce.cuh")),
     ("sort/block.cuh", include_str!("../../../kernels/sort/block.cuh")),
     ("sort/radix.cuh", include_str!("../../../kernels/sort/radix.cuh")),
+    ("device/ops.cuh", include_str!("../../../kernels/device/ops.cuh")),
+    ("device/cast.cuh", include_str!("../../../kernels/device/cast.cuh")),
+    ("device/pack.cuh", include_str!("../../../kernels/device/pack.cuh")),
+    ("device/fold.cuh", include_str!("../../../kernels/device/fold.cuh")),
 ];

@@ -1,0 +1,129 @@
+// Reductions in the one order that generated kernels use, whatever strategy they choose (runtime/cuda/src/codegen/space.rs
+// states the law). A block of 256 neighbouring elements is held by 32 lanes, 8 elements each: `V` neighbours, and 8 / V such
+// runs, 32 * V apart. Element s of a block always meets its partners in the same order of the bits of s (`ORDER`), so the
+// result does not depend on V: a bit is folded in a thread or across lanes, as it lies. Rows of less than 256 elements take
+// G lanes, and the higher bits, which would meet nothing but the identity, are left out.
+#pragma once
+#include "device/base.cuh"
+
+#define FN __device__ __forceinline__
+
+namespace region {
+
+FN f32 max_nan(f32 a, f32 b) {
+    f32 c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+FN f32 min_nan(f32 a, f32 b) {
+    f32 c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+// Which of +0 and -0 comes out must not depend on who asks.
+FN f64 max_nan(f64 a, f64 b) {
+    if (a != a || b != b) return __longlong_as_double(0x7ff8000000000000);
+    if (a == b) return __longlong_as_double(__double_as_longlong(a) & __double_as_longlong(b));
+    return a > b ? a : b;
+}
+FN f64 min_nan(f64 a, f64 b) {
+    if (a != a || b != b) return __longlong_as_double(0x7ff8000000000000);
+    if (a == b) return __longlong_as_double(__double_as_longlong(a) | __double_as_longlong(b));
+    return a < b ? a : b;
+}
+FN i64 max_nan(i64 a, i64 b) { return a > b ? a : b; }
+FN i64 min_nan(i64 a, i64 b) { return a < b ? a : b; }
+FN i32 max_nan(i32 a, i32 b) { return a > b ? a : b; }
+FN i32 min_nan(i32 a, i32 b) { return a < b ? a : b; }
+FN u8 max_nan(u8 a, u8 b) { return a > b ? a : b; }
+FN u8 min_nan(u8 a, u8 b) { return a < b ? a : b; }
+
+FN f32 plus(f32 a, f32 b) { return a + b; }
+FN f64 plus(f64 a, f64 b) { return a + b; }
+FN i64 plus(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
+FN i32 plus(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
+FN u8 plus(u8 a, u8 b) { return (u8)(a + b); }
+FN f32 times(f32 a, f32 b) { return a * b; }
+FN f64 times(f64 a, f64 b) { return a * b; }
+FN i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
+FN i32 times(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
+FN u8 times(u8 a, u8 b) { return (u8)(a * b); }
+
+struct Sum {
+    template <class T> FN static T join(T a, T b) { return plus(a, b); }
+};
+struct Prod {
+    template <class T> FN static T join(T a, T b) { return times(a, b); }
+};
+struct Max {
+    template <class T> FN static T join(T a, T b) { return max_nan(a, b); }
+};
+struct Min {
+    template <class T> FN static T join(T a, T b) { return min_nan(a, b); }
+};
+
+template <class T> FN T lane_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+template <> FN u8 lane_xor<u8>(u8 x, int mask) { return (u8)__shfl_xor_sync(0xffffffffu, (int)x, mask); }
+
+// Bits of an element's place in its block, in the order in which they are folded, from the lowest digit on.
+constexpr u32 ORDER = 0x43562710;
+
+// The 8 partial results of each of G lanes (32 / G rows side by side in a warp) to one, known to all of them. All lanes of
+// the warp must take part.
+template <class R, int V, int G, class T>
+FN T fold_lanes(T (&a)[8]) {
+    constexpr int LV = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
+    constexpr int LG = G == 32 ? 5 : G == 16 ? 4 : G == 8 ? 3 : G == 4 ? 2 : G == 2 ? 1 : 0;
+    int done = 0;
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+        const int b = (ORDER >> (4 * s)) & 15;
+        if (b >= 3 + LG) continue;
+        if (b >= LV && b < LV + LG) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (!(k & done)) a[k] = R::join(a[k], lane_xor(a[k], 1 << (b - LV)));
+            }
+        } else {
+            const int m = 1 << (b < LV ? b : b - LG);
+            done |= m;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                if (!(k & done)) a[k] = R::join(a[k], a[k | m]);
+            }
+        }
+    }
+    return a[0];
+}
+
+// One partial of each of W warps (a power of two, at most 8), in a balanced tree. `part` belongs to this row and reduction.
+template <class R, int W, class T>
+FN T fold_warps(const T* part) {
+    T t[W];
+#pragma unroll
+    for (int w = 0; w < W; w++) t[w] = part[w];
+#pragma unroll
+    for (int m = 1; m < W; m *= 2) {
+#pragma unroll
+        for (int w = 0; w + m < W; w += 2 * m) t[w] = R::join(t[w], t[w + m]);
+    }
+    return t[0];
+}
+
+// What partial results of chunks combine in.
+template <class T> struct Wide { typedef T type; };
+template <> struct Wide<f32> { typedef f64 type; };
+
+// One total of each of 256 threads to one, known to all: bits from the lowest on. `part`: 8 places, not in use before.
+template <class R, class T>
+FN T fold_strips(T x, T* part) {
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) x = R::join(x, lane_xor(x, m));
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 256) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    return fold_warps<R, 8>(part);
+}
+
+}  // namespace region
+
+#undef FN

@@ -1,0 +1,135 @@
+// The elementwise functions, one per `MapFn` of runtime/core/src/ops/elementwise.rs: `op_` and its name in snake case,
+// overloaded by compute type (f32, f64, i64, i32, u8; bools are u8). What they yield is what runtime/core/src/scalar says:
+// integers wrap, division rounds down and is total, NaN goes in and comes out. 16-bit floats arrive as f32; whoever calls
+// rounds the result. Compiled with --fmad=false, so that nothing is contracted.
+#pragma once
+#include "device/base.cuh"
+
+#define EACH_FLOAT(m) m(f32) m(f64)
+#define EACH_INT(m) m(i64, u64) m(i32, u32) m(u8, u32)
+#define EACH_TYPE(m) m(f32) m(f64) m(i64) m(i32) m(u8)
+#define FN __device__ __forceinline__
+
+// ---- all types
+#define OP_ALL(T)                                                   \
+    FN T op_copy(T x) { return x; }                                 \
+    FN T op_where(u8 c, T x, T y) { return c != 0 ? x : y; }        \
+    FN u8 op_eq(T x, T y) { return x == y; }                        \
+    FN u8 op_ne(T x, T y) { return x != y; }                        \
+    FN u8 op_lt(T x, T y) { return x < y; }                         \
+    FN u8 op_le(T x, T y) { return x <= y; }                        \
+    FN u8 op_gt(T x, T y) { return x > y; }                         \
+    FN u8 op_ge(T x, T y) { return x >= y; }
+EACH_TYPE(OP_ALL)
+#undef OP_ALL
+
+// ---- bools
+FN u8 op_logical_and(u8 x, u8 y) { return (x != 0) & (y != 0); }
+FN u8 op_logical_or(u8 x, u8 y) { return (x != 0) | (y != 0); }
+FN u8 op_logical_xor(u8 x, u8 y) { return (x != 0) ^ (y != 0); }
+FN u8 op_logical_not(u8 x) { return x == 0; }
+
+// ---- integers; signed overflow is undefined in C++, so arithmetic goes through unsigned types
+#define OP_INT(T, U)                                                                        \
+    FN T op_neg(T x) { return (T)(0 - (U)x); }                                              \
+    FN T op_abs(T x) { return x < 0 ? (T)(0 - (U)x) : x; }                                  \
+    FN T op_sign(T x) { return (T)((x > 0) - (x < 0)); }                                    \
+    FN T op_relu(T x) { return x > 0 ? x : (T)0; }                                          \
+    FN T op_add(T x, T y) { return (T)((U)x + (U)y); }                                      \
+    FN T op_sub(T x, T y) { return (T)((U)x - (U)y); }                                      \
+    FN T op_mul(T x, T y) { return (T)((U)x * (U)y); }                                      \
+    FN T op_maximum(T x, T y) { return x > y ? x : y; }                                     \
+    FN T op_minimum(T x, T y) { return x < y ? x : y; }                                     \
+    FN u8 op_is_nan(T) { return 0; }                                                        \
+    FN u8 op_is_inf(T) { return 0; }                                                        \
+    FN T op_floor_div(T x, T y) {                                                           \
+        if (y == 0) return 0;                                                               \
+        if (y == (T)-1 && (T)-1 < 0) return (T)(0 - (U)x);                                  \
+        T q = x / y, r = x % y;                                                             \
+        return r != 0 && (r < 0) != (y < 0) ? (T)(q - 1) : q;                               \
+    }                                                                                       \
+    FN T op_remainder(T x, T y) {                                                           \
+        if (y == 0 || (y == (T)-1 && (T)-1 < 0)) return 0;                                  \
+        T r = x % y;                                                                        \
+        return r != 0 && (r < 0) != (y < 0) ? (T)(r + y) : r;                               \
+    }                                                                                       \
+    FN T op_pow(T x, T y) {                                                                 \
+        if (y < 0 && x != 1 && x != (T)-1) return 0;                                        \
+        U base = (U)x, n = (U)y, product = 1;                                               \
+        while (n != 0) {                                                                    \
+            if (n & 1) product *= base;                                                     \
+            base *= base;                                                                   \
+            n >>= 1;                                                                        \
+        }                                                                                   \
+        return (T)product;                                                                  \
+    }
+EACH_INT(OP_INT)
+#undef OP_INT
+
+// ---- floats
+#define OP_FLOAT(T)                                                                         \
+    FN T op_neg(T x) { return -x; }                                                         \
+    FN T op_abs(T x) { return fabs(x); }                                                    \
+    FN T op_sign(T x) { return x > (T)0 ? (T)1 : x < (T)0 ? (T)-1 : x + (T)0; }             \
+    FN T op_relu(T x) { return x < (T)0 ? (T)0 : x; }                                       \
+    FN T op_add(T x, T y) { return x + y; }                                                 \
+    FN T op_sub(T x, T y) { return x - y; }                                                 \
+    FN T op_mul(T x, T y) { return x * y; }                                                 \
+    FN T op_div(T x, T y) { return x / y; }                                                 \
+    FN T op_reciprocal(T x) { return (T)1 / x; }                                            \
+    FN T op_maximum(T x, T y) { return x > y || x != x ? x : y; }                           \
+    FN T op_minimum(T x, T y) { return x < y || x != x ? x : y; }                           \
+    FN u8 op_is_nan(T x) { return x != x; }                                                 \
+    FN u8 op_is_inf(T x) { return fabs(x) == (T)__longlong_as_double(0x7ff0000000000000); } \
+    FN T op_floor(T x) { return floor(x); }                                                 \
+    FN T op_ceil(T x) { return ceil(x); }                                                   \
+    FN T op_round(T x) { return rint(x); }                                                  \
+    FN T op_sqrt(T x) { return sqrt(x); }                                                   \
+    FN T op_rsqrt(T x) { return (T)1 / sqrt(x); }                                           \
+    FN T op_exp(T x) { return exp(x); }                                                     \
+    FN T op_expm1(T x) { return expm1(x); }                                                 \
+    FN T op_log(T x) { return log(x); }                                                     \
+    FN T op_log1p(T x) { return log1p(x); }                                                 \
+    FN T op_sin(T x) { return sin(x); }                                                     \
+    FN T op_cos(T x) { return cos(x); }                                                     \
+    FN T op_tan(T x) { return tan(x); }                                                     \
+    FN T op_tanh(T x) { return tanh(x); }                                                   \
+    FN T op_erf(T x) { return erf(x); }                                                     \
+    FN T op_pow(T x, T y) { return pow(x, y); }                                             \
+    /* Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0. */ \
+    FN T op_sigmoid(T x) {                                                                  \
+        T e = exp(-fabs(x));                                                                \
+        T sum = (T)1 + e;                                                                   \
+        T q = (x < (T)0 ? e : (T)1) / sum;                                                  \
+        return q - q * (e - (sum - (T)1));                                                  \
+    }                                                                                       \
+    FN T op_remainder(T x, T y) {                                                           \
+        T r = fmod(x, y);                                                                   \
+        T lifted = (r < (T)0) != (y < (T)0) ? r + y : r;                                    \
+        return r == (T)0 ? copysign((T)0, y) : lifted;                                      \
+    }
+EACH_FLOAT(OP_FLOAT)
+#undef OP_FLOAT
+
+// f64 holds a quotient of two f32 finely enough never to round it up onto an integer that f32 can tell apart.
+FN f32 op_floor_div(f32 x, f32 y) {
+    const f32 inf = __int_as_float(0x7f800000);
+    f32 q = (f32)floor((f64)x / (f64)y);
+    bool opposite = (x < 0.0f && y > 0.0f) || (x > 0.0f && y < 0.0f);
+    if (fabsf(y) == inf && opposite) q = -1.0f;
+    return fabsf(x) == inf && y != 0.0f ? __int_as_float(0x7fffffff) : q;
+}
+
+FN f64 op_floor_div(f64 x, f64 y) {
+    f64 r = fmod(x, y);
+    f64 q = (x - r) / y;
+    if (r != 0.0 && (r < 0.0) != (y < 0.0)) q -= 1.0;
+    f64 near = rint(q);
+    f64 whole = near == 0.0 ? copysign(0.0, x / y) : near;
+    return y == 0.0 ? x / y : whole;
+}
+
+#undef EACH_FLOAT
+#undef EACH_INT
+#undef EACH_TYPE
+#undef FN

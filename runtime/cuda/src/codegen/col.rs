@@ -1,0 +1,165 @@
+//! Column reductions: a tile of columns for each warp or part of one, strands of rows side by side, chunks of rows in
+//! different blocks of threads. Partials of chunks go to the workspace and a second launch combines them.
+
+use super::body::Body;
+use super::emit::{Emit, Pass, Place};
+use super::expr;
+use super::row::row_pack;
+use super::space::{self, OCTET};
+use super::split::{Saved, recall, take};
+use super::stage::Stage;
+use perilune_plan::ir::{Code, Level};
+use std::collections::BTreeSet;
+
+const THREADS: usize = 256;
+const STRIPS: usize = 16;
+
+/// The column reductions of a region, and those full stores that have not been made.
+pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize) -> Vec<Stage> {
+    let r = body.region;
+    let cut = space::columns(r.batch, r.rows, r.cols);
+    let feeds: Vec<usize> =
+        body.needed().into_iter().filter(|i| matches!(body.code(*i), Code::ReduceCol(..))).collect();
+    let lanes = space::lanes(r.cols);
+    let roots = feeds.iter().copied().chain(stores.iter().map(|k| r.stores[*k].0 as usize));
+    let set = super::split::reach(body, roots);
+    let v = row_pack(body, &set);
+    let width = lanes * OCTET;
+    let tiles = r.cols.div_ceil(width);
+    // Tiles beside each other in a block of threads.
+    let beside = THREADS / (lanes * cut.strands);
+    let units = r.batch * tiles;
+    let groups = units.div_ceil(beside);
+    let joins = cut.chunks > 1;
+    let cells: Vec<usize> =
+        if joins { feeds.iter().map(|_| take(scratch, cut.chunks * r.batch * r.cols * 8)).collect() } else { vec![] };
+
+    let mut g = Emit::new(body, Some(r.cols), v);
+    let t = g.position();
+    g.declare("batch", r.batch);
+    g.declare("rows", r.rows);
+    g.declare("cols", r.cols);
+    g.declare("tiles", tiles);
+    g.declare("groups", groups);
+    g.declare("chunk_rows", cut.chunk);
+    let strands = cut.strands;
+    g.prologue(&set);
+    g.text.line(format!("const u32 lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};"));
+    g.text.line(format!("const u32 strand = part % {strands}, beside = part / {strands};"));
+    g.text.line(format!("const {t} chunk = block / groups, unit = (block - chunk * groups) * {beside} + beside;"));
+    g.text.line("const bool live = unit < batch * tiles;");
+    g.text.line(format!("const {t} b = live ? unit / tiles : 0, tile = live ? unit - b * tiles : 0;"));
+    g.text.line(format!("const {t} origin = tile * {width} + lane * {v}, limit = live ? cols : 0;"));
+    g.text.line(format!("const {t} stop = (chunk + 1) * chunk_rows < rows ? (chunk + 1) * chunk_rows : rows;"));
+    g.partials(&feeds);
+    g.text.line("#pragma unroll 4");
+    g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {strands})"));
+    g.text.line(format!("const {t} row = b * rows + y;"));
+    g.row_start(&set);
+    recall(&mut g, &set, saved);
+    let place = Place {
+        decl: vec![format!("const {t} at = origin + k * {};", lanes * v)],
+        guard: "at < limit".into(),
+        partial: false,
+    };
+    let none = BTreeSet::new();
+    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores });
+    g.text.close();
+    for (n, &i) in feeds.iter().enumerate() {
+        finish(&mut g, i, strands, lanes, cells.get(n).copied(), n == 0);
+    }
+    let mut out = vec![g.stage("col", groups * cut.chunks, THREADS, THREADS)];
+    if joins {
+        out.push(combine(body, &feeds, &cells, cut.chunks));
+    }
+    out
+}
+
+/// Combines the strands of a chunk, and stores the result or leaves it in the workspace.
+fn finish(g: &mut Emit, i: usize, strands: usize, lanes: usize, cells: Option<usize>, first: bool) {
+    let (d, f, v, t) = (g.dtype(i), expr::functor(g.reduction(i)), g.v, g.position());
+    let (c, wide) = (expr::computed(d), expr::wide(d));
+    let id = expr::identity(g.reduction(i), d);
+    if strands > 1 {
+        if first {
+            g.text.line(format!("__shared__ u64 shared[{OCTET} * {THREADS}];"));
+        } else {
+            g.text.line("__syncthreads();");
+        }
+        g.text.line(format!("{c}* const strands{i} = ({c}*)shared;"));
+        g.text.line("#pragma unroll");
+        g.text.line(format!("for (int k = 0; k < {OCTET}; k++) strands{i}[k * {THREADS} + threadIdx.x] = a{i}[k];"));
+        g.text.line("__syncthreads();");
+        // Each strand's thread combines some of the eight columns.
+        g.text.open(format!("for (u32 k = strand; k < {OCTET}; k += {strands})"));
+        g.text.line(format!("{wide} total = {id};"));
+        g.text.line("#pragma unroll 8");
+        g.text.line(format!("for (int s = 0; s < {strands}; s++)"));
+        g.text.line(format!(
+            "    total = {f}::join(total, ({wide})strands{i}[k * {THREADS} + (beside * {strands} + s) * {lanes} + lane]);"
+        ));
+    } else {
+        g.text.unrolled("k", OCTET);
+        g.text.line(format!("const {wide} total = {f}::join(({wide}){id}, ({wide})a{i}[k]);"));
+    }
+    g.text.line(format!("const {t} at = origin + k / {v} * {} + k % {v};", lanes * v));
+    match cells {
+        Some(at) => {
+            let cells = g.cells(wide, at);
+            g.text.line(format!("if (at < limit) {cells}[(chunk * batch + b) * cols + at] = total;"));
+        }
+        None => {
+            g.text.open("if (at < limit)");
+            let x = expr::rounded(d, format!("({c})total"));
+            g.text.line(format!("const {c} result = {x};"));
+            col_stores(g, i, "b * cols + at");
+            g.text.close();
+        }
+    }
+    g.text.close();
+}
+
+fn col_stores(g: &mut Emit, i: usize, at: &str) {
+    let stores: Vec<usize> = g.body.stores(Level::Col).collect();
+    for k in stores {
+        let (reg, value) = g.body.region.stores[k];
+        if reg as usize == i {
+            let pointer = g.fields.pointer(value, expr::stored(g.dtype(i)));
+            g.text.line(format!("narrow({pointer}[{at}], result);"));
+        }
+    }
+}
+
+fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
+    let r = body.region;
+    let mut g = Emit::new(body, Some(r.cols), 1);
+    let t = g.position();
+    g.declare("chunks", chunks);
+    g.declare("total_cols", r.batch * r.cols);
+    g.text.line("const u32 x = threadIdx.x % 32, strip = threadIdx.x / 32;");
+    g.text.line(format!("const {t} at = ({t})block * 32 + x;"));
+    for (&i, &cell) in feeds.iter().zip(cells) {
+        let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let (c, wide) = (expr::computed(d), expr::wide(d));
+        let (cells, id) = (g.cells(wide, cell), expr::identity(g.reduction(i), d));
+        g.text.line(format!("__shared__ {wide} strips{i}[{STRIPS}][32];"));
+        g.text.line(format!("{wide} t{i} = {id};"));
+        g.text.open("if (at < total_cols)");
+        g.text.line("#pragma unroll 8");
+        g.text.line(format!(
+            "for ({t} m = strip; m < chunks; m += {STRIPS}) t{i} = {f}::join(t{i}, {cells}[m * total_cols + at]);"
+        ));
+        g.text.close();
+        g.text.line(format!("strips{i}[strip][x] = t{i};"));
+        g.text.line("__syncthreads();");
+        g.text.open("if (strip == 0 && at < total_cols)");
+        g.text.line(format!("{wide} part[{STRIPS}];"));
+        g.text.line("#pragma unroll");
+        g.text.line(format!("for (int s = 0; s < {STRIPS}; s++) part[s] = strips{i}[s][x];"));
+        let x = expr::rounded(d, format!("({c})fold_warps<{f}, {STRIPS}>(part)"));
+        g.text.line(format!("const {c} result = {x};"));
+        col_stores(&mut g, i, "at");
+        g.text.close();
+    }
+    g.stage("col_join", (r.batch * r.cols).div_ceil(32), 32 * STRIPS, 32 * STRIPS)
+}

@@ -1,0 +1,573 @@
+//! The generator that all strategies share: names, indices, and passes over elements.
+//!
+//! Names in the text: `r5` is register 5, an array of a thread's elements or one number if it does not differ within a
+//! row; `s5` its value while a pass computes one element; `a5` the partial results of reduction 5; `o5` elements to be
+//! stored of a register that is one number. `row` and `cols` say where a thread works; `at` is a column, or in a pure map
+//! a position.
+
+use super::body::{Body, operands};
+use super::expr;
+use super::index::{self, Access, Reading};
+use super::space::OCTET;
+use super::stage::{Fact, Fields, Stage};
+use super::text::Text;
+use perilune_core::DType;
+use perilune_core::ops::ReduceFn;
+use perilune_plan::ir::{Code, Level, Source};
+use std::collections::{BTreeSet, HashMap};
+
+/// A load as the text names it.
+struct Load {
+    source: Source,
+    reading: Reading,
+    /// Address, if a stored value is read.
+    pointer: String,
+    /// Whether nothing in this kernel writes that value.
+    constant: bool,
+    /// Names of seed and counter.
+    stream: (String, String),
+    /// Names of the strides that are neither 0 nor 1.
+    lead: Vec<String>,
+    tail: Vec<String>,
+    /// What to add to the walked part of the index: empty, or a name.
+    base: String,
+}
+
+/// Where the packs of a pass lie. Lines of `decl` may use `k`, the number of the pack, and must declare `at`.
+pub struct Place {
+    pub decl: Vec<String>,
+    pub guard: String,
+    /// The last pack may be partial.
+    pub partial: bool,
+}
+
+/// One walk over a thread's elements.
+pub struct Pass<'p> {
+    pub packs: usize,
+    pub place: &'p Place,
+    /// Registers that arrays hold already, and those that must be arrays afterwards.
+    pub held: &'p BTreeSet<usize>,
+    pub keep: &'p BTreeSet<usize>,
+    /// Reductions to feed.
+    pub feeds: &'p [usize],
+    /// Positions in the region's stores.
+    pub stores: &'p [usize],
+}
+
+pub struct Emit<'a> {
+    pub body: &'a Body<'a>,
+    pub fields: Fields,
+    pub text: Text,
+    /// Elements of a pack.
+    pub v: usize,
+    /// Row length, if rows are walked one by one.
+    cols: Option<usize>,
+    wide: bool,
+    loads: HashMap<usize, Load>,
+    sizes: HashMap<Vec<usize>, Vec<[String; 3]>>,
+    names: usize,
+    pub slots: bool,
+    pub scratch: bool,
+}
+
+type Coords = HashMap<Vec<usize>, Vec<String>>;
+
+impl<'a> Emit<'a> {
+    pub fn new(body: &'a Body<'a>, cols: Option<usize>, v: usize) -> Emit<'a> {
+        let r = body.region;
+        let layouts = r.body.iter().filter_map(|i| match &i.code {
+            Code::Load { layout, .. } => Some(*layout),
+            _ => None,
+        });
+        Emit {
+            body,
+            fields: Fields::default(),
+            text: Text::default(),
+            v,
+            cols,
+            wide: index::is_wide(r.numel(), layouts),
+            loads: HashMap::new(),
+            sizes: HashMap::new(),
+            names: 0,
+            slots: false,
+            scratch: false,
+        }
+    }
+
+    /// Types of positions and of indices.
+    pub fn position(&self) -> &'static str {
+        if self.wide { "u64" } else { "u32" }
+    }
+
+    fn index_type(&self) -> &'static str {
+        if self.wide { "i64" } else { "i32" }
+    }
+
+    /// A size or count as a fact, under a name of its own.
+    pub fn size(&mut self, hint: &str, x: usize) -> String {
+        let fact = if self.wide { Fact::I64(x as i64) } else { Fact::U32(x as u32) };
+        self.fields.number(hint, fact)
+    }
+
+    /// A declared size: `const u32 name = fact;`.
+    pub fn declare(&mut self, name: &str, x: usize) {
+        let field = self.size("n", x);
+        let t = self.position();
+        self.text.line(format!("const {t} {name} = {field};"));
+    }
+
+    fn fresh(&mut self, hint: &str) -> String {
+        self.names += 1;
+        format!("{hint}_{}", self.names)
+    }
+
+    pub fn dtype(&self, i: usize) -> DType {
+        self.body.region.body[i].dtype
+    }
+
+    /// Whether register `i` is one number for each row, or for all.
+    pub fn is_one(&self, i: usize) -> bool {
+        match self.body.code(i) {
+            Code::Spread(_) => true,
+            Code::Load { .. } => {
+                self.loads.get(&i).is_some_and(|l| matches!(l.reading.access, Access::Invariant | Access::RowWise))
+            }
+            _ => self.body.level(i) == Level::Row,
+        }
+    }
+
+    /// Register `i` as an operand; `k` is the element, `computed` what the pass has computed for it.
+    fn operand(&self, i: usize, k: &str, computed: &BTreeSet<usize>) -> String {
+        match self.body.code(i) {
+            Code::Spread(a) => format!("r{a}"),
+            _ if self.is_one(i) => format!("r{i}"),
+            _ if computed.contains(&i) => format!("s{i}"),
+            _ => format!("r{i}[{k}]"),
+        }
+    }
+
+    fn value(&self, i: usize, args: &[String]) -> String {
+        let d = self.dtype(i);
+        match self.body.code(i) {
+            Code::Map(f, _) => expr::map(*f, d, args),
+            Code::Cast(a) => expr::cast(self.dtype(*a as usize), d, &args[0]),
+            _ => args[0].clone(),
+        }
+    }
+
+    /// Names what the loads among `set` need, and writes those that are one number for all elements.
+    pub fn prologue(&mut self, set: &BTreeSet<usize>) {
+        let region = self.body.region;
+        for &i in set {
+            let Code::Load { source, layout } = self.body.code(i) else { continue };
+            let d = self.dtype(i);
+            let reading = match source {
+                Source::Slot(_) | Source::Constant(_) => {
+                    Reading { access: Access::Invariant, offset: 0, lead: vec![], tail: vec![], flat: false }
+                }
+                _ if region.body[i].level == Level::Row => index::row(layout),
+                _ => index::full(layout, self.cols, self.v),
+            };
+            let mut load = Load {
+                source: *source,
+                pointer: String::new(),
+                constant: false,
+                stream: Default::default(),
+                lead: vec![],
+                tail: vec![],
+                base: String::new(),
+                reading,
+            };
+            match source {
+                Source::Value(v) => {
+                    load.pointer = self.fields.pointer(*v, expr::stored(d));
+                    load.constant = !self.body.is_written(*v);
+                }
+                Source::Uniform { seed, counter } => {
+                    let mut word = |slot: u32| {
+                        let at = self.fields.number("slot", Fact::U32(slot));
+                        format!("slots[{at}]")
+                    };
+                    let (s, c) = (word(*seed), word(*counter));
+                    self.slots = true;
+                    load.stream = (format!("seed{i}"), format!("counter{i}"));
+                    self.text.line(format!("const u64 seed{i} = {s}, counter{i} = {c};"));
+                }
+                _ => {}
+            }
+            let mut strides = |dims: &[(usize, isize)]| -> Vec<String> {
+                dims.iter()
+                    .map(|d| match d.1 {
+                        0 | 1 => String::new(),
+                        s => {
+                            let fact = if self.wide { Fact::I64(s as i64) } else { Fact::I32(s as i32) };
+                            self.fields.number("s", fact)
+                        }
+                    })
+                    .collect()
+            };
+            load.lead = strides(&load.reading.lead);
+            load.tail = strides(&load.reading.tail);
+            let t = self.index_type();
+            if load.reading.offset != 0 {
+                let offset = load.reading.offset;
+                let fact = if self.wide { Fact::I64(offset as i64) } else { Fact::I32(offset as i32) };
+                load.base = self.fields.number("o", fact);
+            }
+            if load.reading.access == Access::Invariant {
+                let x = match source {
+                    Source::Constant(bits) => expr::constant(d, *bits),
+                    Source::Slot(slot) => {
+                        self.slots = true;
+                        let at = self.fields.number("slot", Fact::U32(*slot));
+                        expr::slot(d, &format!("slots[{at}]"))
+                    }
+                    _ => {
+                        let at = if load.base.is_empty() { format!("({t})0") } else { load.base.clone() };
+                        element(&load, &at)
+                    }
+                };
+                self.text.line(format!("const {} r{i} = {x};", expr::computed(d)));
+            }
+            self.loads.insert(i, load);
+        }
+    }
+
+    /// Coordinates of position `pos` in dims of those sizes.
+    fn coords(&mut self, dims: &[(usize, isize)], pos: &str, memo: &mut Coords) -> Vec<String> {
+        if dims.len() < 2 {
+            return vec![pos.to_string(); dims.len()];
+        }
+        let sizes: Vec<usize> = dims.iter().map(|d| d.0).collect();
+        let mut key = sizes.clone();
+        // Positions of rows and of columns are told apart.
+        key.push(usize::from(pos == "row"));
+        key.push(usize::from(pos == "flat"));
+        if let Some(found) = memo.get(&key) {
+            return found.clone();
+        }
+        if !self.sizes.contains_key(&sizes) {
+            let names = sizes[1..]
+                .iter()
+                .map(|&d| {
+                    let n = self.size("d", d);
+                    if self.wide {
+                        return [n, String::new(), String::new()];
+                    }
+                    let (m, s) = index::reciprocal(d);
+                    let m = self.fields.number("m", Fact::U32(m));
+                    [n, m, self.fields.number("h", Fact::U32(s))]
+                })
+                .collect();
+            self.sizes.insert(sizes.clone(), names);
+        }
+        let names = self.sizes[&sizes].clone();
+        let t = self.position();
+        let mut out = vec![String::new(); dims.len()];
+        let mut rest = pos.to_string();
+        for (k, [n, m, s]) in names.iter().enumerate().rev() {
+            let (q, c) = (self.fresh("q"), self.fresh("c"));
+            let quotient = if self.wide { format!("{rest} / {n}") } else { format!("divide({rest}, {m}, {s})") };
+            self.text.line(format!("const {t} {q} = {quotient}, {c} = {rest} - {q} * {n};"));
+            out[k + 1] = c;
+            rest = q;
+        }
+        out[0] = rest;
+        memo.insert(key, out.clone());
+        out
+    }
+
+    /// The sum of base and coordinates times strides.
+    fn sum(&self, base: &str, dims: &[(usize, isize)], names: &[String], coords: &[String]) -> String {
+        let t = self.index_type();
+        let mut terms: Vec<String> = Vec::new();
+        if !base.is_empty() {
+            terms.push(base.to_string());
+        }
+        for ((d, name), c) in dims.iter().zip(names).zip(coords) {
+            match d.1 {
+                0 => {}
+                1 => terms.push(format!("({t}){c}")),
+                _ => terms.push(format!("({t}){c} * {name}")),
+            }
+        }
+        if terms.is_empty() { format!("({t})0") } else { terms.join(" + ") }
+    }
+
+    /// Writes what is fixed for a row (`row` is declared): the row's part of indices, and loads with one number a row.
+    pub fn row_start(&mut self, set: &BTreeSet<usize>) {
+        let mut memo = Coords::new();
+        for &i in set {
+            let Some(load) = self.loads.get(&i) else { continue };
+            if load.reading.access == Access::Invariant || (load.reading.lead.is_empty() && load.base.is_empty()) {
+                continue;
+            }
+            let dims = load.reading.lead.clone();
+            let coords = self.coords(&dims, "row", &mut memo);
+            let load = &self.loads[&i];
+            let base = self.sum(&load.base, &dims, &load.lead, &coords);
+            let t = self.index_type();
+            if load.reading.access == Access::RowWise {
+                let x = element(load, &format!("({base})"));
+                let c = expr::computed(self.dtype(i));
+                self.text.line(format!("const {c} r{i} = {x};"));
+            } else {
+                self.text.line(format!("const {t} b{i} = {base};"));
+                if let Some(load) = self.loads.get_mut(&i) {
+                    load.base = format!("b{i}");
+                }
+            }
+        }
+    }
+
+    /// Writes the maps over rows among `set` at `depth` (their operands are there).
+    pub fn row_maps(&mut self, set: &BTreeSet<usize>, depth: usize) {
+        for &i in set {
+            let wanted = self.body.level(i) == Level::Row && self.body.depth[i] == depth;
+            if !wanted || !matches!(self.body.code(i), Code::Map(..) | Code::Cast(_)) {
+                continue;
+            }
+            let args: Vec<String> = operands(self.body.code(i)).iter().map(|a| format!("r{a}")).collect();
+            let (c, x) = (expr::computed(self.dtype(i)), self.value(i, &args));
+            self.text.line(format!("const {c} r{i} = {x};"));
+        }
+    }
+
+    pub fn reduction(&self, i: usize) -> ReduceFn {
+        match self.body.code(i) {
+            Code::ReduceRow(f, _) | Code::ReduceCol(f, _) => *f,
+            _ => ReduceFn::Sum,
+        }
+    }
+
+    /// Declares the partial results of reductions.
+    pub fn partials(&mut self, feeds: &[usize]) {
+        for &i in feeds {
+            let d = self.dtype(i);
+            let id = vec![expr::identity(self.reduction(i), d); OCTET].join(", ");
+            self.text.line(format!("{} a{i}[{OCTET}] = {{{id}}};", expr::computed(d)));
+        }
+    }
+
+    /// Writes a pass.
+    pub fn pass(&mut self, p: &Pass) {
+        let body = self.body;
+        let stored: Vec<usize> = p.stores.iter().map(|k| body.region.stores[*k].0 as usize).collect();
+        let roots =
+            p.feeds.iter().map(|i| body.operand(*i)).chain(stored.iter().copied()).chain(p.keep.iter().copied());
+        let need = body.closure(roots, |i| p.held.contains(&i) || body.level(i) == Level::Row);
+        let fresh: Vec<usize> = need
+            .into_iter()
+            .filter(|i| !p.held.contains(i) && body.level(*i) == Level::Full && !self.is_one(*i))
+            .collect();
+        let (loads, maps): (Vec<usize>, Vec<usize>) =
+            fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }));
+        let n = p.packs * self.v;
+        let v = self.v;
+        if !loads.is_empty() {
+            for &i in &loads {
+                let c = expr::computed(self.dtype(i));
+                self.text.line(format!("{c} r{i}[{n}] = {{}};"));
+            }
+            self.pack_loop(p, true);
+            let mut memo = Coords::new();
+            if loads.iter().any(|i| self.loads[i].reading.flat) {
+                self.flat();
+            }
+            for &i in &loads {
+                self.load(i, p.place.partial, &mut memo);
+            }
+            self.text.close();
+            self.text.close();
+        }
+        for &i in maps.iter().filter(|i| p.keep.contains(i) || stored.contains(i)) {
+            let c = expr::computed(self.dtype(i));
+            self.text.line(format!("{c} r{i}[{n}];"));
+        }
+        let singles: BTreeSet<usize> = stored.iter().copied().filter(|i| self.is_one(*i)).collect();
+        for &i in &singles {
+            let c = expr::computed(self.dtype(i));
+            self.text.line(format!("{c} o{i}[{n}];"));
+        }
+        if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
+            self.pack_loop(p, false);
+            if !p.feeds.is_empty() {
+                self.text.line(format!("const bool in = {};", p.place.guard));
+            }
+            self.text.unrolled("e", v);
+            self.text.line(format!("const int x = k * {v} + e;"));
+            let mut computed = BTreeSet::new();
+            for &i in &maps {
+                let args: Vec<String> =
+                    operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
+                let (c, value) = (expr::computed(self.dtype(i)), self.value(i, &args));
+                self.text.line(format!("const {c} s{i} = {value};"));
+                computed.insert(i);
+                if p.keep.contains(&i) || stored.contains(&i) {
+                    self.text.line(format!("r{i}[x] = s{i};"));
+                }
+            }
+            for &i in &singles {
+                let value = self.operand(i, "x", &computed);
+                self.text.line(format!("o{i}[x] = {value};"));
+            }
+            for &i in p.feeds {
+                let value = self.operand(body.operand(i), "x", &computed);
+                let f = expr::functor(self.reduction(i));
+                self.text.line(format!("if (in) a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
+            }
+            self.text.close();
+            self.text.close();
+        }
+        if !stored.is_empty() {
+            self.pack_loop(p, true);
+            if self.cols.is_some() {
+                self.flat();
+            }
+            let at = if self.cols.is_some() { "flat" } else { "at" };
+            for (&k, &i) in p.stores.iter().zip(&stored) {
+                let (_, value) = body.region.stores[k];
+                let pointer = self.fields.pointer(value, expr::stored(self.dtype(i)));
+                let array = if singles.contains(&i) { "o" } else { "r" };
+                self.text.line(match p.place.partial {
+                    false => format!("store_pack<{v}>({pointer} + {at}, {array}{i} + k * {v});"),
+                    true => format!("store_some<{v}>({pointer} + {at}, {array}{i} + k * {v}, left);"),
+                });
+            }
+            self.text.close();
+            self.text.close();
+        }
+    }
+
+    fn pack_loop(&mut self, p: &Pass, guarded: bool) {
+        self.text.unrolled("k", p.packs);
+        for line in &p.place.decl {
+            self.text.line(line);
+        }
+        if guarded {
+            self.text.open(format!("if ({})", p.place.guard));
+        }
+    }
+
+    fn flat(&mut self) {
+        let t = self.position();
+        self.text.line(format!("const {t} flat = row * cols + at;"));
+    }
+
+    /// Writes the load of pack `k` into `r{i}`.
+    fn load(&mut self, i: usize, partial: bool, memo: &mut Coords) {
+        let v = self.v;
+        let reading = self.loads[&i].reading.clone();
+        let pos = if reading.flat { "flat" } else { "at" };
+        let t = self.index_type();
+        if reading.access == Access::Each {
+            self.text.unrolled("e", v);
+            if partial {
+                self.text.open("if (e < left)");
+            }
+            let p = self.position();
+            let each = self.fresh("e");
+            self.text.line(format!("const {p} {each} = {pos} + e;"));
+            let coords = self.coords(&reading.tail, &each, &mut Coords::new());
+            let load = &self.loads[&i];
+            let x = element(load, &format!("({})", self.sum(&load.base, &reading.tail, &load.tail, &coords)));
+            self.text.line(format!("r{i}[k * {v} + e] = {x};"));
+            if partial {
+                self.text.close();
+            }
+            self.text.close();
+            return;
+        }
+        let coords = self.coords(&reading.tail, pos, memo);
+        let load = &self.loads[&i];
+        let index = self.sum(&load.base, &reading.tail, &load.tail, &coords);
+        let vector = reading.access == Access::Vector;
+        match load.source {
+            Source::Value(_) if vector => {
+                let (p, nc) = (&load.pointer, load.constant);
+                let line = match partial {
+                    false => format!("load_pack<{v}, {nc}>(r{i} + k * {v}, {p} + ({index}));"),
+                    true => format!("load_some<{v}, {nc}>(r{i} + k * {v}, {p} + ({index}), left);"),
+                };
+                self.text.line(line);
+            }
+            Source::Uniform { .. } if vector && v % 4 == 0 => {
+                let (s, c) = &load.stream;
+                let line = format!("uniform_pack<{v}>(r{i} + k * {v}, {s}, {c}, (u64)({index}));");
+                self.text.line(line);
+            }
+            _ => {
+                let step = match reading.tail.last() {
+                    Some((_, 1)) => format!("({t})e"),
+                    Some((_, 0)) | None => String::new(),
+                    _ => format!("({t})e * {}", load.tail[load.tail.len() - 1]),
+                };
+                let name = format!("i{i}");
+                let at = if step.is_empty() { name.clone() } else { format!("({name} + {step})") };
+                let x = element(load, &at);
+                self.text.line(format!("const {t} {name} = {index};"));
+                if step.is_empty() {
+                    let c = expr::computed(self.dtype(i));
+                    self.text.line(format!("const {c} same{i} = {x};"));
+                }
+                self.text.unrolled("e", v);
+                let x = if step.is_empty() { format!("same{i}") } else { x };
+                let guard = if partial && !step.is_empty() { "if (e < left) " } else { "" };
+                self.text.line(format!("{guard}r{i}[k * {v} + e] = {x};"));
+                self.text.close();
+            }
+        }
+    }
+
+    /// Writes the stores of values with one element for each row, at index `row`.
+    pub fn row_stores(&mut self) {
+        let stores: Vec<usize> = self.body.stores(Level::Row).collect();
+        for k in stores {
+            let (reg, value) = self.body.region.stores[k];
+            let pointer = self.fields.pointer(value, expr::stored(self.dtype(reg as usize)));
+            self.text.line(format!("narrow({pointer}[row], r{reg});"));
+        }
+    }
+
+    pub fn stage(self, strategy: &str, blocks: usize, threads: usize, most_threads: usize) -> Stage {
+        Stage {
+            label: self.body.label(strategy),
+            fields: self.fields.list,
+            body: self.text.finish(),
+            blocks: blocks as u64,
+            threads: threads as u32,
+            most_threads: most_threads as u32,
+            slots: self.slots,
+            scratch: self.scratch,
+        }
+    }
+}
+
+/// Element `at` of a load's source.
+fn element(load: &Load, at: &str) -> String {
+    match load.source {
+        Source::Value(_) => format!("widen({}[{at}])", load.pointer),
+        Source::Uniform { .. } => format!("uniform({}, {}, (u64){at})", load.stream.0, load.stream.1),
+        _ => format!("(i64){at}"),
+    }
+}
+
+/// The longest packs that 16-byte accesses ask for: of the dtypes read and written in order, the narrowest fills 16 bytes,
+/// and the widest takes no more than 32.
+pub fn pack(body: &Body, set: &BTreeSet<usize>, most: usize) -> usize {
+    let mut sizes: Vec<usize> = Vec::new();
+    let mut random = false;
+    for &i in set {
+        if let Code::Load { source, layout } = body.code(i) {
+            random |= matches!(source, Source::Uniform { .. });
+            let inner = layout.strides().last().copied();
+            if body.level(i) == Level::Full && inner == Some(1) && matches!(source, Source::Value(_)) {
+                sizes.push(body.region.body[i].dtype.size());
+            }
+        }
+    }
+    sizes.extend(body.full_stores().map(|k| body.region.body[body.region.stores[k].0 as usize].dtype.size()));
+    let (low, high) = (sizes.iter().min().copied().unwrap_or(4), sizes.iter().max().copied().unwrap_or(4));
+    let least = if random && high < 8 { 4 } else { 1 };
+    (16 / low).min(32 / high).min(most).max(least)
+}

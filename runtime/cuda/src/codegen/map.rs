@@ -1,0 +1,68 @@
+//! Pure maps: a thread takes a few packs of neighbours at a time, all loads of them before the first use, and strides over
+//! the elements with the grid.
+
+use super::body::Body;
+use super::emit::{Emit, Pass, Place, pack};
+use super::stage::Stage;
+use crate::launch::Props;
+use perilune_plan::ir::{Code, Level, Source};
+use std::collections::BTreeSet;
+
+const THREADS: usize = 256;
+/// Bytes that a thread should have asked for before it waits.
+const IN_FLIGHT: usize = 64;
+/// Work of one thread's elements beyond which more packs only make the text longer.
+const MAX_WORK: usize = 1024;
+
+pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
+    let n = body.region.numel();
+    let set = body.needed();
+    let most = if set.iter().all(|i| body.region.body[*i].dtype.size() == 1) { 16 } else { 8 };
+    let v = pack(body, &set, most);
+    let mut g = Emit::new(body, None, v);
+    let unroll = unroll(body, &set, v);
+    g.declare("n", n);
+    g.prologue(&set);
+    g.row_start(&set);
+    let t = g.position();
+    g.text.line(format!("const {t} step = ({t})blocks * {THREADS};"));
+    g.text.open(format!(
+        "for ({t} first = ({t})block * {THREADS} + threadIdx.x; first * {v} < n; first += step * {unroll})"
+    ));
+    let partial = !n.is_multiple_of(v);
+    let mut decl = vec![format!("const {t} at = (first + k * step) * {v};")];
+    if partial {
+        decl.push(format!("const {t} left = n - at;"));
+    }
+    let place = Place { decl, guard: "at < n".into(), partial };
+    let none = BTreeSet::new();
+    let stores: Vec<usize> = body.full_stores().collect();
+    g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores });
+    g.text.close();
+    let packs = n.div_ceil(v);
+    let blocks = match many {
+        true => packs.div_ceil(THREADS * unroll),
+        false => packs.div_ceil(THREADS).min(props.sms as usize * 16),
+    };
+    vec![g.stage("map", blocks, THREADS, THREADS)]
+}
+
+/// Packs that a thread works on at a time.
+fn unroll(body: &Body, set: &BTreeSet<usize>, v: usize) -> usize {
+    let (mut bytes, mut work) = (0, 0);
+    for &i in set {
+        let instr = &body.region.body[i];
+        match &instr.code {
+            Code::Load { source: Source::Value(_), layout } if layout.strides().iter().any(|s| *s != 0) => {
+                bytes += v * instr.dtype.size();
+            }
+            Code::Load { source: Source::Uniform { .. }, .. } => work += 40,
+            Code::Map(f, _) if instr.level == Level::Full => work += f.flops(),
+            _ => work += 1,
+        }
+    }
+    let wanted = IN_FLIGHT.checked_div(bytes).unwrap_or(1).clamp(1, 4);
+    let room = (MAX_WORK / (work.max(1) * v)).max(1);
+    // 1, 2 or 4: fewer kinds of text.
+    [4, 2, 1].into_iter().find(|u| *u <= wanted && *u <= room).unwrap_or(1)
+}

@@ -1,0 +1,331 @@
+//! Regions over rows where each row has one block of threads, or part of one.
+//!
+//! Two strategies, chosen by what a thread would have to hold. *Registers*: a thread loads its elements of the row once
+//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from memory (or,
+//! for all but the longest rows, L2). Both follow the order of `space.rs`.
+
+use super::body::{Body, operands};
+use super::emit::{Emit, Pass, Place, pack};
+use super::expr;
+use super::space::{self, BLOCK, CHUNK, OCTET};
+use super::split;
+use super::stage::Stage;
+use crate::launch::Props;
+use perilune_plan::ir::{Code, Level};
+use std::collections::{BTreeSet, HashMap};
+
+/// Chunks that a block of threads holds at most.
+const MAX_CHUNKS: usize = 4;
+
+/// What happens in which pass over the elements.
+pub struct Passes {
+    pub feeds: Vec<Vec<usize>>,
+    pub stores: Vec<Vec<usize>>,
+}
+
+/// The passes of a region, without column reductions.
+pub fn passes(body: &Body) -> Passes {
+    let last = body.last_pass();
+    let (mut feeds, mut stores) = (vec![Vec::new(); last + 1], vec![Vec::new(); last + 1]);
+    for i in body.needed() {
+        if matches!(body.code(i), Code::ReduceRow(..)) {
+            feeds[body.depth[body.operand(i)]].push(i);
+        }
+    }
+    for k in body.full_stores() {
+        let pass = if body.over_load[k] { last } else { body.depth[body.region.stores[k].0 as usize] };
+        stores[pass].push(k);
+    }
+    Passes { feeds, stores }
+}
+
+/// The longest packs of rows of `cols` elements.
+pub fn row_pack(body: &Body, set: &BTreeSet<usize>) -> usize {
+    let mut v = pack(body, set, OCTET);
+    while !body.region.cols.is_multiple_of(v) {
+        v /= 2;
+    }
+    v
+}
+
+pub fn stages(body: &Body, props: &Props, many: bool, saved: &BTreeSet<usize>, scratch: &mut usize) -> Vec<Stage> {
+    let r = body.region;
+    let rows = r.batch * r.rows;
+    let reduces = body.needed().iter().any(|i| matches!(body.code(*i), Code::ReduceRow(..)));
+    let few = r.cols > CHUNK && (rows < 2 * props.sms as usize || !reduces);
+    if many || few {
+        return split::stages(body, saved, scratch);
+    }
+    vec![one(body, saved, scratch)]
+}
+
+/// Registers that pass `d` computes and later ones read.
+fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
+    let count = passes.feeds.len();
+    let roots = |d: usize| -> Vec<usize> {
+        let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
+        passes.feeds[d].iter().map(|i| body.operand(*i)).chain(stores).collect()
+    };
+    // A register is computed in the first pass that needs it.
+    let mut pass_of: HashMap<usize, usize> = HashMap::new();
+    for d in 0..count {
+        for i in body.closure(roots(d), |i| body.level(i) == Level::Row) {
+            if body.level(i) == Level::Full && !g.is_one(i) {
+                pass_of.entry(i).or_insert(d);
+            }
+        }
+    }
+    let mut out = vec![BTreeSet::new(); count];
+    let mut read = |i: usize, by: usize| {
+        if let Some(&d) = pass_of.get(&i).filter(|d| **d < by) {
+            out[d].insert(i);
+        }
+    };
+    for (&user, &by) in &pass_of {
+        operands(body.code(user)).iter().for_each(|a| read(*a as usize, by));
+    }
+    for d in 0..count {
+        roots(d).into_iter().for_each(|i| read(i, d));
+    }
+    out
+}
+
+fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
+    let r = body.region;
+    let (rows, cols) = (r.batch * r.rows, r.cols);
+    let set = body.needed();
+    let v = row_pack(body, &set);
+    let passes = passes(body);
+    let (lanes, warps, chunks) = (space::lanes(cols), space::warps(cols), space::chunks(cols));
+    let mut g = Emit::new(body, Some(cols), v);
+    g.declare("rows", rows);
+    g.declare("cols", cols);
+    g.prologue(&set);
+    let keep = crossing(body, &passes, &g);
+    // Elements of a thread, if it holds them all.
+    let blocks_each = cols.min(CHUNK).div_ceil(BLOCK * warps);
+    let threads = 32 * warps * if chunks <= MAX_CHUNKS { chunks } else { 1 };
+    let held = held_words(body, &passes, &keep, &g) * blocks_each * OCTET;
+    let room = match threads {
+        0..=256 => 112,
+        257..=512 => 64,
+        _ => 28,
+    };
+    let registers = chunks <= MAX_CHUNKS && held <= room;
+    let chunks_held = if registers { chunks } else { 1 };
+    let in_warp = warps * chunks_held == 1;
+    let t = g.position();
+    // Which row, and which of its columns.
+    if in_warp {
+        g.text.line(format!("const u32 lane = threadIdx.x % {lanes};"));
+        g.text.line(format!("const {t} mine = ({t})block * (blockDim.x / {lanes}) + threadIdx.x / {lanes};"));
+    } else {
+        g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
+        g.text.line(format!("const {t} mine = block;"));
+    }
+    g.text.line("const bool live = mine < rows;");
+    g.text.line(format!("const {t} row = live ? mine : 0, limit = live ? cols : 0;"));
+    let origin = match (in_warp, chunks_held) {
+        (true, _) => format!("lane * {v}"),
+        (false, 1) => format!("warp * {BLOCK} + lane * {v}"),
+        _ => format!("warp / 8 * {CHUNK} + warp % 8 * {BLOCK} + lane * {v}"),
+    };
+    g.text.line(format!("const {t} origin = {origin};"));
+    g.row_start(&set);
+    g.row_maps(&set, 0);
+    let runs = OCTET / v;
+    let spread = format!("k / {runs} * {} + k % {runs} * {}", BLOCK * warps, lanes * v);
+    let leader = if in_warp { "lane == 0" } else { "threadIdx.x == 0" };
+    if registers {
+        let place = Place {
+            decl: vec![format!("const {t} at = origin + {spread};")],
+            guard: "at < limit".into(),
+            partial: false,
+        };
+        let mut held = BTreeSet::new();
+        for d in 0..passes.feeds.len() {
+            g.partials(&passes.feeds[d]);
+            g.pass(&Pass {
+                packs: blocks_each * runs,
+                place: &place,
+                held: &held,
+                keep: &keep[d],
+                feeds: &passes.feeds[d],
+                stores: &passes.stores[d],
+            });
+            held.extend(keep[d].iter().copied());
+            fold_held(&mut g, &passes.feeds[d], v, lanes, warps, chunks_held);
+            g.row_maps(&set, d + 1);
+        }
+    } else {
+        let looped = chunks > 1;
+        for d in 0..passes.feeds.len() {
+            again(&mut g, &passes, d, Walk { v, lanes, warps, looped, spread: &spread });
+            g.row_maps(&set, d + 1);
+        }
+    }
+    g.save(saved, rows, scratch, leader);
+    if body.stores(Level::Row).next().is_some() {
+        g.text.open(format!("if (live && {leader})"));
+        g.row_stores();
+        g.text.close();
+    }
+    let strategy = if registers { "row" } else { "rows_again" };
+    if in_warp {
+        // Few rows spread over more multiprocessors in small blocks.
+        let warps_wanted = rows.div_ceil(32 / lanes);
+        let threads = if warps_wanted >= 4096 {
+            256
+        } else if warps_wanted >= 512 {
+            128
+        } else {
+            32
+        };
+        return g.stage(strategy, rows.div_ceil(threads / lanes), threads, 256);
+    }
+    // Strips of chunks are held by 256 threads, which is what long rows have.
+    let threads = 32 * warps * chunks_held;
+    g.stage(strategy, rows, threads, threads)
+}
+
+/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements.
+fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) -> usize {
+    let words = |i: usize| body.region.body[i].dtype.compute().size().div_ceil(4);
+    let mut most = 1;
+    for d in 0..keep.len() {
+        let before: BTreeSet<usize> = keep[..d].iter().flatten().copied().collect();
+        let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
+        let roots =
+            passes.feeds[d].iter().map(|i| body.operand(*i)).chain(stores.clone()).chain(keep[d].iter().copied());
+        let need = body.closure(roots, |i| before.contains(&i) || body.level(i) == Level::Row);
+        let loads = need
+            .iter()
+            .copied()
+            .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full && !g.is_one(*i));
+        let now: BTreeSet<usize> = loads.chain(stores).chain(keep[d].iter().copied()).chain(before).collect();
+        most = most.max(now.into_iter().map(words).sum());
+    }
+    most
+}
+
+/// From the partial results of held elements to the reductions' registers.
+fn fold_held(g: &mut Emit, feeds: &[usize], v: usize, lanes: usize, warps: usize, chunks: usize) {
+    let in_warp = warps * chunks == 1;
+    for &i in feeds {
+        let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let c = expr::computed(d);
+        g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, {lanes}>(a{i});"));
+        if in_warp {
+            let x = expr::rounded(d, format!("w{i}"));
+            g.text.line(format!("const {c} r{i} = {x};"));
+        } else {
+            g.text.line(format!("__shared__ {c} part{i}[{}];", warps * chunks));
+            g.text.line(format!("if (lane == 0) part{i}[warp] = w{i};"));
+        }
+    }
+    if in_warp || feeds.is_empty() {
+        return;
+    }
+    g.text.line("__syncthreads();");
+    for &i in feeds {
+        let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let (c, w) = (expr::computed(d), expr::wide(d));
+        let chunk = |m: usize| format!("({w})fold_warps<{f}, {warps}>(part{i} + {})", m * warps);
+        let join = |a: String, b: String| format!("{f}::join({a}, {b})");
+        let total = match chunks {
+            1 => format!("fold_warps<{f}, {warps}>(part{i})"),
+            2 => join(chunk(0), chunk(1)),
+            3 => join(join(chunk(0), chunk(1)), chunk(2)),
+            _ => join(join(chunk(0), chunk(1)), join(chunk(2), chunk(3))),
+        };
+        let x = expr::rounded(d, format!("({c}){total}"));
+        g.text.line(format!("const {c} r{i} = {x};"));
+    }
+}
+
+struct Walk<'a> {
+    v: usize,
+    lanes: usize,
+    warps: usize,
+    /// Whether rows have more than one chunk.
+    looped: bool,
+    spread: &'a str,
+}
+
+/// Pass `d` as a walk over the row.
+fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
+    let t = g.position();
+    let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
+    if feeds.is_empty() && stores.is_empty() {
+        return;
+    }
+    let Walk { v, lanes, warps, looped, spread } = w;
+    let in_warp = warps == 1;
+    for &i in feeds.iter().filter(|_| !in_warp) {
+        let c = expr::computed(g.dtype(i));
+        g.text.line(format!("__shared__ {c} part{i}[{warps}];"));
+    }
+    if looped {
+        for &i in feeds {
+            let (x, wide) = (expr::identity(g.reduction(i), g.dtype(i)), expr::wide(g.dtype(i)));
+            g.text.line(format!("{wide} t{i} = {x};"));
+        }
+        g.text.open(format!("for ({t} begin = 0, m = 0; begin < cols; begin += {CHUNK}, m++)"));
+        g.text.line(format!("const {t} end = begin + {CHUNK} < limit ? begin + {CHUNK} : limit;"));
+    } else {
+        if !feeds.is_empty() {
+            // Names of this pass only; results are declared outside.
+            for &i in feeds {
+                g.text.line(format!("{} w{i};", expr::computed(g.dtype(i))));
+            }
+        }
+        g.text.open("");
+        g.text.line(format!("const {t} begin = 0, end = limit;"));
+    }
+    g.partials(feeds);
+    let unroll = 2;
+    g.text.open(format!("for ({t} b = begin; b < end; b += {})", unroll * BLOCK * warps));
+    let place = Place {
+        decl: vec![format!("const {t} at = b + origin + {spread};")],
+        guard: "at < end".into(),
+        partial: false,
+    };
+    let none = BTreeSet::new();
+    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores });
+    g.text.close();
+    for &i in feeds {
+        let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));
+        let head = if looped { format!("const {c} ") } else { String::new() };
+        g.text.line(format!("{head}w{i} = fold_lanes<{f}, {v}, {lanes}>(a{i});"));
+    }
+    if !feeds.is_empty() && !in_warp {
+        for &i in feeds {
+            g.text.line(format!("if (lane == 0) part{i}[warp] = w{i};"));
+        }
+        g.text.line("__syncthreads();");
+        for &i in feeds.iter().filter(|_| looped) {
+            let (f, wide) = (expr::functor(g.reduction(i)), expr::wide(g.dtype(i)));
+            g.text.line(format!("const {wide} u{i} = fold_warps<{f}, {warps}>(part{i});"));
+            g.text.line(format!("if (threadIdx.x == (m & 255)) t{i} = {f}::join(t{i}, u{i});"));
+        }
+        if looped {
+            // The next chunk writes the same places.
+            g.text.line("__syncthreads();");
+        }
+    }
+    g.text.close();
+    for &i in feeds {
+        let (dtype, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let (c, wide) = (expr::computed(dtype), expr::wide(dtype));
+        let total = if looped {
+            g.text.line(format!("__shared__ {wide} strip{i}[8];"));
+            format!("({c})fold_strips<{f}>(t{i}, strip{i})")
+        } else if in_warp {
+            format!("w{i}")
+        } else {
+            format!("fold_warps<{f}, {warps}>(part{i})")
+        };
+        let x = expr::rounded(dtype, total);
+        g.text.line(format!("const {c} r{i} = {x};"));
+    }
+}

@@ -1,0 +1,204 @@
+//! Generated kernels of typical regions: that they compile without spills, and what their text depends on.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use perilune_core::DType;
+use perilune_core::ops::elementwise::{Domain, MapFn};
+use perilune_core::ops::{self, Class};
+use perilune_cuda::codegen;
+use perilune_plan::ir::{Kernel, Program};
+use std::collections::BTreeSet;
+
+const ARCHES: [&str; 2] = ["sm_80", "sm_90a"];
+
+#[test]
+fn every_map_has_a_device_function() {
+    let text = include_str!("../../../kernels/device/ops.cuh");
+    for f in MapFn::ALL {
+        let name = format!(" {}(", codegen::function(*f));
+        assert!(text.contains(&name), "kernels/device/ops.cuh lacks {name}");
+    }
+}
+
+#[test]
+fn maps_of_all_dtypes_compile() {
+    let mut all = Functions::default();
+    for f in MapFn::ALL {
+        for d in DType::ALL {
+            let fits = match f.domain() {
+                Domain::Float => d.is_float(),
+                Domain::Number => d != DType::Bool,
+                Domain::Logic => d == DType::Bool,
+                Domain::Any | Domain::Compare => true,
+            };
+            if !fits {
+                continue;
+            }
+            let mut s = Sketch::default();
+            let args: Vec<_> = (0..f.arity())
+                .map(|k| s.leaf(if *f == MapFn::Where && k == 0 { DType::Bool } else { d }, &[64, 33]))
+                .collect();
+            let op = ops::all().iter().find(|op| matches!(op.class, Class::Map(m) if m == *f)).unwrap();
+            let y = s.g.map(op, &args).unwrap();
+            all.add(&works(&s.program(&[y], true)));
+        }
+    }
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let mut s = Sketch::default();
+            let x = s.leaf(from, &[512]);
+            let y = s.g.cast(x, to).unwrap();
+            if y != x {
+                all.add(&works(&s.program(&[y], true)));
+            }
+        }
+    }
+    for arch in ARCHES {
+        all.compile(arch);
+    }
+}
+
+/// Compiles what programs need, for both architectures.
+fn compile(programs: &[Program]) {
+    let mut all = Functions::default();
+    for p in programs {
+        all.add(&works(p));
+    }
+    for arch in ARCHES {
+        all.compile(arch);
+    }
+}
+
+/// Labels of the launches of a program's regions.
+fn labels(p: &Program) -> Vec<String> {
+    works(p).iter().flat_map(|w| &w.launches).map(|l| l.function.label.clone()).collect()
+}
+
+fn strategies(p: &Program) -> BTreeSet<String> {
+    labels(p).iter().map(|l| l.split('_').next().unwrap_or("").to_string()).collect()
+}
+
+#[test]
+fn softmax_norms_and_losses_compile() {
+    let mut programs = Vec::new();
+    for d in [DType::F32, DType::BF16, DType::F64] {
+        for (rows, cols) in [
+            (64, 10),
+            (4096, 768),
+            (1024, 1000),
+            (512, 2048),
+            (512, 4096),
+            (512, 8191),
+            (300, 20000),
+            (300, 50257),
+            (2, 100000),
+        ] {
+            let mut s = Sketch::default();
+            let (x, w, b, c) =
+                (s.leaf(d, &[rows, cols]), s.leaf(d, &[cols]), s.leaf(d, &[cols]), s.leaf(d, &[rows, cols]));
+            let y = s.call("softmax", &[t(x), int(-1)]);
+            programs.push(s.program(&[y], true));
+            let m = s.call("mul", &[t(y), t(c)]);
+            let l = s.call("sum", &[t(m)]);
+            let g = s.grads(l, &[x]);
+            programs.push(s.program(&g, true));
+            let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
+            programs.push(s.program(&[y], true));
+            let m = s.call("mul", &[t(y), t(c)]);
+            let l = s.call("sum", &[t(m)]);
+            let mut g = s.grads(l, &[x, w, b]);
+            g.push(y);
+            programs.push(s.program(&g, true));
+            let target = s.leaf(DType::I64, &[rows]);
+            let l = s.call("cross_entropy", &[t(x), t(target)]);
+            let g = s.grads(l, &[x]);
+            programs.push(s.program(&g, true));
+        }
+    }
+    compile(&programs);
+}
+
+#[test]
+fn reductions_compile() {
+    let mut programs = Vec::new();
+    for d in DType::ALL {
+        for name in ["sum", "prod", "amax", "amin"] {
+            for (dims, axes) in [
+                (&[100, 60][..], &[0][..]),
+                (&[100, 60], &[1]),
+                (&[7, 500, 33], &[1]),
+                (&[7, 500, 33], &[0, 2]),
+                (&[50_000_000], &[0]),
+                (&[3, 5_000], &[1]),
+                (&[100_000, 8], &[0]),
+                (&[40, 70_000], &[0]),
+            ] {
+                if d == DType::Bool && name == "prod" {
+                    continue;
+                }
+                let mut s = Sketch::default();
+                let x = s.leaf(d, dims);
+                let y = s.call(name, &[t(x), ints(axes)]);
+                programs.push(s.program(&[y], true));
+            }
+        }
+    }
+    compile(&programs);
+}
+
+#[test]
+fn views_compile_and_share_text_across_sizes() {
+    let mut texts: Vec<BTreeSet<String>> = Vec::new();
+    for (r, c) in [(64, 96), (128, 32)] {
+        let mut found = BTreeSet::new();
+        for d in [DType::F32, DType::BF16, DType::U8] {
+            let mut s = Sketch::default();
+            let x = s.leaf(d, &[r, c]);
+            let y = s.leaf(d, &[c, r]);
+            let (row, col) = (s.leaf(d, &[c]), s.leaf(d, &[r, 1]));
+            let p = s.g.permute(y, &[1, 0]).unwrap();
+            let f = s.g.flip(x, 1).unwrap();
+            let wide = s.leaf(d, &[2 * r + 1, c + 3]);
+            let cut = s.g.slice(wide, 0, 1, 1 + 2 * r, 2).unwrap();
+            let cut = s.g.slice(cut, 1, 2, 2 + c, 1).unwrap();
+            for other in [row, col, p, f, cut] {
+                let z = s.call("add", &[t(x), t(other)]);
+                let program = s.program(&[z], true);
+                assert_eq!(program.kernels.len(), 1);
+                found.extend(works(&program).iter().flat_map(|w| &w.launches).map(|l| l.function.text.clone()));
+                if texts.is_empty() {
+                    compile(&[program]);
+                }
+            }
+        }
+        texts.push(found);
+    }
+    assert_eq!(texts[0], texts[1]);
+}
+
+#[test]
+fn an_optimizer_step_is_a_few_launches() {
+    let mut s = Sketch::default();
+    let shapes: [&[usize]; 5] = [&[768, 3072], &[3072], &[50257, 768], &[768], &[1, 3]];
+    let mut norms = Vec::new();
+    for dims in shapes {
+        let (w, m, v) = (s.state(DType::F32, dims), s.state(DType::F32, dims), s.state(DType::F32, dims));
+        let g = s.leaf(DType::BF16, dims);
+        let g = s.g.cast(g, DType::F32).unwrap();
+        let args = [t(w.1), t(g), t(m.1), t(v.1)];
+        let options = [("lr", float(1e-3)), ("step", int(3)), ("weight_decay", float(0.1))];
+        let out = s.call_all("adamw_update", &args, &options);
+        for (state, x) in [w, m, v].into_iter().zip(out) {
+            s.assign(state.0, x);
+        }
+        let square = s.call("mul", &[t(g), t(g)]);
+        norms.push(s.call("sum", &[t(square)]));
+    }
+    let p = s.program(&norms, true);
+    assert!(p.kernels.iter().any(|k| matches!(k, Kernel::Multi(_))));
+    println!("{:?}", labels(&p));
+    assert!(strategies(&p).contains("map"));
+    compile(&[p]);
+}

@@ -1,0 +1,128 @@
+//! What the code generation tests share: planning without a device, and compiling with NVRTC where it is installed.
+
+pub mod nvrtc;
+
+use perilune_core::graph::{Graph, NodeId, Number};
+use perilune_core::ops::{self, Args, Value, create};
+use perilune_core::{DType, Shape, grad};
+use perilune_cuda::codegen;
+use perilune_cuda::launch::{Function, Props, Work};
+use perilune_plan::ir::{Kernel, Program};
+use perilune_plan::{Null, Options, Request, Tracer};
+use std::collections::{BTreeMap, HashMap};
+
+/// A recording, with what it assigns.
+#[derive(Default)]
+pub struct Sketch {
+    pub g: Graph,
+    commits: Vec<(u64, NodeId)>,
+    leaves: u64,
+}
+
+impl Sketch {
+    pub fn leaf(&mut self, dtype: DType, dims: &[usize]) -> NodeId {
+        self.leaves += 1;
+        self.g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], self.leaves)
+    }
+
+    /// A state, by a number of its own.
+    pub fn state(&mut self, dtype: DType, dims: &[usize]) -> (u64, NodeId) {
+        self.leaves += 1;
+        (self.leaves, self.g.leaf(&create::STATE, Shape::of(dims), dtype, &[], self.leaves))
+    }
+
+    pub fn assign(&mut self, state: u64, x: NodeId) {
+        self.commits.push((state, x));
+    }
+
+    /// A call as Lua makes it: positional arguments, then options; the rest takes its default.
+    pub fn call_all(&mut self, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Vec<NodeId> {
+        let op = ops::by_name(name).unwrap_or_else(|| panic!("no op {name}"));
+        let params = ops::parse_signature(op.sig).unwrap();
+        let mut values: Vec<Value> = params.iter().map(|p| p.default.clone()).collect();
+        values[..positional.len()].clone_from_slice(positional);
+        for (option, v) in options {
+            values[params.iter().position(|p| p.name == *option).unwrap()] = v.clone();
+        }
+        ops::call(&mut self.g, op, &Args::new(op, values)).unwrap_or_else(|e| panic!("{name}: {e}")).to_vec()
+    }
+
+    pub fn call(&mut self, name: &str, args: &[Value]) -> NodeId {
+        self.call_all(name, args, &[])[0]
+    }
+
+    pub fn grads(&mut self, y: NodeId, wrt: &[NodeId]) -> Vec<NodeId> {
+        let (shape, dtype) = (self.g.shape(y), self.g.dtype(y));
+        let seed = self.g.filled(1.0, shape, dtype).unwrap();
+        grad::grad(&mut self.g, y, seed, wrt, false).unwrap().into_iter().flatten().collect()
+    }
+
+    pub fn program(&self, roots: &[NodeId], fusion: bool) -> Program {
+        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone() }, fusion)
+    }
+}
+
+pub fn plan(g: &Graph, request: Request, fusion: bool) -> Program {
+    let mut tracer = Tracer::default();
+    tracer.run(g, &request, |_| None);
+    let p = perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, &Null).unwrap();
+    perilune_plan::check::check(&p).unwrap();
+    p
+}
+
+pub fn t(x: NodeId) -> Value {
+    Value::Tensor(x)
+}
+
+pub fn int(i: i64) -> Value {
+    Value::Number(Number::Int(i))
+}
+
+pub fn float(f: f64) -> Value {
+    Value::Number(Number::Float(f))
+}
+
+pub fn ints(v: &[i64]) -> Value {
+    Value::Ints(v.into())
+}
+
+/// The launches of every region of a program.
+pub fn works(p: &Program) -> Vec<Work> {
+    let lists = p.kernels.iter().filter(|k| !matches!(k, Kernel::Library(_))).map(Kernel::regions);
+    lists.map(|r| codegen::regions(p, r, &Props::H200).unwrap()).collect()
+}
+
+/// Distinct functions, each with the number of launches that use it.
+#[derive(Default)]
+pub struct Functions {
+    pub by_text: BTreeMap<String, Function>,
+    pub uses: HashMap<String, usize>,
+}
+
+impl Functions {
+    pub fn add(&mut self, works: &[Work]) {
+        for l in works.iter().flat_map(|w| &w.launches) {
+            *self.uses.entry(l.function.text.clone()).or_default() += 1;
+            self.by_text.entry(l.function.text.clone()).or_insert_with(|| (*l.function).clone());
+        }
+    }
+
+    /// Compiles all of them, some at a time, and checks that no register spills. Without NVRTC, says so.
+    pub fn compile(&self, arch: &str) -> Vec<nvrtc::Compiled> {
+        let Some(nvrtc) = nvrtc::Nvrtc::find() else {
+            println!("skipped: no libnvrtc (set PERILUNE_NVRTC or LD_LIBRARY_PATH)");
+            return Vec::new();
+        };
+        let all: Vec<&Function> = self.by_text.values().collect();
+        let done: Vec<nvrtc::Compiled> = all.chunks(24).flat_map(|c| nvrtc.compile(c, arch)).collect();
+        let spilled: Vec<String> =
+            done.iter().filter(|c| c.spilled > 0).map(|c| format!("{} spills {} bytes", c.name, c.spilled)).collect();
+        assert!(spilled.is_empty(), "{arch}: {}", spilled.join("; "));
+        println!("{arch}: {} functions, {} registers at most", done.len(), most(done.iter().map(|c| c.registers)));
+        done
+    }
+}
+
+fn most(x: impl Iterator<Item = usize>) -> usize {
+    x.max().unwrap_or(0)
+}
