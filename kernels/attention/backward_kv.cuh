@@ -41,20 +41,19 @@ __device__ __forceinline__ void backward_kv(
     // One stage: a tile of q, of grad, of lse and of delta.
     constexpr u32 STAGE = 2 * Queries::BYTES + 1024;
     static_assert(BN * 8 <= 1024 && BN * 2 <= THREADS);
-    Place at(p, (p.s + BM - 1) / BM);
+    const Place at(p, (p.s + BM - 1) / BM);
     const i32 first = at.tile * BM;
-    const i32 groups = p.heads / p.group;
-    const i32 batch = at.pair / groups, group = at.pair % groups;
+    const i32 batch = at.pair / p.groups, group = at.pair % p.groups;
     k += batch * p.k.batch + group * p.k.head;
     v += batch * p.v.batch + group * p.v.head;
     q += batch * p.q.batch + group * p.group * p.q.head;
     grad += batch * p.grad.batch + group * p.group * p.grad.head;
-    lse += (i64)at.pair * p.group * p.t;
-    delta += (i64)at.pair * p.group * p.t;
+    // The first BN threads bring the numbers of lse, the next BN those of delta.
+    const f32* numbers_of = (threadIdx.x < BN ? lse : delta) + (i64)at.pair * p.group * p.t;
 
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
-    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.s) - 1;
     const i32 begin = CAUSAL ? first / BN * BN : 0;
     const i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
@@ -62,7 +61,8 @@ __device__ __forceinline__ void backward_kv(
     const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
     const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
 
-    typename LeftOf<P::HELD, Keys, MT>::Type lk(sk, warp * MT * 16, lane), lv(sv, warp * MT * 16, lane);
+    typename LeftOf<P::HELD, Keys, MT>::Type lk(sk, warp * MT * 16, lane);
+    const Shared<Keys, MT> lv(sv, warp * MT * 16, lane);
     const u32 along = Queries::lane_along(lane), down = Queries::lane_down(lane);
 
     f32 ak[MT][N / 8][4], av[MT][N / 8][4];
@@ -73,51 +73,47 @@ __device__ __forceinline__ void backward_kv(
 #pragma unroll
             for (int i = 0; i < 4; i++) ak[m][j][i] = av[m][j][i] = 0.0f;
 
-    // The tile that is fetched next: `q`, `grad`, `lse` and `delta` point to its head.
-    i32 ahead = begin;
-    auto fetch = [&](u32 to) {
+    // Brings the tile of queries at `ahead`; `q`, `grad` and `numbers_of` point to its head.
+    auto fetch = [&](u32 to, i32 ahead) {
         Queries::template load<THREADS>(to, q, p.q.row, ahead, p.t, p.d);
         Queries::template load<THREADS>(to + Queries::BYTES, grad, p.grad.row, ahead, p.t, p.e);
-        if (threadIdx.x < 2 * BN) {
-            i32 i = threadIdx.x % BN;
-            bool on = ahead + i < p.t;
-            const f32* from = threadIdx.x < BN ? lse : delta;
-            copy4(to + 2 * Queries::BYTES + threadIdx.x * 4, from + (on ? ahead + i : 0), on);
+        const i32 tid = thread_now();
+        if (tid < 2 * BN) {
+            i32 i = ahead + tid % BN;
+            bool on = i < p.t;
+            copy4(to + 2 * Queries::BYTES + tid * 4, numbers_of + (on ? i : 0), on);
         }
-        ahead += BN;
-        if (ahead >= end) {
-            ahead = begin;
+        if (ahead + BN >= end) {
             q += p.q.head;
             grad += p.grad.head;
-            lse += p.t;
-            delta += p.t;
+            numbers_of += p.t;
         }
     };
 
     Keys::template load<THREADS>(sk, k, p.k.row, first, p.s, p.d);
     Keys::template load<THREADS>(sv, v, p.v.row, first, p.s, p.e);
     copies_end();
-    if (P::STAGES == 2 && steps > 0) fetch(sq);
+    if (P::STAGES == 2 && steps > 0) fetch(sq, begin);
     copies_end();
     if (P::HELD) {
         copies_wait<1>();
         __syncthreads();
         lk.fetch();
-        lv.fetch();
     }
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
     i32 query = begin;
-    for (i32 step = 0; step < steps; step++) {
+#pragma unroll 1
+    for (i32 left = steps; left > 0; left--) {
         if (P::STAGES == 1) {
             __syncthreads();
-            fetch(sq);
+            fetch(sq, query);
             copies_end();
         }
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
-            if (step + 1 < steps) fetch(sq + (stage ^ 1) * STAGE);
+            if (left > 1) fetch(sq + (stage ^ 1) * STAGE, query + BN < end ? query + BN : begin);
             copies_end();
         }
         const u32 tq = sq + stage * STAGE, tg = tq + Queries::BYTES, numbers = tg + Queries::BYTES + (lane & 3) * 8;
@@ -137,7 +133,7 @@ __device__ __forceinline__ void backward_kv(
             }
             // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
             if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
-                i32 c0 = query + (i32)(lane & 3) * 2;
+                const i32 tid = thread_now(), row = top + tid % 32 / 4, c0 = query + tid % 4 * 2;
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -177,11 +173,13 @@ __device__ __forceinline__ void backward_kv(
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) ak[m][j][i] *= p.scale;
-    dk += batch * p.dk.batch + group * p.dk.head;
-    dv += batch * p.dv.batch + group * p.dv.head;
+    const Place done(p, (p.s + BM - 1) / BM);
+    dk += done.pair / p.groups * p.dk.batch + done.pair % p.groups * p.dk.head;
+    dv += done.pair / p.groups * p.dv.batch + done.pair % p.groups * p.dv.head;
     __syncwarp();
-    Keys::template store<T, MT, N>(ak, sk, dk, p.dk.row, first, p.s, p.d, warp * MT * 16, column);
-    Keys::template store<T, MT, N>(av, sv, dv, p.dv.row, first, p.s, p.e, warp * MT * 16, column);
+    const i32 start = done.tile * BM, mine = thread_now() / 32 * MT * 16;
+    Keys::template store<T, MT, N>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, column);
+    Keys::template store<T, MT, N>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, column);
 }
 
 }  // namespace attention

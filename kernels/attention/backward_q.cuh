@@ -34,7 +34,7 @@ __device__ __forceinline__ void backward_q(
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
     const i32 tiles = (p.t + BM - 1) / BM;
-    Place at(p, tiles);
+    const Place at(p, tiles);
     const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
     const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
     q += batch * p.q.batch + head * p.q.head;
@@ -42,10 +42,10 @@ __device__ __forceinline__ void backward_q(
     k += batch * p.k.batch + head / p.group * p.k.head;
     v += batch * p.v.batch + head / p.group * p.v.head;
 
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
-    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.t) - 1;
     const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
     const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void backward_q(
             for (int i = 0; i < 4; i++) acc[m][j][i] = 0.0f;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            i32 r = row + m * 16 + h * 8;
+            i32 r = top + (i32)lane / 4 + m * 16 + h * 8;
             i64 place = (i64)at.pair * p.t + r;
             base[m][h] = r < p.t ? lse[place] * LOG2E : 0.0f;
             del[m][h] = r < p.t ? delta[place] : 0.0f;
@@ -85,6 +85,7 @@ __device__ __forceinline__ void backward_q(
     }
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
+#pragma unroll 1
     for (i32 key = begin; key < end; key += BN) {
         copies_wait<0>();
         __syncthreads();
@@ -104,7 +105,7 @@ __device__ __forceinline__ void backward_q(
         if (active) {
             scores<T, Keys, MT, BN>(x, lq, sk + along + here);
             bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
-            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, row, key + (i32)(lane & 3) * 2, p.s, p.window);
+            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -144,9 +145,11 @@ __device__ __forceinline__ void backward_q(
         for (int j = 0; j < C / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[m][j][i] *= p.scale;
-    dq += batch * p.dq.batch + head * p.dq.head;
+    const Place done(p, tiles);
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
+    dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
     __syncwarp();
-    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, first, p.t, p.d, warp * MT * 16, 0);
+    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, thread_now() / 32 * MT * 16, 0);
 }
 
 }  // namespace attention

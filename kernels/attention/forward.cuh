@@ -35,17 +35,17 @@ __device__ __forceinline__ void forward(
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
     const i32 tiles = (p.t + BM - 1) / BM;
-    Place at(p, tiles);
+    const Place at(p, tiles);
     const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
     const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
     q += batch * p.q.batch + head * p.q.head;
     k += batch * p.k.batch + head / p.group * p.k.head;
     v += batch * p.v.batch + head / p.group * p.v.head;
 
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
-    // The lane's first row, and the first and last row of its warp.
-    const i32 top = first + (i32)warp * MT * 16, row = top + (i32)(lane / 4), bottom = top + MT * 16 - 1;
+    // The first and the last row of the warp.
+    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.t) - 1;
     const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
     const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
@@ -78,6 +78,7 @@ __device__ __forceinline__ void forward(
     }
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
+#pragma unroll 1
     for (i32 key = begin; key < end; key += BN) {
         copies_wait<0>();
         __syncthreads();
@@ -97,7 +98,7 @@ __device__ __forceinline__ void forward(
         if (active) {
             scores<T, Keys, MT, BN>(x, left, bk + here);
             bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
-            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, row, key + (i32)(lane & 3) * 2, p.s, p.window);
+            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
         }
         if (P::STAGES == 1) {
             copies_wait<0>();
@@ -151,6 +152,9 @@ __device__ __forceinline__ void forward(
     // With no key at all, other warps' copies of q into this warp's rows may still be on their way.
     if (begin >= end) __syncthreads();
 
+    const Place done(p, tiles);
+    const u32 tid = thread_now();
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM, mine = (i32)(tid / 32) * MT * 16;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -164,13 +168,13 @@ __device__ __forceinline__ void forward(
                 o[m][j][2 * h] *= by;
                 o[m][j][2 * h + 1] *= by;
             }
-            i32 r = row + m * 16 + h * 8;
-            if (lse && (lane & 3) == 0 && r < p.t)
-                lse[(i64)at.pair * p.t + r] = total > 0.0f ? peak[m][h] * p.scale + __logf(total) : 0.0f;
+            i32 r = start + mine + (i32)(tid & 31) / 4 + m * 16 + h * 8;
+            if (lse && (tid & 3) == 0 && r < p.t)
+                lse[(i64)done.pair * p.t + r] = total > 0.0f ? peak[m][h] * p.scale + __logf(total) : 0.0f;
         }
-    out += batch * p.out.batch + head * p.out.head;
+    out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
     __syncwarp();
-    Queries::template store<T, MT, C>(o, sq, out, p.out.row, first, p.t, p.e, warp * MT * 16, 0);
+    Queries::template store<T, MT, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
 }
 
 }  // namespace attention

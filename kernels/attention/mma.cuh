@@ -12,6 +12,22 @@
 
 namespace attention {
 
+// threadIdx.x and blockIdx.x, read when asked for: what is worked out from them anew behind a loop need not live in
+// registers through it.
+__device__ __forceinline__ u32 thread_now() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+__device__ __forceinline__ u32 block_now() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
+// The index of this thread's warp, in a way that tells the compiler that all its lanes agree.
+__device__ __forceinline__ u32 warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // 16 bytes, or 16 zero bytes where `on` is false (`src` must be a valid address even then).

@@ -22,11 +22,13 @@ struct Problem {
     i32 t, s;        // queries, keys
     i32 d, e;        // head sizes of q and k, and of v
     i32 heads;       // H
+    i32 groups;      // G
     i32 group;       // r
     i32 window;      // a query sees this many keys, itself included
     i32 pairs;       // B H, or B G for dk and dv
     i32 section;     // pairs whose tiles are worked on together
     f32 scale;
+    i32 unused;      // rounds the structure up to 8 bytes
 };
 
 // Which (batch, head) and which tile of it a block works on. Blocks start in order of their index. A section's keys and
@@ -35,9 +37,9 @@ struct Problem {
 struct Place {
     i32 pair, tile;
     __device__ __forceinline__ Place(const Problem& p, i32 tiles) {
-        i32 whole = p.section * tiles;
-        i32 first = (i32)blockIdx.x / whole;
-        i32 rest = (i32)blockIdx.x - first * whole;
+        i32 block = (i32)block_now(), whole = p.section * tiles;
+        i32 first = block / whole;
+        i32 rest = block - first * whole;
         first *= p.section;
         i32 n = min(p.section, p.pairs - first);
         tile = rest / n;
@@ -103,9 +105,10 @@ struct Tile {
                        x + (on ? from + i * STEP * (i32)stride : 0), on);
             }
         } else {
+            const u32 tid = thread_now();
 #pragma unroll
             for (int i = 0; i < (TOTAL + THREADS - 1) / THREADS; i++) {
-                i32 at = threadIdx.x + i * THREADS;
+                u32 at = tid + i * THREADS;
                 if (TOTAL % THREADS != 0 && at >= TOTAL) break;
                 i32 row = at / CHUNKS, chunk = at % CHUNKS;
                 bool on = row < n && chunk * 8 < width;
@@ -119,7 +122,7 @@ struct Tile {
     template <typename T, int MT, int N>
     static __device__ __forceinline__ void store(
         const f32 (&c)[MT][N / 8][4], u32 tile, T* x, i64 stride, i32 first, i32 n, i32 width, int row, int column) {
-        u32 lane = threadIdx.x & 31;
+        u32 lane = thread_now() & 31;
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -239,9 +242,12 @@ __device__ __forceinline__ void pack(u32 (&p)[MT][N / 16][4], const f32 (&c)[MT]
             }
 }
 
-// Sets the scores of keys that a query may not see to -inf. `row` and `key` are those of the lane's first element.
+// Sets the scores of keys that a query may not see to -inf. `row` and `key` are the warp's first.
 template <bool CAUSAL, bool WINDOW, int MT, int N>
 __device__ __forceinline__ void hide(f32 (&x)[MT][N / 8][4], i32 row, i32 key, i32 s, i32 window) {
+    const i32 tid = thread_now();
+    row += tid % 32 / 4;
+    key += tid % 4 * 2;
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll

@@ -39,6 +39,26 @@ pub struct Tile {
     pub blocks: u32,
 }
 
+/// Where a row of [`TILES`] holds. Some tiles that pay need more registers than one of the masks leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    Always,
+    /// On the 228 KiB of shared memory of sm_90, without a window.
+    Large,
+    /// With a causal mask or a window.
+    Masked,
+}
+
+impl When {
+    pub fn holds(self, large: bool, causal: bool, window: bool) -> bool {
+        match self {
+            When::Always => true,
+            When::Large => large && !window,
+            When::Masked => causal || window,
+        }
+    }
+}
+
 const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32, blocks: u32) -> Tile {
     Tile { warps, mt, bn, stages, held, split, blocks }
 }
@@ -46,31 +66,33 @@ const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32,
 /// Head sizes that kernels are made for.
 pub const SIZES: [u32; 5] = [32, 64, 96, 128, 256];
 
-/// (pass, head size, whether it wants the 228 KiB of shared memory of sm_90, tile); the first that fits is taken.
+/// (pass, head size, when, tile); the first that holds is taken.
 #[rustfmt::skip]
-pub const TILES: &[(Pass, u32, bool, Tile)] = &[
-    (Pass::Forward, 32, false, tile(4, 2, 64, 2, true, 1, 2)),
-    (Pass::Forward, 64, false, tile(4, 2, 64, 2, true, 1, 2)),
-    (Pass::Forward, 96, false, tile(4, 2, 64, 2, false, 1, 2)),
-    (Pass::Forward, 128, false, tile(4, 2, 64, 1, false, 1, 2)),
-    (Pass::Forward, 256, false, tile(4, 1, 64, 1, false, 1, 2)),
-    (Pass::BackwardQ, 32, false, tile(4, 2, 32, 2, true, 1, 2)),
-    (Pass::BackwardQ, 64, false, tile(4, 2, 32, 2, true, 1, 2)),
-    (Pass::BackwardQ, 96, false, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardQ, 128, true, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardQ, 128, false, tile(4, 2, 32, 1, false, 1, 2)),
-    (Pass::BackwardQ, 256, false, tile(4, 1, 32, 1, false, 1, 2)),
-    (Pass::BackwardKv, 32, false, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardKv, 64, false, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardKv, 96, false, tile(4, 1, 32, 2, true, 1, 2)),
-    (Pass::BackwardKv, 128, false, tile(4, 1, 32, 2, true, 1, 2)),
-    (Pass::BackwardKv, 256, false, tile(4, 1, 32, 1, false, 2, 2)),
+pub const TILES: &[(Pass, u32, When, Tile)] = &[
+    (Pass::Forward, 32, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
+    (Pass::Forward, 64, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
+    (Pass::Forward, 96, When::Always, tile(4, 2, 64, 2, false, 1, 2)),
+    (Pass::Forward, 128, When::Large, tile(4, 2, 64, 1, false, 1, 2)),
+    (Pass::Forward, 128, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::Forward, 256, When::Always, tile(4, 1, 64, 1, false, 1, 2)),
+    (Pass::BackwardQ, 32, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
+    (Pass::BackwardQ, 64, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
+    (Pass::BackwardQ, 96, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardQ, 128, When::Large, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardQ, 128, When::Always, tile(4, 2, 32, 1, false, 1, 2)),
+    (Pass::BackwardQ, 256, When::Always, tile(4, 1, 32, 1, false, 1, 2)),
+    (Pass::BackwardKv, 32, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 64, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 96, When::Always, tile(4, 1, 32, 2, true, 1, 2)),
+    (Pass::BackwardKv, 128, When::Masked, tile(4, 1, 32, 2, true, 1, 2)),
+    (Pass::BackwardKv, 128, When::Always, tile(4, 1, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 256, When::Always, tile(4, 1, 32, 1, false, 2, 2)),
 ];
 
 impl Tile {
-    pub fn of(pass: Pass, size: u32, props: &Props) -> Option<Tile> {
+    pub fn of(pass: Pass, size: u32, props: &Props, causal: bool, window: bool) -> Option<Tile> {
         let large = props.shared_bytes >= 200 << 10;
-        TILES.iter().find(|t| t.0 == pass && t.1 == size && (large || !t.2)).map(|t| t.3)
+        TILES.iter().find(|t| t.0 == pass && t.1 == size && t.2.holds(large, causal, window)).map(|t| t.3)
     }
 
     /// Rows of a block.
@@ -337,25 +359,26 @@ impl<'a> Builder<'a> {
 
     /// `attention::Problem`.
     fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
-        let mut bytes = Vec::with_capacity(232);
+        let mut bytes = Vec::with_capacity(240);
         let (dq, dk) = (Strides::contiguous(self.h, self.t, self.d), Strides::contiguous(self.g, self.s, self.d));
         let dv = Strides::contiguous(self.g, self.s, self.e);
         for s in [x.q, x.k, x.v, x.out, x.grad, dq, dk, dv] {
             bytes.extend(s.0.into_iter().flat_map(i64::to_le_bytes));
         }
         let group = self.h / self.g.max(1);
-        for n in [self.t, self.s, self.d, self.e, self.h, group.max(1)] {
+        for n in [self.t, self.s, self.d, self.e, self.h, self.g, group.max(1)] {
             bytes.extend((n as i32).to_le_bytes());
         }
         for n in [self.window, pairs as i32, section as i32] {
             bytes.extend(n.to_le_bytes());
         }
         bytes.extend(self.scale.to_le_bytes());
+        bytes.extend([0; 4]);
         Arg::Bytes(bytes)
     }
 
     fn launch(&mut self, pass: Pass, x: &Tensors, pointers: Vec<Arg>) -> Result<()> {
-        let Some(tile) = Tile::of(pass, self.size, self.props) else {
+        let Some(tile) = Tile::of(pass, self.size, self.props, self.causal, self.window > 0) else {
             return Err(bug(format!("no attention tile for head size {}", self.size)));
         };
         // Rows a block has, and elements that the blocks of one pair read over and over.

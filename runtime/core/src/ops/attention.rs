@@ -441,6 +441,22 @@ mod tests {
     }
 
     #[test]
+    fn the_backward_node_reads_what_the_forward_saved() {
+        let g = &mut Graph::new();
+        let [q, k] = [[2, 4, 3, 8], [2, 2, 5, 8]].map(|d| leaf(g, &d));
+        let rest = [Value::None, Value::Bool(true), Value::None, Value::None, Value::Bool(true)];
+        let args = Args::new(&ATTENTION, [q.clone(), k.clone(), k].into_iter().chain(rest));
+        let y = call(g, &ATTENTION, &args).unwrap()[0];
+        let Value::Tensor(q) = q else { panic!() };
+        let d = crate::grad::grad(g, y, y, &[q], false).unwrap()[0].unwrap();
+        let back = g.node(d).clone();
+        assert_eq!((back.op, back.attrs[3..].to_vec()), (&ATTENTION_BACKWARD, vec![8, 8]));
+        let (out, lse) = (g.node(back.inputs[4]), g.node(back.inputs[5]));
+        assert_eq!((out.op, &out.inputs, &out.attrs), (&ATTENTION, &g.node(y).inputs, &g.node(y).attrs));
+        assert_eq!((lse.op, lse.inputs[0], lse.shape.dims()), (&create::PART, back.inputs[4], &[2, 4, 3][..]));
+    }
+
+    #[test]
     fn rope_turns_back_in_its_gradient() {
         let g = &mut Graph::new();
         let x = leaf(g, &[2, 3, 4]);

@@ -1,0 +1,493 @@
+"""Attention's kernels on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
+
+    python3 kernels/lab/attention_lab.py [check] [time] [sweep]        (all three without arguments; about 2 minutes)
+
+Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention.rs makes, from the same headers and the
+same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
+of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
+poisoned outputs. `time` compares with torch's flash and cuDNN attention; a causal mask counts half the work. `sweep`
+times other tiles kernel by kernel. Exit status 1 if a check fails.
+"""
+
+import ctypes
+import glob
+import math
+import multiprocessing
+import os
+import re
+import statistics
+import struct
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KERNELS = os.path.dirname(HERE)
+RUST = os.path.join(KERNELS, "..", "runtime", "cuda", "src", "attention.rs")
+START = time.time()
+
+# ---- texts --------------------------------------------------------------------------------------------------------
+
+# Tile: (warps, mt, bn, stages, held, split, blocks), as in attention.rs.
+NAMES = {"Forward": "forward", "BackwardQ": "backward_q", "BackwardKv": "backward_kv"}
+PLANS = {"Forward": "ForwardPlan", "BackwardQ": "BackwardQPlan", "BackwardKv": "BackwardKVPlan"}
+POINTERS = {
+    "Forward": [("const T*", "q"), ("const T*", "k"), ("const T*", "v"), ("T*", "out"), ("f32*", "lse")],
+    "BackwardQ": [("const T*", "q"), ("const T*", "k"), ("const T*", "v"), ("const T*", "grad"), ("const f32*", "lse"),
+                  ("const f32*", "delta"), ("T*", "dq")],
+    "BackwardKv": [("const T*", "q"), ("const T*", "k"), ("const T*", "v"), ("const T*", "grad"), ("const f32*", "lse"),
+                   ("const f32*", "delta"), ("T*", "dk"), ("T*", "dv")],
+}
+SIZES = [32, 64, 96, 128, 256]
+
+
+class Table:
+    """Which tile a kernel works with, from the Rust source."""
+
+    def __init__(self, large):
+        row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
+        self.large, self.rows = large, re.findall(row, open(RUST).read())
+        assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "attention.rs changed"
+
+    def of(self, p, size, causal, window):
+        holds = {"Always": True, "Large": self.large and not window, "Masked": causal or window}
+        found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
+        return tuple(int(x) if x.isdigit() else x == "true" for x in found[3:])
+
+
+def text(p, size, tile, t, causal, window):
+    warps, mt, bn, stages, held, split, blocks = tile
+    lower = lambda x: "true" if x else "false"
+    plan = f"attention::{PLANS[p]}<{size}, {warps}, {mt}, {bn}, {stages}, {lower(held)}"
+    plan += f", {split}>" if p == "BackwardKv" else ">"
+    params = ", ".join(f"{kind.replace('T', t)} {name}" for kind, name in POINTERS[p])
+    args = ", ".join(name for _, name in POINTERS[p])
+    return (f'#include "attention/{NAMES[p]}.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({32 * warps}, {blocks}) KERNEL({params}, '
+            f"const attention::Problem p) {{\n"
+            f"    attention::{NAMES[p]}<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p);\n}}\n")
+
+
+def delta_text(size, t):
+    lanes = 1 << (size // 8 - 1).bit_length()
+    return (f'#include "attention/rows.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, '
+            f"const attention::Problem p) {{\n    attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n")
+
+
+def shared_bytes(p, size, tile):
+    warps, mt, bn, stages, _, _, _ = tile
+    rows, step = 16 * mt * warps * size * 2, bn * size * 2
+    return {"Forward": rows + 2 * stages * step, "BackwardQ": 2 * rows + 2 * stages * step,
+            "BackwardKv": 2 * rows + stages * (2 * step + 1024)}[p]
+
+
+# ---- NVRTC and the driver -----------------------------------------------------------------------------------------
+
+
+def nvrtc():
+    folders = [os.environ.get("PERILUNE_NVRTC", "")]
+    for site in sys.path:
+        folders += sorted(glob.glob(os.path.join(site, "nvidia", "cu1*", "lib")), reverse=True)
+        folders += glob.glob(os.path.join(site, "nvidia", "cuda_nvrtc", "lib"))
+    folders += ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"]
+    for folder in folders:
+        found = sorted(glob.glob(os.path.join(folder, "libnvrtc.so.1[0-9]")), reverse=True) if folder else []
+        for path in found:
+            for b in glob.glob(os.path.join(folder, "libnvrtc-builtins.so.*")):
+                try:
+                    ctypes.CDLL(b, mode=ctypes.RTLD_GLOBAL)
+                except OSError:
+                    pass
+            return ctypes.CDLL(path)
+    sys.exit("libnvrtc was not found: set PERILUNE_NVRTC to its folder")
+
+
+def compile_one(job):
+    """(text, arch) -> (machine code or None, log)."""
+    source, arch = job
+    lib = nvrtc()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"attention.cu", 0, None, None)
+    options = [b"-std=c++17", f"--gpu-architecture={arch}".encode(), f"-I{KERNELS}".encode(), b"--ptxas-options=-v"]
+    status = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetProgramLog(program, log)
+    if status:
+        return None, log.value.decode()
+    lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetCUBIN(program, code)
+    return code.raw, log.value.decode()
+
+
+class Gpu:
+    def __init__(self):
+        self.codes, self.functions, self.cuda = {}, {}, None
+
+    def compile(self, texts):
+        """Compiles what is new, one process a core; before the first launch, so that children do not hold a context."""
+        major, minor = self.arch
+        arch = f"sm_{major}{minor}" + ("a" if major == 9 else "")
+        new = [t for t in dict.fromkeys(texts) if t not in self.codes]
+        with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
+            for t, got in zip(new, pool.map(compile_one, [(t.replace("KERNEL", "kernel"), arch) for t in new], 1)):
+                self.codes[t] = got
+                if got[0] is None:
+                    print(f"does not compile:\n{t}\n{got[1][:2000]}", flush=True)
+
+    def call(self, name, *args):
+        status = getattr(self.cuda, name)(*args)
+        if status:
+            raise RuntimeError(f"{name}: error {status}")
+
+    def function(self, t, shared=0):
+        if self.cuda is None:
+            self.cuda = ctypes.CDLL("libcuda.so.1")
+        if t not in self.functions:
+            module, f = ctypes.c_void_p(), ctypes.c_void_p()
+            self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(self.codes[t][0]))
+            self.call("cuModuleGetFunction", ctypes.byref(f), module, b"kernel")
+            self.call("cuFuncSetAttribute", f, 8, shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.functions[t] = f
+        return self.functions[t]
+
+    def facts(self, t, threads, shared):
+        """Registers, bytes of local memory (spills), blocks a multiprocessor."""
+        f = self.function(t, shared)
+        regs, local, blocks = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self.call("cuFuncGetAttribute", ctypes.byref(regs), 4, f)
+        self.call("cuFuncGetAttribute", ctypes.byref(local), 3, f)
+        self.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), f, threads,
+                  ctypes.c_size_t(shared))
+        return regs.value, local.value, blocks.value
+
+    def launch(self, t, grid, threads, shared, args):
+        """`args`: tensors, None, and bytes for a structure."""
+        f = self.function(t, shared)
+        hold = [ctypes.create_string_buffer(a, len(a)) if isinstance(a, bytes)
+                else ctypes.c_uint64(0 if a is None else a if isinstance(a, int) else a.data_ptr()) for a in args]
+        pointers = (ctypes.c_void_p * len(hold))(*[ctypes.cast(ctypes.byref(h), ctypes.c_void_p) for h in hold])
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.call("cuLaunchKernel", f, *grid, threads, 1, 1, shared, stream, pointers, None)
+
+
+# ---- one problem --------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """q, k and v as views of one projection (B, T, H + 2 G, D), or of two where T is not S, or D not E."""
+
+    def __init__(self, b, h, g, t, s, d, e, causal, window=0, dtype="bf16", fused=True):
+        self.b, self.h, self.g, self.t, self.s, self.d, self.e = b, h, g, t, s, d, e
+        self.causal, self.window, self.dtype = causal or window > 0, window if window < t else 0, dtype
+        self.size = next(c for c in SIZES if c >= max(d, e))
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+        new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(kind)
+        if fused and t == s and d == e:
+            x = new(b, t, h + 2 * g, d).transpose(1, 2)
+            self.q, self.k, self.v = x[:, :h], x[:, h:h + g], x[:, h + g:]
+        elif fused:
+            self.q = new(b, t, h, d).transpose(1, 2)
+            self.k, self.v = new(b, s, g, d).transpose(1, 2), new(b, s, g, e).transpose(1, 2)
+        else:
+            self.q, self.k, self.v = new(b, h, t, d), new(b, g, s, d), new(b, g, s, e)
+        self.grad = new(b, t, h, e).transpose(1, 2)
+        empty = lambda *shape, kind=kind: torch.full(shape, math.nan, device="cuda", dtype=kind)
+        self.out, self.lse = empty(b, h, t, e), empty(b, h, t, kind=torch.float32)
+        self.delta = empty(b, h, t, kind=torch.float32)
+        self.dq, self.dk, self.dv = empty(b, h, t, d), empty(b, g, s, d), empty(b, g, s, e)
+
+    def __str__(self):
+        mask = f"window {self.window}" if self.window else "causal" if self.causal else "full"
+        return f"B{self.b} H{self.h} G{self.g} T{self.t} S{self.s} D{self.d} E{self.e} {self.dtype} {mask}"
+
+    def tile(self, tiles, p):
+        return tiles.of(p, self.size, self.causal, self.window > 0)
+
+    def texts(self, tiles):
+        kinds = [text(p, self.size, self.tile(tiles, p), self.dtype, self.causal, self.window > 0) for p in NAMES]
+        return kinds + [delta_text(self.size, self.dtype)]
+
+    def problem(self, p, rows):
+        r = self.h // self.g
+        pairs = self.b * (self.g if p == "BackwardKv" else self.h)
+        again = self.t * r if p == "BackwardKv" else self.s // r
+        section = max(1, min(pairs, (16 << 20) // max(1, again * (self.d + self.e) * 2)))
+        if p != "BackwardKv":
+            section = min(pairs, -(-section // r) * r)
+        strides = []
+        for x in (self.q, self.k, self.v, self.out, self.grad, self.dq, self.dk, self.dv):
+            strides += x.stride()[:3]
+        tiles = -(-(self.s if p == "BackwardKv" else self.t) // rows)
+        ints = [self.t, self.s, self.d, self.e, self.h, self.g, r, self.window, pairs, section]
+        return struct.pack("<24q10if4x", *strides, *ints, 1 / math.sqrt(self.d)), pairs * tiles
+
+    def launches(self, p, tile):
+        """The arguments of Gpu.launch for one kernel."""
+        warps, mt, split = tile[0], tile[1], tile[5]
+        data, blocks = self.problem(p, 16 * mt * warps)
+        args = [getattr(self, name) for _, name in POINTERS[p]]
+        t = text(p, self.size, tile, self.dtype, self.causal, self.window > 0)
+        return t, (blocks, split, 1), 32 * warps, shared_bytes(p, self.size, tile), [*args, data]
+
+    def delta_launch(self):
+        rows = 256 // (1 << (self.size // 8 - 1).bit_length())
+        data, blocks = self.problem("Delta", rows)
+        return delta_text(self.size, self.dtype), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
+
+    def run(self, gpu, tiles, backward=True):
+        gpu.launch(*self.launches("Forward", self.tile(tiles, "Forward")))
+        if backward:
+            self.run_backward(gpu, tiles)
+
+    def run_backward(self, gpu, tiles):
+        gpu.launch(*self.delta_launch())
+        for p in ("BackwardQ", "BackwardKv"):
+            gpu.launch(*self.launches(p, self.tile(tiles, p)))
+
+    def results(self):
+        return {"out": self.out, "lse": self.lse, "dq": self.dq, "dk": self.dk, "dv": self.dv}
+
+    def reference(self):
+        r = self.h // self.g
+        q, k, v, grad = (x.double() for x in (self.q, self.k, self.v, self.grad))
+        q, k, v = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        x = q @ k.repeat_interleave(r, 1).transpose(-1, -2) / math.sqrt(self.d)
+        i, j = torch.arange(self.t, device="cuda")[:, None], torch.arange(self.s, device="cuda")
+        seen = torch.ones(self.t, self.s, dtype=torch.bool, device="cuda")
+        if self.causal:
+            seen &= j <= i
+        if self.window:
+            seen &= j > i - self.window
+        x = x.masked_fill(~seen, -math.inf)
+        any_key = seen.any(1)[:, None]
+        lse = torch.where(any_key, torch.logsumexp(x, -1, keepdim=True), 0.0)
+        p = torch.where(seen, (x - lse).exp(), 0.0)
+        out = p @ v.repeat_interleave(r, 1)
+        dq, dk, dv = torch.autograd.grad(out, (q, k, v), grad)
+        return {"out": out, "lse": lse[..., 0], "dq": dq, "dk": dk, "dv": dv}
+
+    def flash(self):
+        """torch's results, where it has this case."""
+        if self.window or self.h != self.g or self.d != self.e or (self.causal and self.t != self.s):
+            return {}
+        try:
+            q, k, v = (x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v))
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            dq, dk, dv = torch.autograd.grad(out, (q, k, v), self.grad)
+            return {"out": out, "dq": dq, "dk": dk, "dv": dv}
+        except RuntimeError:
+            return {}
+
+
+def distance(x, ref):
+    x, ref = x.detach().double(), ref.detach()
+    norm = ref.norm().item()
+    # Where the reference is nothing but rounding (one visible key: dq is 0), compare with 1.
+    return (x - ref).norm().item() / (norm if norm > 1e-6 * math.sqrt(max(1, ref.numel())) else math.sqrt(ref.numel()))
+
+
+def cases():
+    for d in (64, 96, 128, 256):
+        for t in (1, 7, 64, 100, 1024):
+            yield 2, 3, 3, t, t, d, d, True
+        yield 2, 3, 3, 1024, 1024, d, d, False
+        yield 1, 2, 2, 100, 333, d, d, False
+        yield 1, 2, 2, 333, 100, d, d, True
+        yield 1, 2, 2, 100, 333, d, d, True
+        yield 2, 8, 2, 300, 300, d, d, True
+        yield 2, 6, 1, 200, 77, d, d, False
+        for window in (1, 64, 200):
+            yield 1, 4, 2, 1000, 1000, d, d, True, window
+        yield 1, 2, 2, 500, 200, d, d, True, 50
+        yield 2, 3, 3, 515, 515, d, d, True, 0, "f16"
+        yield 2, 3, 3, 515, 515, d, d, True, 100, "f16"
+    yield 2, 4, 4, 300, 300, 32, 32, True
+    yield 2, 4, 4, 300, 300, 16, 24, True, 40
+    yield 2, 4, 2, 200, 300, 40, 64, False
+    yield 2, 4, 2, 200, 200, 80, 128, True
+    yield 1, 2, 1, 150, 150, 192, 136, True
+
+
+def check(gpu, tiles):
+    bad = count = 0
+    worst = {}
+    for spec in cases():
+        c = Case(*spec)
+        c.run(gpu, tiles)
+        torch.cuda.synchronize()
+        first = {k: x.clone() for k, x in c.results().items()}
+        for x in c.results().values():
+            x.fill_(math.nan)
+        c.run(gpu, tiles)
+        torch.cuda.synchronize()
+        # Bit for bit: NaN never equals.
+        same = all(torch.equal(first[k], x) for k, x in c.results().items())
+        ref, flash = c.reference(), c.flash()
+        floor = 2.5e-3 if c.dtype == "bf16" else 3.2e-4
+        line = []
+        for k, x in first.items():
+            err = distance(x, ref[k])
+            base = distance(flash[k], ref[k]) if k in flash else 0.0
+            limit = 1e-5 if k == "lse" else 2 * max(base, floor)
+            ok = err <= limit
+            worst[k, c.dtype] = max(worst.get((k, c.dtype), 0.0), err)
+            line.append(f"{k} {err:.1e}" + (f" ({base:.1e})" if base else "") + ("" if ok else " BAD"))
+            bad += not ok
+        bad += not same
+        count += 1
+        text_ = f"{c}: {', '.join(line)}" + ("" if same else "  TWO RUNS DIFFER")
+        if "BAD" in text_ or not same or os.environ.get("VERBOSE"):
+            print(text_, flush=True)
+    print(f"check: {count} cases, {bad} failures; worst errors",
+          {f"{k} {d}": float(f"{x:.1e}") for (k, d), x in worst.items()}, f"[{time.time() - START:.0f} s]", flush=True)
+    return bad
+
+
+# ---- time ---------------------------------------------------------------------------------------------------------
+
+SHAPES = [(d, h, b, t) for d, h in ((64, 32), (128, 16)) for b, t in ((16, 1024), (4, 4096), (1, 16384))]
+
+
+def milliseconds(f, repeat=15):
+    for _ in range(3):
+        f()
+    # The host gets ahead of the GPU here and stays there, so that no launch is waited for.
+    torch.cuda._sleep(4_000_000)
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
+    for a, b in marks:
+        a.record()
+        f()
+        b.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in marks)
+
+
+def rival(c, backend):
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in (c.q, c.k, c.v))
+    grad = c.grad.contiguous()
+    try:
+        with sdpa_kernel(backend):
+            run = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = run()
+            back = milliseconds(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+            with torch.no_grad():
+                return milliseconds(run), back
+    except RuntimeError as e:
+        print("  ", backend, str(e).splitlines()[0], flush=True)
+        return math.nan, math.nan
+
+
+def timing(gpu, tiles):
+    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; delta + dq + dk, dv")
+    for d, h, b, t in SHAPES:
+        c = Case(b, h, h, t, t, d, d, True)
+        work = 4 * b * h * t * t * d / 2 / 1e9
+        ready = [c.launches(p, c.tile(tiles, p)) for p in NAMES]
+        ready.insert(1, c.delta_launch())
+        forward, *each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
+        backward = milliseconds(lambda: [gpu.launch(*x) for x in ready[1:]])
+        line = f"d{d} {b}x{t}: ours {work / forward:.0f} / {2.5 * work / backward:.0f}"
+        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+            f, r = rival(c, backend)
+            line += f"   {name} {work / f:.0f} / {2.5 * work / r:.0f}"
+        print(f"{line}   [{forward:.3f}; {' + '.join(f'{x:.3f}' for x in each)}]", flush=True)
+        del c
+        torch.cuda.empty_cache()
+
+
+SWEEP = {
+    ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 64, 2, False, 1, 3),
+                      (4, 2, 64, 2, True, 1, 3), (4, 2, 64, 1, False, 1, 3), (4, 2, 128, 1, False, 1, 2),
+                      (4, 2, 32, 2, True, 1, 3), (4, 1, 64, 2, True, 1, 4), (4, 1, 128, 1, True, 1, 3),
+                      (8, 1, 64, 2, True, 1, 2), (8, 2, 64, 2, True, 1, 1)],
+    ("Forward", 128): [(4, 2, 64, 1, False, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 32, 2, False, 1, 2),
+                       (4, 1, 64, 2, False, 1, 2), (4, 1, 64, 1, False, 1, 3), (8, 1, 64, 2, False, 1, 1),
+                       (8, 2, 64, 2, False, 1, 1), (4, 1, 128, 1, False, 1, 2), (4, 1, 64, 1, True, 1, 2)],
+    ("BackwardQ", 64): [(4, 2, 32, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 32, 2, False, 1, 3),
+                        (4, 1, 64, 2, True, 1, 3), (4, 1, 32, 2, True, 1, 4), (4, 1, 64, 2, False, 1, 3),
+                        (8, 2, 32, 2, True, 1, 1)],
+    ("BackwardQ", 128): [(4, 2, 32, 2, False, 1, 2), (4, 2, 32, 1, False, 1, 2), (4, 1, 64, 2, False, 1, 2),
+                         (4, 1, 32, 2, False, 1, 3), (4, 1, 32, 2, True, 1, 2), (8, 2, 32, 2, False, 1, 1),
+                         (8, 1, 64, 2, False, 1, 1)],
+    ("BackwardKv", 64): [(4, 2, 32, 2, False, 1, 2), (4, 1, 64, 2, False, 1, 3), (4, 1, 64, 2, True, 1, 2),
+                         (4, 1, 32, 2, True, 1, 3), (8, 1, 64, 2, True, 1, 1), (8, 2, 32, 2, False, 1, 1),
+                         (4, 2, 32, 1, False, 1, 2), (4, 2, 16, 2, True, 1, 2)],
+    ("BackwardKv", 128): [(4, 1, 32, 2, True, 1, 2), (4, 1, 64, 2, False, 1, 2), (4, 1, 32, 2, False, 1, 2),
+                          (8, 1, 64, 2, False, 1, 1), (8, 1, 32, 2, True, 1, 1), (4, 2, 32, 2, False, 2, 2),
+                          (4, 1, 64, 1, False, 1, 2)],
+}
+
+
+def sweep(gpu, tiles):
+    print("\nsweep: (warps, mt, bn, stages, held, split, blocks): registers, local bytes, blocks an SM; TFLOP/s of the "
+          "kernel's own products at 16x1024, 4x4096, 1x16384; * is the table's")
+    products = {"Forward": 2, "BackwardQ": 3, "BackwardKv": 4}
+    for (p, d), list_ in SWEEP.items():
+        rows = {tile: [] for tile in list_}
+        for d_, h, b, t in SHAPES:
+            if d_ != d:
+                continue
+            c = Case(b, h, h, t, t, d, d, True)
+            c.run(gpu, tiles)
+            work = products[p] * 2 * b * h * t * t * d / 2 / 1e9
+            for tile in list_:
+                if time.time() - START > LIMIT:
+                    print("sweep: out of time")
+                    return
+                if gpu.codes[text(p, d, tile, "bf16", True, False)][0] is None:
+                    continue
+                try:
+                    ready = c.launches(p, tile)
+                    rows[tile].append(work / milliseconds(lambda: gpu.launch(*ready), 7))
+                except RuntimeError as e:
+                    print(p, d, tile, e)
+            del c
+        for tile, got in rows.items():
+            if got:
+                facts = gpu.facts(text(p, d, tile, "bf16", True, False), 32 * tile[0], shared_bytes(p, d, tile))
+                mark = "*" if tiles.of(p, d, True, False) == tile else " "
+                print(f"{mark} {p} d{d} {tile}: {facts}  {' '.join(f'{x:.0f}' for x in got)}", flush=True)
+
+
+LIMIT = 165
+
+
+def main():
+    global torch, F, SDPBackend, sdpa_kernel
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    todo = sys.argv[1:] or ["check", "time", "sweep"]
+    torch.manual_seed(1)
+    gpu = Gpu()
+    gpu.arch = torch.cuda.get_device_capability()
+    limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    tiles = Table(limit >= 200 << 10)
+    texts = [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
+    if "check" in todo:
+        texts += [t for spec in cases() for t in Case(*spec).texts(tiles)]
+    if "sweep" in todo:
+        texts += [text(p, d, tile, "bf16", True, False) for (p, d), list_ in SWEEP.items() for tile in list_]
+    gpu.compile(texts)
+    print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
+    print("tiles: registers, local bytes, blocks an SM (bf16, causal where timed)")
+    for p, size in ((p, size) for p in NAMES for size in SIZES):
+        tile = tiles.of(p, size, True, False)
+        t = text(p, size, tile, "bf16", True, False)
+        if gpu.codes.get(t, (None,))[0]:
+            print(f"  {p} {size} {tile}: {gpu.facts(t, 32 * tile[0], shared_bytes(p, size, tile))}")
+    bad = check(gpu, tiles) if "check" in todo else 0
+    if "time" in todo:
+        timing(gpu, tiles)
+    if "sweep" in todo:
+        sweep(gpu, tiles)
+    print(f"done in {time.time() - START:.0f} s")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
