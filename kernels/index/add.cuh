@@ -20,7 +20,7 @@
 
 namespace library {
 
-constexpr u32 RUN = 64;
+constexpr u32 RUN_BITS = 6, RUN = 1 << RUN_BITS;
 
 // index -> bin, for sorting. A bad index gets the bin `bins`, which is none. `walk` over the shape of the index: (index,
 // bin with the axis held at 0).
@@ -103,11 +103,21 @@ __device__ __forceinline__ void piece_sums(const T* __restrict__ src, const Key*
                                            const u32* __restrict__ order, const u32* __restrict__ starts,
                                            typename Number<T>::Sum* __restrict__ partials, const Lane& lane,
                                            const Place& place, i64 bins, u32 n, i64 lanes) {
-    u64 q = thread_number<u64>();
-    u32 columns = (u32)(lanes / V);
-    u64 piece = q / columns;
-    u32 column = (u32)(q - piece * columns);
-    u64 first = piece * RUN;
+    // A block covers several pieces where bins are small, or a part of one.
+    u32 columns = (u32)(lanes / V), blocks = (columns + blockDim.x - 1) / blockDim.x;
+    u32 piece, column;
+    if (blocks == 1) {
+        u32 pieces = blockDim.x / columns;
+        piece = threadIdx.x / columns;
+        column = threadIdx.x - piece * columns;
+        if (piece >= pieces) return;
+        piece += blockIdx.x * pieces;
+    } else {
+        piece = blockIdx.x / blocks;
+        column = (blockIdx.x - piece * blocks) * blockDim.x + threadIdx.x;
+        if (column >= columns) return;
+    }
+    u64 first = (u64)piece << RUN_BITS;
     if (first >= n) return;
     u32 last = (u32)(first + RUN < n ? first + RUN : n) - 1;
     Key before = keys[first];
@@ -123,46 +133,49 @@ __device__ __forceinline__ void piece_sums(const T* __restrict__ src, const Key*
 #pragma unroll
         for (int v = 0; v < V; v++) sum[v] = 0;
         add_run<T, V>(sum, src + at[0], order, place, start > first ? start : (u32)first, end < last + 1 ? end : last + 1);
-        typename Number<T>::Sum* to = partials + (piece * 2 + slot) * lanes + (u64)column * V;
+        typename Number<T>::Sum* to = partials + ((u64)piece * 2 + slot) * lanes + (u64)column * V;
 #pragma unroll
         for (int v = 0; v < V; v++) to[v] = (typename Number<T>::Sum)sum[v];
     }
 }
 
-// The partials of a run [start, end) at a level whose pieces hold `unit` positions, added in order.
+// The partials of a run [start, end) at a level whose pieces hold 2^unit positions, added in order.
 template <typename Sum>
-__device__ __forceinline__ Sum fold(const Sum* __restrict__ partials, u64 start, u64 end, u64 unit, u64 from, u64 to,
+__device__ __forceinline__ Sum fold(const Sum* __restrict__ partials, u32 start, u32 end, u32 unit, u32 from, u32 to,
                                     i64 lanes, u64 lane) {
-    u64 low = start / unit, high = (end - 1) / unit;
+    u32 low = start >> unit, high = (end - 1) >> unit;
     from = from > low ? from : low;
     to = to < high ? to : high;
     Sum sum = 0;
 #pragma unroll 8
-    for (u64 piece = from; piece <= to; piece++) {
-        u64 slot = start > piece * unit ? 1 : 0;
-        sum += partials[(piece * 2 + slot) * lanes + lane];
+    for (u32 piece = from; piece <= to; piece++) {
+        // Only the first piece can hold the run in its second slot.
+        u32 slot = start > piece << unit ? 1 : 0;
+        sum += partials[((u64)piece * 2 + slot) * lanes + lane];
     }
     return sum;
 }
 
-// Level 2 and on: thread (piece of RUN pieces below, lane). `unit`: positions in a piece below.
+// Level 2 and on: thread (piece of RUN pieces below, lane). A piece below holds 2^unit positions.
 template <typename Sum, typename Key>
 __device__ __forceinline__ void fold_pieces(const Sum* __restrict__ below, Sum* __restrict__ above,
                                             const Key* __restrict__ keys, const u32* __restrict__ starts, i64 bins, u32 n,
-                                            i64 lanes, u64 unit) {
-    u64 q = thread_number<u64>();
-    u64 piece = q / lanes, lane = q - piece * lanes;
-    u64 first = piece * RUN * unit;
-    if (first >= n) return;
-    u64 last = (first + RUN * unit < n ? first + RUN * unit : n) - 1;
+                                            i64 lanes, u32 unit) {
+    // Every block works on one piece.
+    u32 columns = (u32)((lanes + blockDim.x - 1) / blockDim.x);
+    u32 piece = blockIdx.x / columns;
+    u64 lane = (u64)(blockIdx.x - piece * columns) * blockDim.x + threadIdx.x;
+    u64 first = (u64)piece << (unit + RUN_BITS);
+    if (first >= n || lane >= (u64)lanes) return;
+    u64 last = (first + ((u64)RUN << unit) < n ? first + ((u64)RUN << unit) : n) - 1;
     Key before = keys[first];
 #pragma unroll 1
     for (int slot = 0; slot < 2; slot++) {
         Key key = slot ? keys[last] : before;
         if ((slot && key == before) || (u64)key >= (u64)bins) continue;
-        u64 start = starts[key], end = starts[key + 1];
-        if ((end - 1) / unit - start / unit < RUN) continue;
-        above[(piece * 2 + slot) * lanes + lane] =
+        u32 start = starts[key], end = starts[key + 1];
+        if (((end - 1) >> unit) - (start >> unit) < RUN) continue;
+        above[((u64)piece * 2 + slot) * lanes + lane] =
             fold(below, start, end, unit, piece * RUN, piece * RUN + RUN - 1, lanes, lane);
     }
 }
@@ -196,15 +209,16 @@ __device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __res
         add_run<T, V>(sum, src + at[1], order, place, start, end);
     } else {
         // The lowest level at which the run has few pieces; levels lie one after the other.
-        u64 unit = RUN, pieces = (positions + RUN - 1) / RUN;
-        while ((end - 1) / unit - start / unit >= RUN) {
+        u32 unit = RUN_BITS;
+        u64 pieces = (positions + RUN - 1) / RUN;
+        while (((end - 1) >> unit) - (start >> unit) >= RUN) {
             partials += pieces * 2 * lanes;
             pieces = (pieces + RUN - 1) / RUN;
-            unit *= RUN;
+            unit += RUN_BITS;
         }
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            sum[v] = (Acc)((Sum)sum[v] + fold(partials, start, end, unit, 0, ~0ull, lanes, (u64)at[3] + v));
+            sum[v] = (Acc)((Sum)sum[v] + fold(partials, start, end, unit, 0, ~0u, lanes, (u64)at[3] + v));
         }
     }
     Pack<T, V> result;

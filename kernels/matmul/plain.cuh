@@ -28,11 +28,10 @@ __device__ __forceinline__ void product(const T* __restrict__ a, const T* __rest
     typedef typename Number<T>::Acc Acc;
     constexpr int SIDE = 64, DEEP = 16;
     __shared__ Acc left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
-    u64 tile = blockIdx.x;
-    u64 rest = tile / p.tiles_n;
-    i64 col = (i64)(tile - rest * p.tiles_n) * SIDE;
-    u64 batch = rest / p.tiles_m;
-    i64 row = (i64)(rest - batch * p.tiles_m) * SIDE;
+    u32 rest = blockIdx.x / (u32)p.tiles_n;
+    i64 col = (i64)(blockIdx.x - rest * (u32)p.tiles_n) * SIDE;
+    u32 batch = rest / (u32)p.tiles_m;
+    i64 row = (i64)(rest - batch * (u32)p.tiles_m) * SIDE;
     typename Walk::Offset at[2];
     walk.locate((typename Walk::Index)batch, at);
     a += at[0];
@@ -59,7 +58,8 @@ __device__ __forceinline__ void product(const T* __restrict__ a, const T* __rest
             right[d][c] = inside ? Number<T>::up(b[(k + d) * p.b_row + (col + c) * p.b_col]) : (Acc)0;
         }
         __syncthreads();
-#pragma unroll
+        // 8-byte sums: fewer steps at once, or registers run out.
+#pragma unroll(sizeof(Acc) == 8 ? 4 : DEEP)
         for (int d = 0; d < DEEP; d++) {
             Acc l[4], r[4];
 #pragma unroll

@@ -13,7 +13,11 @@
 
 namespace library {
 
+// `Local`: what neighbours join in before they meet the rest of their row. Products that run out of f32 must not meet a
+// running product that ran out the other way, so they join in f64.
 struct Plus {
+    template <typename T>
+    using Local = typename Number<T>::Acc;
     template <typename A>
     static __device__ __forceinline__ A join(A a, A b) {
         return a + b;
@@ -21,6 +25,8 @@ struct Plus {
     static constexpr int IDENTITY = 0;
 };
 struct Times {
+    template <typename T>
+    using Local = typename Number<T>::Sum;
     template <typename A>
     static __device__ __forceinline__ A join(A a, A b) {
         return a * b;
@@ -43,7 +49,7 @@ __device__ __forceinline__ A warp_scan(A x) {
 
 // V elements from `i` on, the identity beyond `end`. VX: they lie in one aligned pack.
 template <typename T, typename Op, int V, bool VX>
-__device__ __forceinline__ void load(typename Number<T>::Acc (&x)[V], const T* from, i64 i, i64 end, i64 step) {
+__device__ __forceinline__ void load(typename Op::template Local<T> (&x)[V], const T* from, i64 i, i64 end, i64 step) {
     if (VX && i + V <= end) {
         Pack<T, V> p = read<T, V>(from + i);
 #pragma unroll
@@ -51,7 +57,7 @@ __device__ __forceinline__ void load(typename Number<T>::Acc (&x)[V], const T* f
     } else {
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            x[v] = i + v < end ? Number<T>::up(from[(i + v) * step]) : (typename Number<T>::Acc)Op::IDENTITY;
+            x[v] = i + v < end ? Number<T>::up(from[(i + v) * step]) : (typename Op::template Local<T>)Op::IDENTITY;
         }
     }
 }
@@ -62,10 +68,12 @@ __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Nu
                                             const Walk& walk, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk) {
     typedef typename Number<T>::Acc Acc;
     typedef typename Number<T>::Sum Sum;
+    typedef typename Op::template Local<T> Local;
     u64 unit = thread_number<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * (chunks - 1))) return;
-    u64 c = unit / rows, row = unit - c * rows;
+    // Rows are only cut where there are few.
+    u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Walk::Offset at[2];
     walk.locate((typename Walk::Index)row, at);
     const T* from = x + at[0];
@@ -79,10 +87,10 @@ __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Nu
         return;
     }
     for (i64 i = start + lane * V; i < end; i += GROUP * V * STRIPS) {
-        Acc v[STRIPS][V];
+        Local v[STRIPS][V];
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) load<T, Op, V, VX>(v[s], from, i + s * GROUP * V, end, step);
-        Acc sum = v[0][0];
+        Local sum = v[0][0];
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
 #pragma unroll
@@ -136,11 +144,13 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
                                           i64 n, i64 step, i64 out_step, i64 chunks, i64 chunk) {
     typedef typename Number<T>::Acc Acc;
     typedef typename Number<T>::Sum Sum;
+    typedef typename Op::template Local<T> Local;
     __shared__ Sum shared[8];
     u64 unit = thread_number<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * chunks)) return;
-    u64 c = unit / rows, row = unit - c * rows;
+    // Rows are only cut where there are few.
+    u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Walk::Offset at[2];
     walk.locate((typename Walk::Index)row, at);
     const T* from = x + at[0];
@@ -172,8 +182,7 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
     u32 warp = threadIdx.x % GROUP / 32, l = threadIdx.x % 32;
     for (i64 base = start; base < end; base += STEP) {
         i64 first = base + warp * (STRIP * STRIPS) + l * V;
-        Acc v[STRIPS][V];
-        Acc before[STRIPS];
+        Local v[STRIPS][V], before[STRIPS];
         Sum strip[STRIPS];
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) load<T, Op, V, VX>(v[s], from, first + s * STRIP, end, step);
@@ -182,9 +191,9 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
         for (int s = 0; s < STRIPS; s++) {
 #pragma unroll
             for (int k = 1; k < V; k++) v[s][k] = Op::join(v[s][k - 1], v[s][k]);
-            Acc scan = warp_scan<Op>(v[s][V - 1]);
-            Acc left = __shfl_up_sync(~0u, scan, 1);
-            before[s] = l > 0 ? left : (Acc)Op::IDENTITY;
+            Local scan = warp_scan<Op>(v[s][V - 1]);
+            Local left = __shfl_up_sync(~0u, scan, 1);
+            before[s] = l > 0 ? left : (Local)Op::IDENTITY;
             strip[s] = sum;
             sum = Op::join(sum, (Sum)__shfl_sync(~0u, scan, 31));
         }

@@ -51,7 +51,8 @@ __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restr
     u32 lane = threadIdx.x % GROUP;
     // Whole groups leave together.
     if (unit >= (u64)(rows * chunks)) return;
-    u64 c = unit / rows, row = unit - c * rows;
+    // Rows are only cut where there are few.
+    u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Walk::Offset at[1];
     walk.locate((typename Walk::Index)row, at);
     const T* from = x + at[0];

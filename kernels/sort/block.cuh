@@ -82,7 +82,7 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
         }
         u64 r = first + row;
         if (i < n && r < (u64)rows) {
-            u64 o = r / inner;
+            u64 o = (typename Walk::Index)r / (typename Walk::Index)inner;
             out[(o * n + i) * inner + (r - o * inner)] = at[row * P + i];
         }
     }

@@ -180,7 +180,7 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
         if (p < size) order_at[r] = FIRST ? tile + p : order[tile + p];
     }
     __syncthreads();
-    u64 outer = row / inner;
+    u64 outer = (u32)row / (u32)inner;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         u32 r = i * RADIX + t;

@@ -3,7 +3,7 @@
 
 mod common_library;
 
-use common_library::{cases, dump::Dump, nvrtc::Nvrtc};
+use common_library::{bench, cases, dump::Dump, nvrtc::Nvrtc};
 use perilune_cuda::launch::Arg;
 use std::collections::BTreeSet;
 
@@ -29,9 +29,13 @@ fn parameters(text: &str) -> Vec<String> {
     out.into_iter().map(|p| p.trim().to_string()).collect()
 }
 
+fn everything() -> Vec<common_library::Call> {
+    cases().into_iter().chain(bench::cases()).chain(bench::huge()).collect()
+}
+
 #[test]
 fn arguments_fit_parameters() {
-    for c in cases() {
+    for c in everything() {
         let work = c.work();
         for l in &work.launches {
             let params = parameters(&l.function.text);
@@ -62,7 +66,7 @@ fn functions_compile_without_spills() {
         return;
     };
     let all: BTreeSet<String> =
-        cases().iter().flat_map(|c| c.work().launches).map(|l| l.function.text.clone()).collect();
+        everything().iter().flat_map(|c| c.work().launches).map(|l| l.function.text.clone()).collect();
     println!("{} functions", all.len());
     let all: Vec<String> = all.into_iter().collect();
     for arch in ["sm_80", "sm_90a"] {
@@ -95,5 +99,5 @@ fn cases_for_the_lab() {
     let Ok(to) = std::env::var("PERILUNE_LIBRARY_DUMP") else { return };
     let to = std::path::PathBuf::from(to);
     let mut dump = Dump::new(&to);
-    cases().iter().for_each(|c| dump.write(c));
+    cases().iter().chain(&bench::cases()).for_each(|c| dump.write(c));
 }

@@ -1,6 +1,6 @@
 //! scatter_add and index_add: contributions sorted by where they go, then added in order.
 
-use super::call::{Call, Input, by_value, sum_type, typed, without};
+use super::call::{BLOCK, Call, Input, by_value, sum_type, typed, without};
 use super::index::check_indices;
 use super::movement::copy;
 use super::sort::{key_for, sort};
@@ -10,7 +10,8 @@ use perilune_core::Layout;
 use perilune_core::error::Result;
 
 /// Contributions that are added one by one (`RUN` in `kernels/index/add.cuh`).
-const RUN: usize = 64;
+const RUN_BITS: u32 = 6;
+const RUN: usize = 1 << RUN_BITS;
 
 /// How the result is cut into bins.
 struct Bins {
@@ -144,7 +145,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     }
     let level_bytes = |pieces: usize| pieces * 2 * b.lanes * sum_bytes;
     let partials = c.scratch(levels.iter().map(|p| level_bytes(*p)).sum());
-    let (mut at, mut unit) = (partials, RUN);
+    let (mut at, mut unit) = (partials, RUN_BITS);
     for (k, &pieces) in levels.iter().enumerate() {
         if k == 0 {
             let params = [
@@ -162,7 +163,12 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
             let body = format!(
                 "library::piece_sums<{t}, {v}>(src, keys, order, starts, partials, lane, place, bins, n, lanes);"
             );
-            c.each("piece_sums", header, &params, &body, pieces * (b.lanes / v))?;
+            let columns = b.lanes / v;
+            let blocks = match BLOCK / columns {
+                0 => pieces * columns.div_ceil(BLOCK),
+                several => pieces.div_ceil(several),
+            };
+            c.launch("piece_sums", header, &params, &body, blocks, BLOCK)?;
             continue;
         }
         let below = at;
@@ -175,11 +181,11 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
             ("i64 bins", long(b.count)),
             ("u32 n", Arg::I32(n as i32)),
             ("i64 lanes", long(b.lanes)),
-            ("u64 unit", long(unit)),
+            ("u32 unit", Arg::I32(unit as i32)),
         ];
         let body = "library::fold_pieces(below, above, keys, starts, bins, n, lanes, unit);";
-        c.each("fold_pieces", header, &params, body, pieces * b.lanes)?;
-        unit *= RUN;
+        c.launch("fold_pieces", header, &params, body, pieces * b.lanes.div_ceil(BLOCK), BLOCK)?;
+        unit += RUN_BITS;
     }
 
     let count = walk.numel();

@@ -1,6 +1,6 @@
 //! Writes cases to disk for whatever can run them: each as launches, inputs, and the CPU's result.
 //!
-//! A case is a text file `NAME.case` and binary files beside it. Lines: `label`, `input BYTES`, `output BYTES DTYPE`,
+//! A case is a text file `NAME.case` and binary files beside it. Lines: `label`, `input BYTES DTYPE`, `output BYTES DTYPE`,
 //! `scratch BYTES`, then for each launch `launch FUNCTION GRID BLOCK` and its arguments in order. Functions are
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 
@@ -32,14 +32,17 @@ impl<'a> Dump<'a> {
         let file = |part: &str, bytes: &[u8]| {
             std::fs::write(self.to.join(format!("{name}.{part}")), bytes).expect("written");
         };
+        for (shape, dtype) in &c.program.inputs {
+            let _ = writeln!(text, "input {} {dtype}", shape.numel() * dtype.size());
+        }
         for (k, t) in c.inputs.iter().enumerate() {
-            let _ = writeln!(text, "input {}", t.bytes.len());
             file(&format!("in{k}"), &t.bytes);
         }
         let dtype = c.program.values.last().expect("a value").dtype;
         let size = c.program.outputs[0];
         let _ = writeln!(text, "output {size} {dtype}\nscratch {}", work.scratch_bytes);
-        if let Some(want) = self.want(c, size) {
+        let given = c.inputs.len() == c.program.inputs.len();
+        if let Some(want) = given.then(|| self.want(c, size)).flatten() {
             file("want", &want);
         }
         for l in &work.launches {
