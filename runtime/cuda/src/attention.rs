@@ -26,7 +26,7 @@ pub enum Pass {
 }
 
 /// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `held`: the left operands stay in registers; `split`: blocks that share a tile's columns;
+/// what is stepped over; `held`: the left operands (for dk and dv: of k) stay in registers; `split`: blocks that share a tile's columns;
 /// `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
