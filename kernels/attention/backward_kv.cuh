@@ -15,6 +15,8 @@
 //
 // Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta.
 //
+// HELD: the fragments of k stay in registers; there is no room for those of v beside them at D = 128.
+//
 // Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and
 // dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once

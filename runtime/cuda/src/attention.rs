@@ -26,8 +26,8 @@ pub enum Pass {
 }
 
 /// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `held`: the left operands stay in registers; `split`: blocks that share a tile's columns;
-/// `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
+/// what is stepped over; `held`: the left operands (for dk and dv: of k) stay in registers; `split`: blocks that share a
+/// tile's columns; `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile {
     pub warps: u32,
@@ -463,7 +463,7 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
         });
     }
     let dq = b.output(0).ok_or_else(|| bug("attention's backward without an output".into()))?;
-    let read = vec![q, k, v, grad, lse, delta];
+    let read = [q, k, v, grad, lse, delta];
     b.launch(Pass::BackwardQ, &x, [&read[..], &[dq]].concat())?;
     if let Some(dk) = b.output(1) {
         let dv = match b.output(2) {
