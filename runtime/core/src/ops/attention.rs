@@ -4,7 +4,7 @@
 //! attention holds the T x S scores, in f32; its backward computes them again from q, k and v, so that nothing of that
 //! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole.
 
-use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, one, out_of, real};
+use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, norm, one, out_of, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -140,7 +140,7 @@ impl Scores {
         let sum = g.sum(e, &[last], true)?;
         let one = g.constant_like(1.0, sum);
         let sum = g.where_(none, one, sum)?;
-        g.div(e, sum)
+        norm::divide_row(g, e, sum)
     }
 }
 

@@ -14,6 +14,7 @@
 mod f32;
 mod f64;
 mod int;
+pub mod lane;
 #[cfg(test)]
 mod tests;
 

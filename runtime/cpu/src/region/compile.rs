@@ -3,6 +3,7 @@
 //! Instructions keep their order; loads, numbers and spread row values are fetched where first used, and only in the form
 //! that some loop needs (see [`Kind`]). Each phase is emitted on its own, so what two phases need is computed in both.
 
+mod chains;
 mod emit;
 mod phase;
 mod scratch;

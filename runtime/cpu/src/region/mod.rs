@@ -17,9 +17,12 @@ mod panel;
 mod run;
 
 use crate::loops::Kernel;
+use crate::loops::chain::{Chain, Link};
+use crate::loops::map::Still;
 use crate::loops::reduce::Reduction;
 use crate::pool::{Pool, Shared};
 use load::{Constant, Load};
+use perilune_core::ops::elementwise::MapFn;
 
 pub use compile::compile;
 pub use load::walk;
@@ -110,6 +113,14 @@ enum Step {
         args: [View; 3],
         form: Form,
         round: Option<Kernel>,
+        /// The function, where a chain may take the step's place.
+        link: Option<(MapFn, Still)>,
+    },
+    /// Several f32 functions at once (`loops::chain`).
+    Chain {
+        kernel: Chain,
+        links: Box<[Link]>,
+        form: Form,
     },
     /// A piece of a row into the lanes of a row reduction.
     Lanes {

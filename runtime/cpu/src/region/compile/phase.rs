@@ -79,7 +79,14 @@ impl Compiler<'_> {
                         list.steps.push(Step::Lanes { view: arg, reduction });
                     } else {
                         let kernel = loops.rows;
-                        list.steps.push(Step::Run { kernel, out, args: [arg; 3], form: Form::Reduce, round });
+                        list.steps.push(Step::Run {
+                            kernel,
+                            out,
+                            args: [arg; 3],
+                            form: Form::Reduce,
+                            round,
+                            link: None,
+                        });
                     }
                 }
                 (Code::ReduceCol(f, a), _) if here(self, i) => {
@@ -125,6 +132,7 @@ impl Compiler<'_> {
         for s in last {
             self.store(s.reg, s.value, &mut list);
         }
+        self.chains(&mut list);
         Ok((list, reductions))
     }
 
