@@ -92,6 +92,12 @@ fn fold<T: Num, J: Join>(mut lanes: [T; LANES]) -> T {
     lanes[0]
 }
 
+/// The sum of 16 lanes.
+#[inline(always)]
+pub fn fold_sum(lanes: [f32; LANES]) -> f32 {
+    fold::<f32, Sum>(lanes)
+}
+
 #[inline(always)]
 fn each<T: Num, J: Join>(mut lanes: [T; LANES], x: &[T; LANES]) -> [T; LANES] {
     for k in 0..LANES {

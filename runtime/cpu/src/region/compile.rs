@@ -13,6 +13,7 @@ use super::*;
 use crate::loops::map::Still;
 use crate::loops::{Isa, cast, map, reduce};
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{self, Code, Instr, LANES, Level, Program, Source, Storage, ValueId};

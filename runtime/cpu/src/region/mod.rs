@@ -56,6 +56,14 @@ struct Grid {
 /// A register: its place in the table of views.
 type View = u16;
 
+/// What a chain can compute instead of a loop: all of it in f32.
+#[derive(Clone, Copy, Debug)]
+enum Linked {
+    Map(MapFn, Still),
+    /// The sum of a row.
+    Sum,
+}
+
 /// How far a loop goes within a block of `k` rows and `w` columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Form {
@@ -113,8 +121,8 @@ enum Step {
         args: [View; 3],
         form: Form,
         round: Option<Kernel>,
-        /// The function, where a chain may take the step's place.
-        link: Option<(MapFn, Still)>,
+        /// What it computes, where a chain may take the step's place.
+        link: Option<Linked>,
     },
     /// Several f32 functions at once (`loops::chain`).
     Chain {

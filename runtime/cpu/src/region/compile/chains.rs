@@ -6,7 +6,7 @@
 
 use super::scratch::touched;
 use super::*;
-use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, Place};
+use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, MAX_SUMS, Place};
 use std::collections::HashSet;
 
 /// A step that a chain may take in.
@@ -18,6 +18,12 @@ enum Item {
         out: View,
         args: [View; 3],
         form: Form,
+        kernel: Kernel,
+    },
+    /// The sum of each row of what the chain makes.
+    Sum {
+        view: View,
+        out: View,
         kernel: Kernel,
     },
     /// A tile to its output.
@@ -32,14 +38,18 @@ impl Item {
     fn reads(&self) -> Vec<View> {
         match *self {
             Item::Run { f, args, .. } => args[..f.arity()].to_vec(),
-            Item::Store { view, .. } => vec![view],
+            Item::Store { view, .. } | Item::Sum { view, .. } => vec![view],
         }
     }
 
     fn step(self) -> Step {
         match self {
             Item::Run { f, still, out, args, form, kernel } => {
-                Step::Run { kernel, out, args, form, round: None, link: Some((f, still)) }
+                Step::Run { kernel, out, args, form, round: None, link: Some(Linked::Map(f, still)) }
+            }
+            Item::Sum { view, out, kernel } => {
+                let link = Some(Linked::Sum);
+                Step::Run { kernel, out, args: [view; 3], form: Form::Reduce, round: None, link }
             }
             Item::Store { view, value, kernel } => Step::Store { view, value, size: 4, kernel, row: false },
         }
@@ -80,10 +90,23 @@ impl Compiler<'_> {
         }
         let mut group: Vec<Item> = Vec::new();
         let mut made: HashSet<View> = HashSet::new();
+        // Row registers that the group's sums write: there once the chain is done.
+        let mut sums: HashSet<View> = HashSet::new();
         for s in steps {
+            if touched(&s).iter().any(|v| sums.contains(v)) {
+                self.flush(&mut group, list, &mut known);
+                made.clear();
+                sums.clear();
+            }
             let item = match s {
-                Step::Run { kernel, out, args, form, link: Some((f, still)), .. } if takes(f, still) => {
+                Step::Run { kernel, out, args, form, link: Some(Linked::Map(f, still)), .. } if takes(f, still) => {
                     Some(Item::Run { f, still, out, args, form, kernel })
+                }
+                Step::Run { kernel, out, args: [view, ..], link: Some(Linked::Sum), .. }
+                    if made.contains(&view) && sums.len() < MAX_SUMS =>
+                {
+                    sums.insert(out);
+                    Some(Item::Sum { view, out, kernel })
                 }
                 Step::Store { view, value, kernel, row: false, .. } if self.is_plain(view, value, &known) => {
                     Some(Item::Store { view, value, kernel })
@@ -106,6 +129,7 @@ impl Compiler<'_> {
                     {
                         self.flush(&mut group, list, &mut known);
                         made.clear();
+                        sums.clear();
                     }
                     list.steps.push(s);
                 }
@@ -148,8 +172,6 @@ impl Compiler<'_> {
             views.dedup();
             views.into_iter().for_each(|v| *inside.entry(v).or_default() += 1);
         }
-        let made: HashSet<View> =
-            items.iter().filter_map(|i| if let Item::Run { out, .. } = i { Some(*out) } else { None }).collect();
         let escapes = |v: View| known.memory.contains_key(&v) || inside[&v] < known.uses[&v];
 
         // First what must be read from memory, then the links, with a store for each of those.
@@ -164,12 +186,13 @@ impl Compiler<'_> {
                     draft.push(Draft::Made(out));
                     self.cost -= 0.045;
                 }
+                Item::Sum { view, out, .. } => {
+                    start(view, &mut running, &mut draft, &mut read);
+                    draft.push(Draft::Sum(out));
+                    self.cost -= 0.045;
+                }
                 Item::Store { view, value, .. } => {
-                    if running != Some(view) {
-                        draft.push(Draft::Link(Act::Load, Some((view, false))));
-                        read.insert(view);
-                        running = Some(view);
-                    }
+                    start(view, &mut running, &mut draft, &mut read);
                     let to = self.new_view();
                     list.steps.push(Step::Out { view: to, value, size: 4 });
                     draft.push(Draft::Link(Act::Store, Some((to, false))));
@@ -178,6 +201,7 @@ impl Compiler<'_> {
         }
         let mut locals = Locals::new(&draft);
         let mut links = Vec::new();
+        let mut sums = 0;
         for (k, d) in draft.iter().enumerate() {
             match *d {
                 Draft::Link(act, operand) => {
@@ -187,6 +211,10 @@ impl Compiler<'_> {
                         Some((v, false)) => locals.of.get(&v).map_or(Place::View(v), |&l| Place::Local(l)),
                     };
                     links.push(Link { act, place });
+                }
+                Draft::Sum(v) => {
+                    links.push(Link { act: Act::Sum, place: Place::Sum(sums, v) });
+                    sums += 1;
                 }
                 Draft::Made(v) => {
                     let place = if escapes(v) {
@@ -203,8 +231,8 @@ impl Compiler<'_> {
             }
             locals.done(k);
         }
-        debug_assert!(links.len() <= MAX_LINKS && made.len() == runs);
-        let flat = items.iter().all(|i| !matches!(i, Item::Run { form: Form::Rows, .. }));
+        debug_assert!(links.len() <= MAX_LINKS);
+        let flat = items.iter().all(|i| !matches!(i, Item::Run { form: Form::Rows, .. } | Item::Sum { .. }));
         let form = if flat { Form::Flat } else { Form::Rows };
         list.steps.push(Step::Chain { kernel, links: links.into(), form });
     }
@@ -219,35 +247,27 @@ impl Compiler<'_> {
         draft: &mut Vec<Draft>,
         read: &mut HashSet<View>,
     ) {
-        let mut start = |v: View, held: bool, draft: &mut Vec<Draft>| {
-            if held {
-                draft.push(Draft::Link(Act::LoadStill, Some((v, true))));
-            } else if *running != Some(v) {
-                draft.push(Draft::Link(Act::Load, Some((v, false))));
-                read.insert(v);
-            }
-        };
         if let Some(act) = chain::unary(f) {
-            start(args[0], false, draft);
+            start(args[0], running, draft, read);
             draft.push(Draft::Link(act, None));
             return;
         }
         let Some([first, second]) = chain::binary(f) else { unreachable!("this is a bug: {f:?} is no link") };
         let [x, y, _] = args;
         if still.y {
-            start(x, still.x, draft);
+            start(x, running, draft, read);
             draft.push(Draft::Link(first.1, Some((y, true))));
         } else if still.x {
-            start(y, false, draft);
+            start(y, running, draft, read);
             draft.push(Draft::Link(second.1, Some((x, true))));
         } else if x == y && f == MapFn::Mul {
-            start(x, false, draft);
+            start(x, running, draft, read);
             draft.push(Draft::Link(Act::Square, None));
         } else if *running == Some(y) && x != y {
             draft.push(Draft::Link(second.0, Some((x, false))));
             read.insert(x);
         } else {
-            start(x, false, draft);
+            start(x, running, draft, read);
             draft.push(Draft::Link(first.0, Some((y, false))));
             read.insert(y);
         }
@@ -282,12 +302,23 @@ impl Compiler<'_> {
     }
 }
 
+/// Makes a register the running value.
+fn start(view: View, running: &mut Option<View>, draft: &mut Vec<Draft>, read: &mut HashSet<View>) {
+    if *running != Some(view) {
+        draft.push(Draft::Link(Act::Load, Some((view, false))));
+        read.insert(view);
+        *running = Some(view);
+    }
+}
+
 /// Links before places are known.
 enum Draft {
     /// With an operand, held still or not.
     Link(Act, Option<(View, bool)>),
     /// The running value is now this register.
     Made(View),
+    /// The running value is summed row by row, to this register.
+    Sum(View),
 }
 
 /// The chain's own buffers, given out in order of use.

@@ -106,7 +106,7 @@ impl Compiler<'_> {
                     let size = self.size(i) as u8;
                     list.steps.push(Step::Bind { view, value: v.0, offset: layout.offset, size, place });
                 }
-                self.cost += 0.1;
+                self.cost += 0.06;
                 (view, matches!(place, Place::Dense))
             }
             Kind::Fetched => {
@@ -203,7 +203,7 @@ impl Compiler<'_> {
         let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
         let link = match self.body[i].code {
             Code::Map(f, _) if self.body[i].dtype == DType::F32 && args.iter().all(|a| self.is_f32(*a)) => {
-                Some((f, still))
+                Some(Linked::Map(f, still))
             }
             _ => None,
         };
