@@ -5,7 +5,7 @@
 //! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole: for it the backward
 //! node also reads the result and the logarithms of the rows' sums, which the decomposition has no use for.
 
-use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, one, out_of, real};
+use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, norm, one, out_of, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -146,7 +146,7 @@ impl Scores {
         let lse = g.log(sum)?;
         let lse = g.add_(lse, top)?;
         let lse = movement::reshape(g, lse, shape.remove(last))?;
-        Ok((g.div(e, sum)?, lse))
+        Ok((norm::divide_row(g, e, sum)?, lse))
     }
 }
 

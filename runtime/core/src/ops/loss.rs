@@ -287,7 +287,7 @@ pub static CROSS_ENTROPY_BACKWARD: Op = Op {
         g.island(x[0], |g, logits| {
             let (_, e) = norm::shifted_exp(g, logits, c.last)?;
             let s = g.sum(e, &[c.last], true)?;
-            let p = g.div(e, s)?;
+            let p = norm::divide_row(g, e, s)?;
             if c.probabilities {
                 let t = g.widen(x[1])?;
                 let t = c.smooth(g, t)?;

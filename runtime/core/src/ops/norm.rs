@@ -45,6 +45,13 @@ pub(super) fn shifted_exp(g: &mut Graph, x: NodeId, at: usize) -> Result<(NodeId
     Ok((d, g.exp(d)?))
 }
 
+/// `x` by a number `s` a row, as a product with 1 / s: a quotient for each element costs a processor more than all else
+/// that a softmax does with it. Both roundings together stay below 1.5 units in the last place.
+pub(super) fn divide_row(g: &mut Graph, x: NodeId, s: NodeId) -> Result<NodeId> {
+    let inverse = g.recip(s)?;
+    g.mul(x, inverse)
+}
+
 fn along(g: &mut Graph, a: &Args) -> Result<Out> {
     let x = g.to_float(a.tensor(0)?)?;
     let at = g.shape(x).axis(a.op.name, a.int(1)?)?;
@@ -65,7 +72,7 @@ pub static SOFTMAX: Op = Op {
             let at = attrs[0] as usize;
             let (_, e) = shifted_exp(g, x, at)?;
             let s = g.sum(e, &[at], true)?;
-            g.div(e, s)
+            divide_row(g, e, s)
         })
         .map(one)
     }),

@@ -5,8 +5,8 @@
 //! with selects for branches: no tables, no early returns, no calls. The `f64` exceptions are named in `f64.rs`. NaN
 //! goes in and comes out, IEEE special values follow C99 Annex F.
 //!
-//! There is no fused multiply-add anywhere. Rust never contracts `a * b + c`, so the same source gives the same bits
-//! with SSE2, AVX2 and AVX-512, and a scalar tail agrees with the vector body.
+//! Rust never contracts `a * b + c`, and the fused multiply-adds of `lane.rs` are spelt out, so the same source gives
+//! the same bits with SSE2, AVX2 and AVX-512, and a scalar tail agrees with the vector body.
 //!
 //! The trick to know: `f32` and `f64` have inherent methods of the same names that call the system libm. In code
 //! generic over `T: Real`, `x.exp()` is ours; on a concrete float it is std's, so write `Real::exp(x)` there.
@@ -14,6 +14,7 @@
 mod f32;
 mod f64;
 mod int;
+pub mod lane;
 #[cfg(test)]
 mod tests;
 

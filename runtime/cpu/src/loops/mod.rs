@@ -7,10 +7,12 @@
 //! No loop works in place: outputs never overlap operands, or LLVM would fall back to scalar code.
 
 pub mod cast;
+pub mod chain;
 pub mod map;
 pub mod num;
 pub mod random;
 pub mod reduce;
+pub mod vector;
 
 use std::sync::OnceLock;
 
@@ -60,13 +62,17 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             {
                 let avx512 = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512bw");
                 if avx512 {
                     return Isa::Avx512;
                 }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+                if is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                {
                     return Isa::Avx2;
                 }
             }
@@ -91,14 +97,14 @@ unsafe fn baseline<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: u
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
     // SAFETY: the caller's promise.
     unsafe { B::run(out, args, rows, cols) }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,f16c")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
 unsafe fn avx512<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
     // SAFETY: the caller's promise.
     unsafe { B::run(out, args, rows, cols) }

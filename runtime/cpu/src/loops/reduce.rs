@@ -37,6 +37,26 @@ joins! {
     All ONE minimum;
 }
 
+/// The larger or the smaller of two.
+trait Extreme: Join {
+    /// Whether the first stays, given that neither is NaN.
+    fn beats(a: f32, b: f32) -> bool;
+}
+
+impl Extreme for Max {
+    #[inline(always)]
+    fn beats(a: f32, b: f32) -> bool {
+        a > b
+    }
+}
+
+impl Extreme for Min {
+    #[inline(always)]
+    fn beats(a: f32, b: f32) -> bool {
+        a < b
+    }
+}
+
 /// The loops of one reduction over one compute type. `total` cells are 8 bytes and hold the wide type.
 #[derive(Clone, Copy)]
 pub struct Reduction {
@@ -72,6 +92,12 @@ fn fold<T: Num, J: Join>(mut lanes: [T; LANES]) -> T {
     lanes[0]
 }
 
+/// The sum of 16 lanes.
+#[inline(always)]
+pub fn fold_sum(lanes: [f32; LANES]) -> f32 {
+    fold::<f32, Sum>(lanes)
+}
+
 #[inline(always)]
 fn each<T: Num, J: Join>(mut lanes: [T; LANES], x: &[T; LANES]) -> [T; LANES] {
     for k in 0..LANES {
@@ -95,6 +121,9 @@ fn accumulate<T: Num, J: Join>(lanes: &mut [T; LANES], x: &[T]) {
 
 struct Rows<T, J>(PhantomData<(T, J)>);
 struct Lanes<T, J>(PhantomData<(T, J)>);
+/// As `Rows<f32, J>` for `Max` and `Min`: without a care for NaN, whose presence is found on the side; a row that has
+/// one is done again with care.
+struct QuickRows<J>(PhantomData<J>);
 struct Fold<T, J>(PhantomData<(T, J)>);
 struct Combine<T, J>(PhantomData<(T, J)>);
 struct Finish<T>(PhantomData<T>);
@@ -139,6 +168,87 @@ impl<T: Num, J: Join> Body for Rows<T, J> {
             let mut lanes = [J::identity::<T>(); LANES];
             accumulate::<T, J>(&mut lanes, row(r));
             out[r] = fold::<T, J>(lanes);
+        }
+    }
+}
+
+#[inline(always)]
+fn each_quick<J: Extreme>(mut lanes: [f32; LANES], x: &[f32; LANES]) -> [f32; LANES] {
+    for k in 0..LANES {
+        lanes[k] = if J::beats(lanes[k], x[k]) { lanes[k] } else { x[k] };
+    }
+    lanes
+}
+
+/// Keeps the largest magnitudes as bits: beyond that of infinity there was a NaN.
+#[inline(always)]
+fn each_mark(mut marks: [u32; LANES], x: &[f32; LANES]) -> [u32; LANES] {
+    for k in 0..LANES {
+        marks[k] = marks[k].max(x[k].to_bits() & 0x7fff_ffff);
+    }
+    marks
+}
+
+/// The rest of a row and its fold; `row` once more, with care, if a NaN was seen.
+#[inline(always)]
+fn finish_quick<J: Extreme>(mut lanes: [f32; LANES], marks: [u32; LANES], tail: &[f32], row: &[f32]) -> f32 {
+    let mut worst = 0;
+    for k in 0..LANES {
+        worst = marks[k].max(worst);
+    }
+    for (l, &v) in lanes.iter_mut().zip(tail) {
+        worst = worst.max(v.to_bits() & 0x7fff_ffff);
+        *l = if J::beats(*l, v) { *l } else { v };
+    }
+    if worst > 0x7f80_0000 {
+        lanes = [J::identity::<f32>(); LANES];
+        accumulate::<f32, J>(&mut lanes, row);
+    }
+    fold::<f32, J>(lanes)
+}
+
+impl<J: Extreme> Body for QuickRows<J> {
+    #[inline(always)]
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: as above.
+        let (out, x) = unsafe { (slice::from_raw_parts_mut(out.cast::<f32>(), rows), *args) };
+        // SAFETY: `r` is below `rows`.
+        let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<f32>(r), cols) };
+        let (id, zero) = ([J::identity::<f32>(); LANES], [0u32; LANES]);
+        let mut r = 0;
+        // Four rows side by side, as in `Rows`.
+        while r + 4 <= rows {
+            let (mut a, mut b, mut c, mut d) = (id, id, id, id);
+            let (mut ma, mut mb, mut mc, mut md) = (zero, zero, zero, zero);
+            let (ra, ta) = row(r).as_chunks::<LANES>();
+            let (rb, tb) = row(r + 1).as_chunks::<LANES>();
+            let (rc, tc) = row(r + 2).as_chunks::<LANES>();
+            let (rd, td) = row(r + 3).as_chunks::<LANES>();
+            for (((xa, xb), xc), xd) in ra.iter().zip(rb).zip(rc).zip(rd) {
+                a = each_quick::<J>(a, xa);
+                b = each_quick::<J>(b, xb);
+                c = each_quick::<J>(c, xc);
+                d = each_quick::<J>(d, xd);
+                ma = each_mark(ma, xa);
+                mb = each_mark(mb, xb);
+                mc = each_mark(mc, xc);
+                md = each_mark(md, xd);
+            }
+            for (k, (lanes, marks, tail)) in
+                [(a, ma, ta), (b, mb, tb), (c, mc, tc), (d, md, td)].into_iter().enumerate()
+            {
+                out[r + k] = finish_quick::<J>(lanes, marks, tail, row(r + k));
+            }
+            r += 4;
+        }
+        for r in r..rows {
+            let (mut lanes, mut marks) = (id, zero);
+            let (whole, tail) = row(r).as_chunks::<LANES>();
+            for c in whole {
+                lanes = each_quick::<J>(lanes, c);
+                marks = each_mark(marks, c);
+            }
+            out[r] = finish_quick::<J>(lanes, marks, tail, row(r));
         }
     }
 }
@@ -274,7 +384,10 @@ pub fn reduction(function: ReduceFn, dtype: DType, isa: Isa) -> Reduction {
             }
         };
     }
+    let f32s = dtype.compute() == DType::F32;
     match function {
+        ReduceFn::Max if f32s => Reduction { rows: pick::<QuickRows<Max>>(isa), ..of::<f32, Max>(isa) },
+        ReduceFn::Min if f32s => Reduction { rows: pick::<QuickRows<Min>>(isa), ..of::<f32, Min>(isa) },
         ReduceFn::Sum => by_type!(Sum),
         ReduceFn::Prod => by_type!(Prod),
         ReduceFn::Max => by_type!(Max),

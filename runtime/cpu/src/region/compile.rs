@@ -3,6 +3,7 @@
 //! Instructions keep their order; loads, numbers and spread row values are fetched where first used, and only in the form
 //! that some loop needs (see [`Kind`]). Each phase is emitted on its own, so what two phases need is computed in both.
 
+mod chains;
 mod emit;
 mod phase;
 mod scratch;
@@ -12,6 +13,7 @@ use super::*;
 use crate::loops::map::Still;
 use crate::loops::{Isa, cast, map, reduce};
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{self, Code, Instr, LANES, Level, Program, Source, Storage, ValueId};

@@ -17,9 +17,12 @@ mod panel;
 mod run;
 
 use crate::loops::Kernel;
+use crate::loops::chain::{Chain, Link};
+use crate::loops::map::Still;
 use crate::loops::reduce::Reduction;
 use crate::pool::{Pool, Shared};
 use load::{Constant, Load};
+use perilune_core::ops::elementwise::MapFn;
 
 pub use compile::compile;
 pub use load::walk;
@@ -52,6 +55,14 @@ struct Grid {
 
 /// A register: its place in the table of views.
 type View = u16;
+
+/// What a chain can compute instead of a loop: all of it in f32.
+#[derive(Clone, Copy, Debug)]
+enum Linked {
+    Map(MapFn, Still),
+    /// The sum of a row.
+    Sum,
+}
 
 /// How far a loop goes within a block of `k` rows and `w` columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,6 +121,14 @@ enum Step {
         args: [View; 3],
         form: Form,
         round: Option<Kernel>,
+        /// What it computes, where a chain may take the step's place.
+        link: Option<Linked>,
+    },
+    /// Several f32 functions at once (`loops::chain`).
+    Chain {
+        kernel: Chain,
+        links: Box<[Link]>,
+        form: Form,
     },
     /// A piece of a row into the lanes of a row reduction.
     Lanes {

@@ -153,7 +153,7 @@ impl<'a> Frame<'a> {
         unsafe {
             for step in steps {
                 match *step {
-                    Step::Run { kernel, out, args, form, round } => {
+                    Step::Run { kernel, out, args, form, round, .. } => {
                         let v = &self.scratch.views;
                         let args = [v[args[0] as usize], v[args[1] as usize], v[args[2] as usize]];
                         let out = v[out as usize].ptr.cast_mut();
@@ -167,6 +167,10 @@ impl<'a> Frame<'a> {
                             let n = if matches!(form, Form::Row | Form::Reduce) { k } else { k * w };
                             round(out, args.as_ptr(), 1, n);
                         }
+                    }
+                    Step::Chain { kernel, ref links, form } => {
+                        let (rows, cols) = if form == Form::Flat { (1, k * w) } else { (k, w) };
+                        kernel(links, &self.scratch.views, rows, cols);
                     }
                     Step::Bind { view, value, offset, size, place } => {
                         let (at, step) = match place {

@@ -7,6 +7,10 @@ impl Compiler<'_> {
         self.body[i].dtype.compute().size()
     }
 
+    pub(super) fn is_f32(&self, i: usize) -> bool {
+        self.body[i].dtype.compute() == DType::F32
+    }
+
     pub(super) fn new_view(&mut self) -> View {
         self.next_view += 1;
         (self.next_view - 1) as View
@@ -47,7 +51,14 @@ impl Compiler<'_> {
         match self.kind[i] {
             Kind::Constant => {
                 let (from, kernel) = (self.constant(i), map::fill(self.size(i), self.isa));
-                list.steps.push(Step::Run { kernel, out: view, args: [from; 3], form: Form::Row, round: None });
+                list.steps.push(Step::Run {
+                    kernel,
+                    out: view,
+                    args: [from; 3],
+                    form: Form::Row,
+                    round: None,
+                    link: None,
+                });
             }
             Kind::RowLoad | Kind::Fetched => {
                 let load = self.load(i);
@@ -95,7 +106,7 @@ impl Compiler<'_> {
                     let size = self.size(i) as u8;
                     list.steps.push(Step::Bind { view, value: v.0, offset: layout.offset, size, place });
                 }
-                self.cost += 0.1;
+                self.cost += 0.06;
                 (view, matches!(place, Place::Dense))
             }
             Kind::Fetched => {
@@ -110,7 +121,14 @@ impl Compiler<'_> {
                 };
                 let from = self.row(source, list);
                 let (view, kernel) = (self.new_tile(i, list), map::fill(self.size(i), self.isa));
-                list.steps.push(Step::Run { kernel, out: view, args: [from; 3], form: Form::Rows, round: None });
+                list.steps.push(Step::Run {
+                    kernel,
+                    out: view,
+                    args: [from; 3],
+                    form: Form::Rows,
+                    round: None,
+                    link: None,
+                });
                 self.cost += 0.04;
                 (view, true)
             }
@@ -183,7 +201,13 @@ impl Compiler<'_> {
         views[n..].fill(first);
         let (kernel, round, cost) = self.function(i, &args, still)?;
         let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
-        list.steps.push(Step::Run { kernel, out, args: views, form, round });
+        let link = match self.body[i].code {
+            Code::Map(f, _) if self.body[i].dtype == DType::F32 && args.iter().all(|a| self.is_f32(*a)) => {
+                Some(Linked::Map(f, still))
+            }
+            _ => None,
+        };
+        list.steps.push(Step::Run { kernel, out, args: views, form, round, link });
         self.cost += cost;
         list.ready.insert(i, out);
         Ok(())
@@ -214,7 +238,7 @@ impl Compiler<'_> {
         views[args.len()..].fill(first);
         let (kernel, round, _) = self.function(i, &args, Still::NONE)?;
         let out = self.new_row(i);
-        list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round });
+        list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round, link: None });
         Ok(())
     }
 

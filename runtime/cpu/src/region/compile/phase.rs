@@ -79,7 +79,8 @@ impl Compiler<'_> {
                         list.steps.push(Step::Lanes { view: arg, reduction });
                     } else {
                         let kernel = loops.rows;
-                        list.steps.push(Step::Run { kernel, out, args: [arg; 3], form: Form::Reduce, round });
+                        let link = (*f == ReduceFn::Sum && dtype == DType::F32).then_some(Linked::Sum);
+                        list.steps.push(Step::Run { kernel, out, args: [arg; 3], form: Form::Reduce, round, link });
                     }
                 }
                 (Code::ReduceCol(f, a), _) if here(self, i) => {
@@ -125,6 +126,7 @@ impl Compiler<'_> {
         for s in last {
             self.store(s.reg, s.value, &mut list);
         }
+        self.chains(&mut list);
         Ok((list, reductions))
     }
 
@@ -138,7 +140,7 @@ impl Compiler<'_> {
             Some(value) => {
                 let (view, size) = (self.new_view(), self.size(i) as u8);
                 list.steps.push(Step::Out { view, value: value.0, size });
-                self.cost += 0.15;
+                self.cost += 0.1;
                 self.compute(i, view, list)?;
             }
             None => {

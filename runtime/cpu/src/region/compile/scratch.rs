@@ -135,12 +135,13 @@ impl Slots {
 }
 
 /// The views a step reads or writes.
-fn touched(s: &Step) -> Vec<View> {
+pub(super) fn touched(s: &Step) -> Vec<View> {
     match s {
         Step::Bind { view, .. } | Step::Kept { view, .. } | Step::Fetch { view, .. } | Step::Out { view, .. } => {
             vec![*view]
         }
         Step::Run { out, args, .. } => vec![*out, args[0], args[1], args[2]],
+        Step::Chain { links, .. } => links.iter().filter_map(|l| l.place.view()).collect(),
         Step::Lanes { view, .. } | Step::Columns { view, .. } | Step::Store { view, .. } => vec![*view],
     }
 }

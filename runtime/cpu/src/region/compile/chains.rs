@@ -1,0 +1,367 @@
+//! Chains: neighbouring f32 steps of a list become one step whose values stay in registers (`loops::chain`).
+//!
+//! Steps that only point views at memory, and steps that read nothing of what the chain makes, move before it; the order
+//! of everything else stays. A value that only the chain reads needs no tile, and a result that a store would copy to
+//! its output is written there at once if nothing read after it lies there: an update in place becomes one pass.
+
+use super::scratch::touched;
+use super::*;
+use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, MAX_SUMS, Place};
+use std::collections::HashSet;
+
+/// A step that a chain may take in.
+#[derive(Clone, Copy)]
+enum Item {
+    Run {
+        f: MapFn,
+        still: Still,
+        out: View,
+        args: [View; 3],
+        form: Form,
+        kernel: Kernel,
+    },
+    /// The sum of each row of what the chain makes.
+    Sum {
+        view: View,
+        out: View,
+        kernel: Kernel,
+    },
+    /// A tile to its output.
+    Store {
+        view: View,
+        value: u32,
+        kernel: Kernel,
+    },
+}
+
+impl Item {
+    fn reads(&self) -> Vec<View> {
+        match *self {
+            Item::Run { f, args, .. } => args[..f.arity()].to_vec(),
+            Item::Store { view, .. } | Item::Sum { view, .. } => vec![view],
+        }
+    }
+
+    fn step(self) -> Step {
+        match self {
+            Item::Run { f, still, out, args, form, kernel } => {
+                Step::Run { kernel, out, args, form, round: None, link: Some(Linked::Map(f, still)) }
+            }
+            Item::Sum { view, out, kernel } => {
+                let link = Some(Linked::Sum);
+                Step::Run { kernel, out, args: [view; 3], form: Form::Reduce, round: None, link }
+            }
+            Item::Store { view, value, kernel } => Step::Store { view, value, size: 4, kernel, row: false },
+        }
+    }
+}
+
+/// What holds of the views of a list.
+struct Known {
+    /// The value that a view was pointed at.
+    memory: HashMap<View, u32>,
+    tiles: HashSet<View>,
+    /// How many steps touch a view.
+    uses: HashMap<View, usize>,
+}
+
+impl Compiler<'_> {
+    pub(super) fn chains(&mut self, list: &mut List) {
+        if chain::chain(self.isa).is_none() {
+            return;
+        }
+        let steps = std::mem::take(&mut list.steps);
+        let mut known =
+            Known { memory: HashMap::new(), tiles: list.tiles.iter().map(|t| t.0).collect(), uses: HashMap::new() };
+        for s in &steps {
+            let mut views = touched(s);
+            views.sort_unstable();
+            views.dedup();
+            views.into_iter().for_each(|v| *known.uses.entry(v).or_default() += 1);
+            match s {
+                Step::Bind { view, value, .. } | Step::Out { view, value, .. } => {
+                    known.memory.insert(*view, *value);
+                }
+                Step::Kept { view, .. } => {
+                    known.memory.insert(*view, u32::MAX);
+                }
+                _ => {}
+            }
+        }
+        let mut group: Vec<Item> = Vec::new();
+        let mut made: HashSet<View> = HashSet::new();
+        // Row registers that the group's sums write: there once the chain is done.
+        let mut sums: HashSet<View> = HashSet::new();
+        for s in steps {
+            if touched(&s).iter().any(|v| sums.contains(v)) {
+                self.flush(&mut group, list, &mut known);
+                made.clear();
+                sums.clear();
+            }
+            let item = match s {
+                Step::Run { kernel, out, args, form, link: Some(Linked::Map(f, still)), .. } if takes(f, still) => {
+                    Some(Item::Run { f, still, out, args, form, kernel })
+                }
+                Step::Run { kernel, out, args: [view, ..], link: Some(Linked::Sum), .. }
+                    if made.contains(&view) && sums.len() < MAX_SUMS =>
+                {
+                    sums.insert(out);
+                    Some(Item::Sum { view, out, kernel })
+                }
+                Step::Store { view, value, kernel, row: false, .. } if self.is_plain(view, value, &known) => {
+                    Some(Item::Store { view, value, kernel })
+                }
+                _ => None,
+            };
+            match item {
+                Some(item) => {
+                    if let Item::Run { out, .. } = item {
+                        made.insert(out);
+                    }
+                    group.push(item);
+                }
+                None => {
+                    // Whatever reads nothing of the group may run before it: only stores in place overwrite what others
+                    // read, and only stores follow them.
+                    let reads_group = touched(&s).iter().any(|v| made.contains(v));
+                    if reads_group && !matches!(s, Step::Out { .. } | Step::Kept { .. } | Step::Bind { .. })
+                        || matches!(s, Step::Store { .. })
+                    {
+                        self.flush(&mut group, list, &mut known);
+                        made.clear();
+                        sums.clear();
+                    }
+                    list.steps.push(s);
+                }
+            }
+        }
+        self.flush(&mut group, list, &mut known);
+    }
+
+    /// Whether a store moves a tile of f32 as it is.
+    fn is_plain(&self, view: View, value: u32, known: &Known) -> bool {
+        self.program.values[value as usize].dtype == DType::F32 && known.tiles.contains(&view)
+    }
+
+    fn flush(&mut self, group: &mut Vec<Item>, list: &mut List, known: &mut Known) {
+        let mut rest = &group[..];
+        while !rest.is_empty() {
+            // Each function takes at most four links, so this many fit.
+            let n = rest.len().min(MAX_LINKS / 4);
+            let (now, later) = rest.split_at(n);
+            self.chain(now, list, known);
+            rest = later;
+        }
+        group.clear();
+    }
+
+    fn chain(&mut self, items: &[Item], list: &mut List, known: &mut Known) {
+        let Some(kernel) = chain::chain(self.isa) else { return };
+        let runs = items.iter().filter(|i| matches!(i, Item::Run { .. })).count();
+        if runs == 0 || items.len() == 1 {
+            return list.steps.extend(items.iter().map(|i| i.step()));
+        }
+        let items = self.store_at_once(items, list, known);
+        let mut inside: HashMap<View, usize> = HashMap::new();
+        for item in &items {
+            let mut views = item.reads();
+            if let Item::Run { out, .. } = item {
+                views.push(*out);
+            }
+            views.sort_unstable();
+            views.dedup();
+            views.into_iter().for_each(|v| *inside.entry(v).or_default() += 1);
+        }
+        let escapes = |v: View| known.memory.contains_key(&v) || inside[&v] < known.uses[&v];
+
+        // First what must be read from memory, then the links, with a store for each of those.
+        let mut draft: Vec<Draft> = Vec::new();
+        let mut read: HashSet<View> = HashSet::new();
+        let mut running: Option<View> = None;
+        for item in &items {
+            match *item {
+                Item::Run { f, still, out, args, .. } => {
+                    self.links(f, still, args, &mut running, &mut draft, &mut read);
+                    running = Some(out);
+                    draft.push(Draft::Made(out));
+                    self.cost -= 0.045;
+                }
+                Item::Sum { view, out, .. } => {
+                    start(view, &mut running, &mut draft, &mut read);
+                    draft.push(Draft::Sum(out));
+                    self.cost -= 0.045;
+                }
+                Item::Store { view, value, .. } => {
+                    start(view, &mut running, &mut draft, &mut read);
+                    let to = self.new_view();
+                    list.steps.push(Step::Out { view: to, value, size: 4 });
+                    draft.push(Draft::Link(Act::Store, Some((to, false))));
+                }
+            }
+        }
+        let mut locals = Locals::new(&draft);
+        let mut links = Vec::new();
+        let mut sums = 0;
+        for (k, d) in draft.iter().enumerate() {
+            match *d {
+                Draft::Link(act, operand) => {
+                    let place = match operand {
+                        None => Place::None,
+                        Some((v, true)) => Place::Still(v),
+                        Some((v, false)) => locals.of.get(&v).map_or(Place::View(v), |&l| Place::Local(l)),
+                    };
+                    links.push(Link { act, place });
+                }
+                Draft::Sum(v) => {
+                    links.push(Link { act: Act::Sum, place: Place::Sum(sums, v) });
+                    sums += 1;
+                }
+                Draft::Made(v) => {
+                    let place = if escapes(v) {
+                        Some(Place::View(v))
+                    } else if read.contains(&v) {
+                        Some(locals.take(v, k).map_or(Place::View(v), Place::Local))
+                    } else {
+                        None
+                    };
+                    if let Some(place) = place {
+                        links.push(Link { act: Act::Store, place });
+                    }
+                }
+            }
+            locals.done(k);
+        }
+        debug_assert!(links.len() <= MAX_LINKS);
+        let flat = items.iter().all(|i| !matches!(i, Item::Run { form: Form::Rows, .. } | Item::Sum { .. }));
+        let form = if flat { Form::Flat } else { Form::Rows };
+        list.steps.push(Step::Chain { kernel, links: links.into(), form });
+    }
+
+    /// The links of one function, given what is running.
+    fn links(
+        &self,
+        f: MapFn,
+        still: Still,
+        args: [View; 3],
+        running: &mut Option<View>,
+        draft: &mut Vec<Draft>,
+        read: &mut HashSet<View>,
+    ) {
+        if let Some(act) = chain::unary(f) {
+            start(args[0], running, draft, read);
+            draft.push(Draft::Link(act, None));
+            return;
+        }
+        let Some([first, second]) = chain::binary(f) else { unreachable!("this is a bug: {f:?} is no link") };
+        let [x, y, _] = args;
+        if still.y {
+            start(x, running, draft, read);
+            draft.push(Draft::Link(first.1, Some((y, true))));
+        } else if still.x {
+            start(y, running, draft, read);
+            draft.push(Draft::Link(second.1, Some((x, true))));
+        } else if x == y && f == MapFn::Mul {
+            start(x, running, draft, read);
+            draft.push(Draft::Link(Act::Square, None));
+        } else if *running == Some(y) && x != y {
+            draft.push(Draft::Link(second.0, Some((x, false))));
+            read.insert(x);
+        } else {
+            start(x, running, draft, read);
+            draft.push(Draft::Link(first.0, Some((y, false))));
+            read.insert(y);
+        }
+    }
+
+    /// Lets results be written where a later store of the chain would copy them, if nothing read in between lies there.
+    fn store_at_once(&mut self, items: &[Item], list: &mut List, known: &mut Known) -> Vec<Item> {
+        let mut items = items.to_vec();
+        let mut at = 0;
+        while at < items.len() {
+            let Item::Store { view, value, .. } = items[at] else {
+                at += 1;
+                continue;
+            };
+            let made = items[..at].iter().position(|i| matches!(i, Item::Run { out, .. } if *out == view));
+            let free = made.is_some_and(|m| {
+                let later = items[m + 1..].iter().flat_map(Item::reads);
+                let mut others = later.filter_map(|v| known.memory.get(&v)).filter(|v| **v != u32::MAX);
+                !known.memory.contains_key(&view) && !others.any(|v| overlap(self.program, ValueId(*v), ValueId(value)))
+            });
+            if free {
+                list.steps.push(Step::Out { view, value, size: 4 });
+                list.tiles.retain(|t| t.0 != view);
+                known.memory.insert(view, value);
+                known.tiles.remove(&view);
+                items.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        items
+    }
+}
+
+/// Makes a register the running value.
+fn start(view: View, running: &mut Option<View>, draft: &mut Vec<Draft>, read: &mut HashSet<View>) {
+    if *running != Some(view) {
+        draft.push(Draft::Link(Act::Load, Some((view, false))));
+        read.insert(view);
+        *running = Some(view);
+    }
+}
+
+/// Links before places are known.
+enum Draft {
+    /// With an operand, held still or not.
+    Link(Act, Option<(View, bool)>),
+    /// The running value is now this register.
+    Made(View),
+    /// The running value is summed row by row, to this register.
+    Sum(View),
+}
+
+/// The chain's own buffers, given out in order of use.
+struct Locals {
+    last: HashMap<View, usize>,
+    of: HashMap<View, u8>,
+    free: Vec<u8>,
+}
+
+impl Locals {
+    fn new(draft: &[Draft]) -> Locals {
+        let mut last = HashMap::new();
+        for (k, d) in draft.iter().enumerate() {
+            if let Draft::Link(_, Some((v, false))) = d {
+                last.insert(*v, k);
+            }
+        }
+        Locals { last, of: HashMap::new(), free: (0..MAX_LOCALS as u8).rev().collect() }
+    }
+
+    fn take(&mut self, v: View, _: usize) -> Option<u8> {
+        let l = self.free.pop()?;
+        self.of.insert(v, l);
+        Some(l)
+    }
+
+    /// Takes back the buffers whose last reader is link `k`.
+    fn done(&mut self, k: usize) {
+        let Locals { last, of, free } = self;
+        of.retain(|v, l| {
+            let keep = last.get(v) != Some(&k);
+            if !keep {
+                free.push(*l);
+            }
+            keep
+        });
+    }
+}
+
+fn takes(f: MapFn, still: Still) -> bool {
+    match f.arity() {
+        1 => chain::unary(f).is_some(),
+        2 => chain::binary(f).is_some() && !(still.x && still.y),
+        _ => false,
+    }
+}
