@@ -81,11 +81,10 @@ fn sweep(dtype: DType) {
     for m in SIZES {
         for n in SIZES {
             for k in [1, 7, 130, 1024] {
-                // Every pair of layouts at some size, and every layout of either side at every size.
+                // Every layout of either side at every size, and every pair at some.
                 for (i, &lie) in ALL.iter().enumerate() {
                     let other = ALL[(i + m + n + k) % ALL.len()];
                     check(&mut rng, dtype, (m, n, k), (lie, Dense));
-                    check(&mut rng, dtype, (m, n, k), (Dense, lie));
                     check(&mut rng, dtype, (m, n, k), (lie, other));
                 }
             }

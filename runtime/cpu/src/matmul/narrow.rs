@@ -44,29 +44,35 @@ fn fold<T: Num>(mut sum: [T; LANES]) -> T {
     sum[0]
 }
 
+/// `sum + x * y`, lane by lane.
+#[inline(always)]
+fn step<T: Num>(mut sum: [T; LANES], x: &[T; LANES], y: &[T; LANES]) -> [T; LANES] {
+    for i in 0..LANES {
+        sum[i] = sum[i].add(x[i].mul(y[i]));
+    }
+    sum
+}
+
 /// Dot products of `L` left rows with `R` right rows, `L` results for each right row.
 #[inline(always)]
 fn tile<T: Num, const L: usize, const R: usize>(left: [&[T]; L], right: [&[T]; R], out: &mut [T]) {
-    let mut sums = [[[T::ZERO; LANES]; L]; R];
     let len = right[0].len();
-    let whole = len / LANES * LANES;
-    for k in (0..whole).step_by(LANES) {
-        let xs = left.map(|x| x[k..k + LANES].first_chunk::<LANES>());
-        let ys = right.map(|y| y[k..k + LANES].first_chunk::<LANES>());
+    let n = len / LANES;
+    let xs = left.map(|x| &x.as_chunks::<LANES>().0[..n]);
+    let ys = right.map(|y| &y.as_chunks::<LANES>().0[..n]);
+    let mut sums = [[[T::ZERO; LANES]; L]; R];
+    for k in 0..n {
         for r in 0..R {
             for l in 0..L {
-                if let (Some(x), Some(y)) = (xs[l], ys[r]) {
-                    for i in 0..LANES {
-                        sums[r][l][i] = sums[r][l][i].add(x[i].mul(y[i]));
-                    }
-                }
+                sums[r][l] = step(sums[r][l], &xs[l][k], &ys[r][k]);
             }
         }
     }
     for r in 0..R {
         for l in 0..L {
-            for k in whole..len {
-                sums[r][l][k - whole] = sums[r][l][k - whole].add(left[l][k].mul(right[r][k]));
+            for k in n * LANES..len {
+                let lane = &mut sums[r][l][k - n * LANES];
+                *lane = lane.add(left[l][k].mul(right[r][k]));
             }
             out[r * L + l] = fold(sums[r][l]);
         }
@@ -101,6 +107,45 @@ impl<T: Num, const L: usize> Body for Dots<T, L> {
     }
 }
 
+/// What [`Across`] reads of the right side: `rows` steps of K, `cols` right rows.
+#[derive(Clone, Copy)]
+struct Block {
+    rows: usize,
+    cols: usize,
+}
+
+impl Block {
+    /// All lanes of `V * LANES` columns from `c` on, `G` lanes at a time in registers.
+    #[inline(always)]
+    fn sums<'a, T: Num, const L: usize, const G: usize, const V: usize>(
+        self,
+        lanes: &mut [T],
+        left: [&[T]; L],
+        right: impl Fn(usize) -> &'a [T],
+        c: usize,
+    ) {
+        for first in (0..LANES).step_by(G) {
+            let mut sums = [[[[T::ZERO; LANES]; V]; G]; L];
+            for base in (first..self.rows).step_by(LANES) {
+                for g in 0..G.min(self.rows - base) {
+                    let y = right(base + g)[c..c + V * LANES].as_chunks::<LANES>().0;
+                    for v in 0..V {
+                        for l in 0..L {
+                            sums[l][g][v] = step(sums[l][g][v], &[left[l][base + g]; LANES], &y[v]);
+                        }
+                    }
+                }
+            }
+            for l in 0..L {
+                for g in 0..G {
+                    let at = (l * LANES + first + g) * self.cols + c;
+                    lanes[at..at + V * LANES].copy_from_slice(sums[l][g].as_flattened());
+                }
+            }
+        }
+    }
+}
+
 /// The same where the right rows lie side by side: operand `L` has `rows` steps of K, each with one element of `cols`
 /// right rows. `out` has room for all lanes, `L * LANES * cols`; the results are in lane 0 of each left row.
 struct Across<T, const L: usize>(PhantomData<T>);
@@ -110,16 +155,38 @@ impl<T: Num, const L: usize> Body for Across<T, L> {
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         // SAFETY: the caller's promise (see `Body::run`).
         let lanes = unsafe { std::slice::from_raw_parts_mut(out.cast::<T>(), L * LANES * cols) };
-        lanes.fill(T::ZERO);
-        for k in 0..rows {
-            // SAFETY: `k` is below `rows`.
-            let y = unsafe { std::slice::from_raw_parts((*args.add(L)).row::<T>(k), cols) };
-            for l in 0..L {
-                // SAFETY: left rows are dense and `rows` long.
-                let x = unsafe { *(*args.add(l)).row::<T>(0).add(k) };
-                let at = (l * LANES + k % LANES) * cols;
-                for (sum, &y) in lanes[at..at + cols].iter_mut().zip(y) {
-                    *sum = sum.add(x.mul(y));
+        // SAFETY: left rows are dense and `rows` long.
+        let left: [&[T]; L] =
+            std::array::from_fn(|l| unsafe { std::slice::from_raw_parts((*args.add(l)).row::<T>(0), rows) });
+        // SAFETY: the caller's promise, for `k` below `rows`.
+        let right = |k: usize| unsafe { std::slice::from_raw_parts((*args.add(L)).row::<T>(k), cols) };
+        let block = Block { rows, cols };
+        let (mut c, small) = (0, size_of::<T>() == 4);
+        // As many sums as registers hold: 128 columns of two lanes for one left row, 64 of one lane for more.
+        let wide = if L == 1 { 8 } else { 4 } / if small { 1 } else { 2 } * LANES;
+        while c + wide <= cols {
+            match (L, small) {
+                (1, true) => block.sums::<T, L, 2, 8>(lanes, left, right, c),
+                (1, false) => block.sums::<T, L, 2, 4>(lanes, left, right, c),
+                (_, true) => block.sums::<T, L, 1, 4>(lanes, left, right, c),
+                (_, false) => block.sums::<T, L, 1, 2>(lanes, left, right, c),
+            }
+            c += wide;
+        }
+        while c + LANES <= cols {
+            block.sums::<T, L, 4, 1>(lanes, left, right, c);
+            c += LANES;
+        }
+        if c < cols {
+            for lane in lanes.chunks_exact_mut(cols) {
+                lane[c..].fill(T::ZERO);
+            }
+            for k in 0..rows {
+                for l in 0..L {
+                    let at = (l * LANES + k % LANES) * cols;
+                    for (sum, &y) in lanes[at + c..at + cols].iter_mut().zip(&right(k)[c..]) {
+                        *sum = sum.add(left[l][k].mul(y));
+                    }
                 }
             }
         }
