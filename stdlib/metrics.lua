@@ -67,7 +67,7 @@ end
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
 ---@param opts {average: string, classes: integer}?
----@return perilune.Tensor scalar, or (C) for "none"
+---@return perilune.Tensor # scalar, or (C) for "none"
 function metrics.f1(scores, target, opts)
   local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number" })
   check.word("metrics.f1", "average", o.average, { "macro", "micro", "weighted", "none" })

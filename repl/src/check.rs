@@ -88,11 +88,8 @@ impl Report<'_> {
     }
 
     fn built(&self, run: &Run) -> Result<(), Failure> {
-        let model = format!(
-            "{} parameters, {} States with the optimizer's",
-            grouped(run.num_parameters()),
-            run.states()?.len()
-        );
+        let model =
+            format!("{} parameters, {} States with the optimizer's", grouped(run.num_parameters()), run.num_states()?);
         self.row("model", &model);
         for split in run.splits() {
             let samples = run.samples(&split).map(|n| format!("{} samples", grouped(n)));

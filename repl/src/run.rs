@@ -334,13 +334,14 @@ fn beside(text: &str, dir: &Path, screen: &Screen) -> String {
 }
 
 /// BLAKE3 over every State in path order: path, dtype, shape, bytes; texts and lists with their lengths before them.
+/// States are fetched one after the other, so that a large model needs the host memory of its largest only.
 fn weights(run: &Run) -> Result<String, Failure> {
     let mut hash = blake3::Hasher::new();
     let text = |hash: &mut blake3::Hasher, t: &[u8]| {
         hash.update(&(t.len() as u64).to_le_bytes());
         hash.update(t);
     };
-    for (path, t) in run.states()? {
+    run.each_state(|path, t| {
         text(&mut hash, path.as_bytes());
         text(&mut hash, t.dtype.name().as_bytes());
         hash.update(&(t.shape.rank() as u64).to_le_bytes());
@@ -348,7 +349,7 @@ fn weights(run: &Run) -> Result<String, Failure> {
             hash.update(&(*d as u64).to_le_bytes());
         }
         text(&mut hash, &t.bytes);
-    }
+    })?;
     Ok(hash.finalize().to_hex().to_string())
 }
 

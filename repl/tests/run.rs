@@ -225,3 +225,23 @@ fn a_reader_that_leaves_stops_nothing_and_panics_nowhere() {
     assert_eq!(shell("perilune run tiny.lua --json --steps 3000 --run-dir r | head -n 1"), "");
     assert_eq!(p.run_json("r")["status"], "done");
 }
+
+/// What a script saves, it finds again under the same path, whatever lies beside it.
+#[test]
+fn load_finds_what_save_wrote() {
+    let p = place();
+    std::fs::create_dir(p.path("sub")).unwrap();
+    let text = |value: i64| {
+        format!(
+            "local pl = require 'perilune'\nlocal before = pl.load('w.npy'):item()\n\
+             pl.save('w.npy', pl.tensor({value}))\nprint(before, pl.load('w.npy'):item())\n"
+        )
+    };
+    p.file("make.lua", "local pl = require 'perilune'\npl.save('sub/w.npy', pl.tensor(1))\n");
+    assert_eq!(p.run(&["run", "make.lua"]).status, Some(0));
+    p.file("sub/script.lua", text(2));
+    let r = p.run(&["run", "sub/script.lua"]);
+    assert_eq!((r.out.as_str(), r.err.as_str()), ("1\t2\n", ""), "beside the recipe at first, then where it was saved");
+    assert_eq!(p.run(&["run", "sub/script.lua"]).out, "2\t2\n");
+    assert!(p.path("w.npy").exists());
+}

@@ -1,7 +1,7 @@
 -- nn/conv.lua: convolutions over one and two dims, and the transposed one.
 --
 -- Layouts are PyTorch's: images (B, C, H, W), weights (out, in / groups, kernel...), transposed (in, out / groups, kernel...).
--- `padding` is a number of zeros on each side; there is no "same" and no other padding mode: `pl.pad` does that in view.
+-- `padding` is a number of zeros on each side, or "same" (stride 1) or "valid"; other ways of padding are `pl.pad`'s.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -17,19 +17,32 @@ local function conv(kind, dims, forward, in_dim, out_dim, kernel, opts, transpos
   check.whole(op, "out_dim", out_dim)
   kernel = check.sizes(op, "kernel", kernel, dims)
   local defaults = { groups = 1, bias = true }
-  local loose = { stride = "number|table", padding = "number|table", dilation = "number|table" }
+  local loose = { stride = "number|table", padding = transposed and "number|table" or "number|table|string", dilation = "number|table" }
   if transposed then loose.output_padding = "number|table" end
   local o = check.options(op, opts, defaults, loose)
   check.whole(op, "groups", o.groups)
   if in_dim % o.groups ~= 0 or out_dim % o.groups ~= 0 then
     pl.error(op, ("groups = %d does not divide both in_dim = %d and out_dim = %d"):format(o.groups, in_dim, out_dim))
   end
+  local padding = o.padding or 0
+  if type(padding) == "string" then
+    check.word(op, "padding", padding, { "same", "valid" })
+  else
+    padding = check.sizes(op, "padding", padding, dims, 0)
+  end
   local conv_opts = {
     stride = check.sizes(op, "stride", o.stride or 1, dims),
-    padding = check.sizes(op, "padding", o.padding or 0, dims, 0),
+    padding = padding,
     dilation = check.sizes(op, "dilation", o.dilation or 1, dims),
     groups = o.groups,
   }
+  if padding == "same" then
+    for _, stride in ipairs(conv_opts.stride) do
+      if stride ~= 1 then
+        pl.error(op, ("padding is 'same' and stride is %d"):format(stride), "\"same\" keeps the size, with a stride of 1 only: give padding in numbers")
+      end
+    end
+  end
   if transposed then conv_opts.output_padding = check.sizes(op, "output_padding", o.output_padding or 0, dims, 0) end
 
   local shape = transposed and { in_dim, out_dim // o.groups } or { out_dim, in_dim // o.groups }
@@ -37,7 +50,8 @@ local function conv(kind, dims, forward, in_dim, out_dim, kernel, opts, transpos
   local bound = 1 / math.sqrt((init.fans(shape)))
   local info = ("%d -> %d, kernel %s"):format(in_dim, out_dim, list(kernel))
   for _, name in ipairs { "stride", "padding", "dilation" } do
-    local value = list(conv_opts[name])
+    local value = conv_opts[name]
+    value = type(value) == "string" and value or list(value)
     if value:find(name == "padding" and "[^0x]" or "[^1x]") then info = info .. (", %s %s"):format(name, value) end
   end
   if o.groups > 1 then info = info .. ", groups " .. o.groups end
@@ -54,12 +68,12 @@ local function forward_transpose2d(self, x) return pl.conv_transpose2d(x, self.w
 
 ---@class perilune.ConvOptions
 ---@field stride integer|integer[]?
----@field padding integer|integer[]?
+---@field padding integer|integer[]|"same"|"valid"?
 ---@field dilation integer|integer[]?
 ---@field groups integer?
 ---@field bias boolean?
 
----x (B, in, T) -> (B, out, T').
+---x (B, in, T) -> (B, out, T'). With padding "same" and a stride of 1 T' = T.
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer
@@ -69,7 +83,7 @@ local function Conv1d(in_dim, out_dim, kernel, opts)
   return conv("Conv1d", 1, forward1d, in_dim, out_dim, kernel, opts, false)
 end
 
----x (B, in, H, W) -> (B, out, H', W'), H' = (H + 2 padding - dilation (kernel - 1) - 1) // stride + 1.
+---x (B, in, H, W) -> (B, out, H', W'), H' = (H + 2 padding - dilation (kernel - 1) - 1) // stride + 1; with padding "same", H' = H.
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer|integer[]

@@ -41,27 +41,38 @@ end
 local function max_pool(self, x) return pl.max_pool2d(x, self.kernel, self.options) end
 local function avg_pool(self, x) return pl.avg_pool2d(x, self.kernel, self.options) end
 
-local function pool(kind, forward, kernel, opts)
+local function pool(kind, forward, kernel, opts, defaults)
   local op = "nn." .. kind
   kernel = check.sizes(op, "kernel", kernel, 2)
-  local o = check.options(op, opts, {}, { stride = "number|table", padding = "number|table" })
+  local o = check.options(op, opts, defaults, { stride = "number|table", padding = "number|table" })
   local options = {
     stride = o.stride and check.sizes(op, "stride", o.stride, 2) or { kernel[1], kernel[2] },
     padding = check.sizes(op, "padding", o.padding or 0, 2, 0),
   }
+  for name in pairs(defaults) do options[name] = o[name] end
   return module { kind = kind, info = table.concat(kernel, "x"), forward = forward, kernel = kernel, options = options }
 end
 
+---@class perilune.PoolOptions
+---@field stride integer|integer[]? the kernel's size by default
+---@field padding integer|integer[]?
+---@field ceil_mode boolean? a last window may reach beyond the end
+
+---@class perilune.AvgPoolOptions: perilune.PoolOptions
+---@field count_include_pad boolean? true by default: zeros of the padding count
+
 ---x (B, C, H, W) -> (B, C, H', W'). The stride is the kernel's size unless given.
 ---@param kernel integer|integer[]
----@param opts {stride: integer|integer[], padding: integer|integer[]}?
+---@param opts perilune.PoolOptions?
 ---@return perilune.Module
-local function MaxPool2d(kernel, opts) return pool("MaxPool2d", max_pool, kernel, opts) end
+local function MaxPool2d(kernel, opts) return pool("MaxPool2d", max_pool, kernel, opts, { ceil_mode = false }) end
 
----x (B, C, H, W) -> (B, C, H', W'); zeros of the padding count as values.
+---x (B, C, H, W) -> (B, C, H', W'); zeros of the padding count as values unless count_include_pad is false.
 ---@param kernel integer|integer[]
----@param opts {stride: integer|integer[], padding: integer|integer[]}?
+---@param opts perilune.AvgPoolOptions?
 ---@return perilune.Module
-local function AvgPool2d(kernel, opts) return pool("AvgPool2d", avg_pool, kernel, opts) end
+local function AvgPool2d(kernel, opts)
+  return pool("AvgPool2d", avg_pool, kernel, opts, { ceil_mode = false, count_include_pad = true })
+end
 
 return { Flatten = Flatten, Unflatten = Unflatten, MaxPool2d = MaxPool2d, AvgPool2d = AvgPool2d }

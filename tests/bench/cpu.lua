@@ -65,6 +65,7 @@ local function matmul(m, k, n)
 end
 cases.matmul_64, cases.matmul_256, cases.matmul_1024 = matmul(64, 64, 64), matmul(256, 256, 256), matmul(1024, 1024, 1024)
 cases.matmul_768x128x512 = matmul(768, 128, 512)
+cases.matmul_1x1024x1024, cases.matmul_1024x1024x1, cases.matmul_5x1024x1024 = matmul(1, 1024, 1024), matmul(1024, 1024, 1), matmul(5, 1024, 1024)
 
 function cases.adamw()
   local w = {}

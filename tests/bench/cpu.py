@@ -105,6 +105,9 @@ CASES = {  # name: (PyTorch's side, goal: theirs / ours)
     "matmul_256": (lambda: matmul(256, 256, 256), 0.85),
     "matmul_1024": (lambda: matmul(1024, 1024, 1024), 0.85),
     "matmul_768x128x512": (lambda: matmul(768, 128, 512), 0.85),
+    "matmul_1x1024x1024": (lambda: matmul(1, 1024, 1024), 0.85),
+    "matmul_1024x1024x1": (lambda: matmul(1024, 1024, 1), 0.85),
+    "matmul_5x1024x1024": (lambda: matmul(5, 1024, 1024), 0.85),
     "adamw": (adamw, 1.2),
 }
 

@@ -81,6 +81,9 @@ describe("as PyTorch:", function()
     leaky_relu = function() return nn.LeakyReLU(0.1) end,
     max_pool2d = function() return nn.MaxPool2d(2) end,
     avg_pool2d = function() return nn.AvgPool2d(3, { stride = 2, padding = 1 }) end,
+    conv2d_same = function() return nn.Conv2d(2, 3, { 2, 3 }, { padding = "same", dilation = { 1, 2 } }) end,
+    max_pool2d_ceil = function() return nn.MaxPool2d(2, { stride = 2, padding = 1, ceil_mode = true }) end,
+    avg_pool2d_ceil = function() return nn.AvgPool2d(3, { stride = 2, padding = 1, ceil_mode = true, count_include_pad = false }) end,
   }
   for _, name in ipairs(pl.tree.names(layers)) do
     it(name, function() compare(name, layers[name](), 5e-5) end)

@@ -19,9 +19,6 @@ pub struct Recipe {
     pub root: Option<usize>,
     /// Shapes that are worth several threads.
     pub big: bool,
-    /// Operands of matrix products always lie densely. Products of views may round in another order than products of
-    /// the same numbers in memory of their own, so what is evaluated early would show.
-    pub dense_products: bool,
 }
 
 /// How the roots are evaluated.
@@ -69,7 +66,6 @@ struct Maker<'a> {
     states: Vec<StateId>,
     limit: usize,
     assigned: Vec<(StateId, NodeId)>,
-    dense_products: bool,
 }
 
 /// Runs the graph of `recipe`: its roots, then its States, as they are at the end.
@@ -107,16 +103,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     e.seed(recipe.seed);
     e.begin_step().unwrap_or_else(|f| panic!("{}", f.error));
     let limit = (numel * 2).max(64);
-    let mut m = Maker {
-        e,
-        rng,
-        pool: Vec::new(),
-        leaves: Vec::new(),
-        states,
-        limit,
-        assigned: Vec::new(),
-        dense_products: recipe.dense_products,
-    };
+    let mut m = Maker { e, rng, pool: Vec::new(), leaves: Vec::new(), states, limit, assigned: Vec::new() };
     m.leaf(base);
     for _ in 0..1 + m.rng.below(3) {
         let dims = m.broadcastable(base);
@@ -586,10 +573,6 @@ impl Maker<'_> {
                 let n = 1 + self.rng.below(5);
                 self.data(dtype, &[k, n])
             }
-        };
-        let (x, y) = match self.dense_products {
-            true => (call(self.e, "contiguous", &[t(x)], &[])?, call(self.e, "contiguous", &[t(y)], &[])?),
-            false => (x, y),
         };
         let y = call(self.e, "matmul", &[t(x), t(y)], &[])?;
         Ok(self.tame(y))

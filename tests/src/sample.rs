@@ -233,15 +233,15 @@ pub fn value(param: &Param, e: &Expr) -> Result<Value, String> {
         (Ty::Float, Expr::Number(n)) => Value::Number(Number::Float(n.as_f64())),
         (Ty::Number | Ty::Operand, Expr::Number(n)) => Value::Number(*n),
         (Ty::Bool, Expr::Bool(b)) => Value::Bool(*b),
-        (Ty::Ints, Expr::Number(Number::Int(i))) => Value::Ints(smallvec::smallvec![*i]),
-        (Ty::Ints, Expr::List(items)) => Value::Ints(
+        (Ty::Ints | Ty::IntsOr(_), Expr::Number(Number::Int(i))) => Value::Ints(smallvec::smallvec![*i]),
+        (Ty::Ints | Ty::IntsOr(_), Expr::List(items)) => Value::Ints(
             items
                 .iter()
                 .map(|e| if let Expr::Number(Number::Int(i)) = e { Ok(*i) } else { Err(wrong()) })
                 .collect::<Result<_, _>>()?,
         ),
         (Ty::DType, Expr::Word(w)) => Value::DType(DType::parse(w).ok_or_else(wrong)?),
-        (Ty::Str(_), Expr::Word(w)) => Value::Str(w.clone()),
+        (Ty::Str(_) | Ty::IntsOr(_), Expr::Word(w)) => Value::Str(w.clone()),
         _ => return Err(wrong()),
     })
 }

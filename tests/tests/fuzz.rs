@@ -38,11 +38,9 @@ impl Bench {
             if let Some(m) = differs(&again, "first run and second") {
                 return Some(m);
             }
-            if recipe.dense_products {
-                let split = random::run(&mut self.one, recipe, Mode::Apart);
-                if let Some(m) = differs(&split, "together and apart") {
-                    return Some(m);
-                }
+            let split = random::run(&mut self.one, recipe, Mode::Apart);
+            if let Some(m) = differs(&split, "together and apart") {
+                return Some(m);
             }
             for e in &mut self.more {
                 let got = random::run(e, recipe, Mode::Together);
@@ -91,7 +89,7 @@ fn fuzz(first: u64, count: u64, big: bool) {
     let mut bench = Bench::new();
     let mut faults = Vec::new();
     for seed in seeds {
-        let recipe = Recipe { seed, ops: 3 + (seed % 23) as usize, root: None, big, dense_products: seed % 3 != 0 };
+        let recipe = Recipe { seed, ops: 3 + (seed % 23) as usize, root: None, big };
         if bench.fault(recipe).is_none() {
             continue;
         }
@@ -111,7 +109,7 @@ fn graphs_are_worth_running() {
     let mut e = harness::engine(1);
     let (mut all, mut dull, mut outputs) = (0, 0, 0);
     for seed in 1..400 {
-        let recipe = Recipe { seed, ops: 3 + (seed % 23) as usize, root: None, big: false, dense_products: false };
+        let recipe = Recipe { seed, ops: 3 + (seed % 23) as usize, root: None, big: false };
         for t in random::run(&mut e, recipe, Mode::Together) {
             outputs += 1;
             all += t.numel();

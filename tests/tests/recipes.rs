@@ -28,7 +28,9 @@ fn recipe(file: &str, params: &[(&str, &str)], threads: usize) -> Outcome {
         losses.push(run.read(&step).unwrap().loss);
     }
     let valid = run.evaluate_batches("valid", Some(2)).unwrap_or_else(|e| panic!("{e}"));
-    Outcome { losses, valid, states: run.states().unwrap() }
+    let mut states = Vec::new();
+    run.each_state(|path, t| states.push((path, t))).unwrap();
+    Outcome { losses, valid, states }
 }
 
 /// The curve against its golden file, and the bits of other runs against these.

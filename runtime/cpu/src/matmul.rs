@@ -1,13 +1,15 @@
 //! Products of matrices: the one place that sees the `gemm` crate.
 //!
-//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. f32 and f64 go to `gemm` as they lie; 16-bit
-//! floats are widened to f32 first and rounded once at the end; integers wrap in plain loops. Large matrices are shared
-//! by `gemm` itself, many small ones are dealt out one by one. `gemm` gives the same bits for every thread count (tested
-//! here), but not for every instruction set.
+//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. f32 and f64 go to `gemm` as they lie, unless
+//! they are `narrow`; 16-bit floats are widened to f32 first and rounded once at the end; integers wrap in plain loops.
+//! Large matrices are shared by `gemm` itself, many small ones are dealt out one by one. The bits are a function of shape
+//! and dtype alone, not of strides or the thread count (tests/matmul.rs), but `gemm` has others for every instruction set.
+
+mod narrow;
 
 use crate::library::{Call, Element, Input, by_type};
 use crate::loops::num::Num;
-use crate::loops::{self, Arg, Body, cast};
+use crate::loops::{Arg, cast};
 use crate::memory::Plain;
 use crate::pool::Shared;
 use crate::region::walk;
@@ -63,7 +65,7 @@ pub fn run(c: &Call) -> Result<()> {
     let (m, n, k) = (out.dims()[r - 2], out.dims()[r - 1], sa.dims()[r - 1]);
     let sizes = Sizes { batch: out.dims()[..r - 2].iter().product(), m, n, k };
     match c.out_dtype() {
-        DType::F32 => singles(
+        DType::F32 => floats(
             c,
             sizes,
             &Matrices::new(a.elements::<f32>(), &a.layout),
@@ -84,102 +86,10 @@ pub fn run(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Up to this many left rows, dot products along K read the right side once, as it lies, and beat packing it.
-const FEW_ROWS: usize = 16;
-
-/// Dot products of up to four left rows (operands 0 to 3) with the right rows from operand 4 on: `cols` long, `rows` of
-/// them, 16 lanes each. `out` holds four results a right row.
-struct Dots;
-
-impl Body for Dots {
-    #[inline(always)]
-    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`); unused left rows repeat the first.
-        let (out, left) = unsafe {
-            let row = |i: usize| std::slice::from_raw_parts((*args.add(i)).row::<f32>(0), cols);
-            (std::slice::from_raw_parts_mut(out.cast::<[f32; 4]>(), rows), [row(0), row(1), row(2), row(3)])
-        };
-        let lanes = |x: &[f32; 16], y: &[f32; 16], mut sum: [f32; 16]| {
-            for k in 0..16 {
-                sum[k] += x[k] * y[k];
-            }
-            sum
-        };
-        for (r, out) in out.iter_mut().enumerate() {
-            // SAFETY: `r` is below `rows`.
-            let y = unsafe { std::slice::from_raw_parts((*args.add(4)).row::<f32>(r), cols) };
-            let (mut a, mut b, mut c, mut d) = ([0f32; 16], [0f32; 16], [0f32; 16], [0f32; 16]);
-            let (y, tail) = y.as_chunks::<16>();
-            let [x0, x1, x2, x3] = left.map(|x| x.as_chunks::<16>().0);
-            for ((((y, x0), x1), x2), x3) in y.iter().zip(x0).zip(x1).zip(x2).zip(x3) {
-                a = lanes(x0, y, a);
-                b = lanes(x1, y, b);
-                c = lanes(x2, y, c);
-                d = lanes(x3, y, d);
-            }
-            for (k, mut sum) in [a, b, c, d].into_iter().enumerate() {
-                for (i, &y) in tail.iter().enumerate() {
-                    sum[i] += left[k][cols - tail.len() + i] * y;
-                }
-                let mut width = 8;
-                while width > 0 {
-                    for i in 0..width {
-                        sum[i] += sum[i + width];
-                    }
-                    width /= 2;
-                }
-                out[k] = sum[0];
-            }
-        }
-    }
-}
-
-/// The product where both sides lie along K and the left has few rows.
-fn few_rows(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) {
-    const RIGHT: usize = 32;
-    let (kernel, groups) = (loops::pick::<Dots>(c.isa()), s.n.div_ceil(RIGHT));
-    let base = Shared(out.as_mut_ptr());
-    c.pool().run(c.share(), s.batch * groups, |tasks| {
-        let base = &base;
-        let mut results = [[0f32; 4]; RIGHT];
-        while let Some(t) = tasks.claim() {
-            let (k, lo) = (t / groups, t % groups * RIGHT);
-            let n = RIGHT.min(s.n - lo);
-            for i in (0..s.m).step_by(4) {
-                let rows = 4.min(s.m - i);
-                // SAFETY: `plan::check` holds the operands' layouts within their values; columns `lo..lo + n` of product
-                // `k` belong to this task.
-                unsafe {
-                    let left = |j: usize| {
-                        let row = i + if j < rows { j } else { 0 };
-                        Arg { ptr: a.all.as_ptr().offset(a.start(k) + row as isize * a.rows).cast(), step: 0 }
-                    };
-                    let right = b.all.as_ptr().offset(b.start(k) + lo as isize * b.cols).cast();
-                    let args = [left(0), left(1), left(2), left(3), Arg { ptr: right, step: b.cols }];
-                    kernel(results.as_mut_ptr().cast(), args.as_ptr(), n, s.k);
-                    for j in 0..rows {
-                        for (r, result) in results[..n].iter().enumerate() {
-                            *base.0.add((k * s.m + i + j) * s.n + lo + r) = result[j];
-                        }
-                    }
-                }
-            }
-        }
-    });
-}
-
 /// A float that `gemm` multiplies.
 trait Gemm: Num + Plain {}
 impl Gemm for f32 {}
 impl Gemm for f64 {}
-
-fn singles(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) {
-    let along = a.cols == 1 && b.rows == 1;
-    if along && (2..=FEW_ROWS).contains(&s.m) && s.n >= 64 && s.k >= 64 {
-        return few_rows(c, s, a, b, out);
-    }
-    floats(c, s, a, b, out);
-}
 
 fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &mut [T]) {
     if out.is_empty() {
@@ -187,6 +97,21 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
     }
     if s.k == 0 {
         return out.fill(T::ZERO);
+    }
+    if narrow::is_narrow(s) {
+        return narrow::run(c, s, a, b, out);
+    }
+    if b.rows < 0 {
+        // `gemm` would walk K from the other end.
+        let mut dense = vec![T::ZERO; s.batch * s.k * s.n];
+        c.pool().pieces(c.share(), &mut dense, s.n, |row, out| {
+            let start = b.start(row / s.k) + (row % s.k) as isize * b.rows;
+            for (j, o) in out.iter_mut().enumerate() {
+                *o = b.all[(start + j as isize * b.cols) as usize];
+            }
+        });
+        let layout = Layout::contiguous(Shape::of(&[s.batch, s.k, s.n]));
+        return floats(c, s, a, &Matrices::new(&dense, &layout), out);
     }
     let (ops, pool) = (s.m * s.n * s.k, c.pool());
     let share = c.share() && ops * s.batch > SHARE_OPS && pool.inside();
@@ -258,7 +183,7 @@ fn halves<T: Plain>(c: &Call, s: Sizes, a: &Input, b: &Input, out: &mut [T]) {
     let (wa, wb) = (widen(c, a), widen(c, b));
     let mut product = vec![0f32; out.len()];
     let (la, lb) = (Layout::contiguous(a.shape()), Layout::contiguous(b.shape()));
-    singles(c, s, &Matrices::new(&wa, &la), &Matrices::new(&wb, &lb), &mut product);
+    floats(c, s, &Matrices::new(&wa, &la), &Matrices::new(&wb, &lb), &mut product);
     let kernel = cast::store(c.out_dtype(), c.isa());
     c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
         let arg = Arg { ptr: product[k * GRAIN..].as_ptr().cast(), step: 0 };

@@ -315,6 +315,10 @@ fn convert(ty: &Ty, v: &Value) -> Option<Pending> {
             }
             _ => ready(Arg::Ints(SmallVec::from_slice(&[as_int(v)?]))),
         },
+        Ty::IntsOr(words) => match v {
+            Value::String(_) => convert(&Ty::Str(words.clone()), v),
+            _ => convert(&Ty::Ints, v),
+        },
         Ty::DType => ready(Arg::DType(DType::parse(&v.as_string()?.to_str().ok()?)?)),
         Ty::Str(words) => {
             let s = v.as_string()?.to_str().ok()?.to_string();
@@ -333,6 +337,7 @@ pub fn want(ty: &Ty) -> String {
         Ty::Float | Ty::Number => "a number".into(),
         Ty::Bool => "true or false".into(),
         Ty::Ints => "an integer or a list of integers".into(),
+        Ty::IntsOr(words) => format!("{}, or {}", want(&Ty::Ints), want(&Ty::Str(words.clone()))),
         Ty::DType => format!("a dtype ({})", DType::ALL.map(DType::name).join(", ")),
         Ty::Str(words) if words.is_empty() => "a string".into(),
         Ty::Str(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(" or "),

@@ -27,11 +27,21 @@ fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::
     }
 }
 
-/// A path to read: beside the recipe if it is there, else as the person's shell would see it.
-fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+/// Where a path to read is looked for first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    /// Data belong to the recipe, wherever it is run.
+    Beside,
+    /// What `pl.save` wrote lies where the person's shell would see it: the same path must find it again.
+    Here,
+}
+
+/// A path to read: beside the recipe or in the current directory, whichever has it first.
+fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
     let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
     let (beside, here) = (place.at(path), PathBuf::from(path));
-    if let Some(found) = [&beside, &here].into_iter().find(|p| p.exists()) {
+    let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
+    if let Some(found) = order.into_iter().find(|p| p.exists()) {
         return Ok(found.clone());
     }
     let looked = if here.is_absolute() || beside == here {
@@ -39,10 +49,12 @@ fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Pa
     } else {
         ", neither beside the recipe nor in the current directory"
     };
-    let near =
-        [&beside, &here].into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
-    let hint = near
-        .or_else(|| here.is_relative().then(|| "paths start beside the recipe, then at the current directory".into()));
+    let near = order.into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
+    let rule = match first {
+        First::Beside => "paths start beside the recipe, then at the current directory",
+        First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
+    };
+    let hint = near.or_else(|| here.is_relative().then(|| rule.into()));
     Err(errors::argument(host, lua, op, format!("there is no file \"{path}\"{looked}"), hint))
 }
 
@@ -233,10 +245,13 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
             }
         }
     }
-    Rows::read(&readable(&host, lua, "csv", &path)?, &o).map(RowsData).map_err(|e| fail(&host, lua, "csv", e))
+    Rows::read(&readable(&host, lua, "csv", &path, First::Beside)?, &o)
+        .map(RowsData)
+        .map_err(|e| fail(&host, lua, "csv", e))
 }
 
-/// `pl.load(path)` -> {name = tensor} for safetensors and npz, a tensor for npy.
+/// `pl.load(path)` -> {name = tensor} for safetensors and npz, a tensor for npy. A relative path starts where `pl.save`
+/// writes, at the current directory, then beside the recipe.
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
@@ -246,7 +261,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
         return Err(errors::argument(&host, lua, "load", message, torch.then(|| cure.into())));
     }
-    let file = readable(&host, lua, "load", &name)?;
+    let file = readable(&host, lua, "load", &name, First::Here)?;
     let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
         let t = lua.create_table()?;
         for (name, value) in list {
@@ -264,7 +279,8 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     }
 }
 
-/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all.
+/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all; a relative path starts at the current
+/// directory.
 fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "save", "the path", &path)?;
@@ -348,7 +364,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "text", "the path", &path)?;
-            text::read(&readable(&host, lua, "text", &path)?).map_err(|e| fail(&host, lua, "text", e))
+            text::read(&readable(&host, lua, "text", &path, First::Beside)?).map_err(|e| fail(&host, lua, "text", e))
         })?,
     )?;
     native.set(
@@ -405,7 +421,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "png", "the path", &path)?;
-            let t = image::load(&readable(&host, lua, "png", &path)?).map_err(|e| fail(&host, lua, "png", e))?;
+            let t = image::load(&readable(&host, lua, "png", &path, First::Beside)?)
+                .map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
                 let x = engine.from_host(&t)?;
                 let g = &mut engine.graph;

@@ -39,6 +39,7 @@ fn lua_type(ty: &Ty) -> String {
         Ty::Float | Ty::Number => "number".into(),
         Ty::Bool => "boolean".into(),
         Ty::Ints => "integer|integer[]".into(),
+        Ty::IntsOr(words) => format!("{}|{}", lua_type(&Ty::Ints), lua_type(&Ty::Str(words.clone()))),
         Ty::DType => "perilune.DType".into(),
         Ty::Str(words) if words.is_empty() => "string".into(),
         Ty::Str(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join("|"),
@@ -66,6 +67,8 @@ pub fn stubs() -> String {
                 let _ = writeln!(out, "---@param {}{} {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty));
                 names.push(p.name);
             }
+            // A list in the last place may be given as arguments one by one.
+            let one_by_one = sig.params[..sig.positional].last().is_some_and(|p| p.ty == Ty::Ints);
             let options = &sig.params[sig.positional..];
             if !options.is_empty() {
                 let fields: Vec<String> = options
@@ -75,7 +78,12 @@ pub fn stubs() -> String {
                 let _ = writeln!(out, "---@param options? {{{}}}", fields.join(", "));
                 names.push("options");
             }
-            let _ = writeln!(out, "---@return perilune.Tensor ...");
+            if one_by_one {
+                out.push_str("---@param ... integer\n");
+                names.push("...");
+            }
+            // One result at least, so that no editor takes it for nil; how many more is not in the registry.
+            out.push_str("---@return perilune.Tensor\n---@return perilune.Tensor ...\n");
             let owner = if method { "Tensor:" } else { "pl." };
             let _ = writeln!(out, "function {owner}{}({}) end", op.name, names.join(", "));
         }
@@ -106,5 +114,28 @@ pub fn reference_markdown() -> String {
             let _ = writeln!(out, "- `{}`: {}{default}", p.name, args::want(&p.ty));
         }
     }
+    out.push_str(FILES);
     out
 }
+
+/// The two functions on files that are no ops.
+const FILES: &str = "
+# Reference: files of tensors
+
+## load
+
+    load(path)
+
+path string -> {name = tensor} for .safetensors and .npz, a tensor for .npy; on the CPU, with the dtypes of the file.
+A relative path is one of the current directory, where `pl.save` writes; if there is no such file, one beside the recipe.
+Errors: no such file (with the nearest name), an extension that is none of these, a file that is broken or of a dtype that
+there is no tensor of.
+
+## save
+
+    save(path, tensors)
+
+path string, tensors {name = tensor} for .safetensors and .npz, a tensor or a table of one for .npy -> nothing. A relative
+path is one of the current directory. The file is written whole or not at all, over one that is there.
+Errors: an entry that is no tensor, an extension that is none of these, a folder that is not there.
+";

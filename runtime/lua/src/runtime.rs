@@ -274,7 +274,7 @@ impl Recipe {
                 },
             ));
         }
-        out.sort_by(|a, b| a.0.cmp(&b.0));
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
     }
 
@@ -505,19 +505,29 @@ impl Run {
         Ok(())
     }
 
-    /// Every State in path order: path, value.
-    pub fn states(&self) -> Result<Vec<(String, HostTensor)>, Failed> {
+    /// Calls `f` with every State in path order: path, value. One value at a time is on the host.
+    pub fn each_state(&self, mut f: impl FnMut(String, HostTensor)) -> Result<(), Failed> {
+        for (path, state) in self.list_states()? {
+            let t = state.borrow::<crate::Tensor>()?;
+            f(path, table::read(&self.lua, &t)?);
+        }
+        Ok(())
+    }
+
+    /// How many States the run has.
+    pub fn num_states(&self) -> Result<usize, Failed> {
+        self.list_states().map(|list| list.len())
+    }
+
+    fn list_states(&self) -> Result<Vec<(String, mlua::AnyUserData)>, Failed> {
         let f: Function = self.table.get("states")?;
         let list: Table = f.call(&self.table)?;
         let mut out = Vec::new();
         for entry in list.sequence_values::<Table>() {
             let entry = entry?;
-            let path: String = entry.get("path")?;
-            let state: mlua::AnyUserData = entry.get("state")?;
-            let t = state.borrow::<crate::Tensor>()?;
-            out.push((path, table::read(&self.lua, &t)?));
+            out.push((entry.get("path")?, entry.get("state")?));
         }
-        out.sort_by(|a, b| a.0.cmp(&b.0));
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
     }
 

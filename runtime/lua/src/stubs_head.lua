@@ -42,6 +42,9 @@ function Tensor:assign(value) end
 ---Gives the memory back now instead of at the next collection. Using the tensor afterwards is an error.
 function Tensor:free() end
 
+---A buffer that changes: `pl.state` makes one, `assign` and optimizers write it.
+---@class perilune.State: perilune.Tensor
+
 ---@class perilune
 ---@field nn table
 ---@field optim table
@@ -50,6 +53,7 @@ function Tensor:free() end
 ---@field train table
 ---@field init table
 ---@field tree table
+---@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
 local pl = {}
@@ -60,7 +64,7 @@ local pl = {}
 function pl.tensor(value, options) end
 ---@param x perilune.Tensor
 ---@param options? {trainable?: boolean}
----@return perilune.Tensor
+---@return perilune.State
 function pl.state(x, options) end
 ---@param x any
 ---@return boolean
@@ -127,11 +131,14 @@ function pl.recipe(recipe) end
 ---@param defaults table
 ---@return table
 function pl.params(defaults) end
+---Tensors by name of a .safetensors or .npz file, the tensor of an .npy file. A relative path is one of the current
+---directory, where `pl.save` writes, else one beside the recipe.
 ---@param path string
 ---@return any
 function pl.load(path) end
+---Writes tensors by name (.safetensors, .npz) or one tensor (.npy). A relative path is one of the current directory.
 ---@param path string
----@param tensors any
+---@param tensors perilune.Tensor|table<string, perilune.Tensor>
 function pl.save(path, tensors) end
 ---@param name? string
 ---@return string

@@ -153,16 +153,16 @@ def rope(a):
 def cross_entropy(a):
     x, t = a.logits, a.target
     if x.dim() == 1:
-        return F.cross_entropy(x, t, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
+        return F.cross_entropy(x, t, weight=a.weight, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
     n = x.shape[-1]
     flat_t = t.reshape(-1) if not t.is_floating_point() else t.reshape(-1, n)
-    y = F.cross_entropy(x.reshape(-1, n), flat_t, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
+    y = F.cross_entropy(x.reshape(-1, n), flat_t, weight=a.weight, ignore_index=a.ignore_index, label_smoothing=a.label_smoothing, reduction=a.reduction)
     return y.reshape(x.shape[:-1]) if a.reduction == "none" else y
 
 
 def nll(a):
     n = a.logp.shape[-1]
-    y = F.nll_loss(a.logp.reshape(-1, n), a.target.reshape(-1), ignore_index=a.ignore_index, reduction=a.reduction)
+    y = F.nll_loss(a.logp.reshape(-1, n), a.target.reshape(-1), weight=a.weight, ignore_index=a.ignore_index, reduction=a.reduction)
     return y.reshape(a.logp.shape[:-1]) if a.reduction == "none" else y
 
 
@@ -185,7 +185,7 @@ def full(a):
 
 
 def conv(f):
-    return lambda a: f(a.x, a.weight, a.bias, one(a.stride), one(a.padding), one(a.dilation), a.groups)
+    return lambda a: f(a.x, a.weight, a.bias, one(a.stride), a.padding if isinstance(a.padding, str) else one(a.padding), one(a.dilation), a.groups)
 
 
 def conv_transpose(f):
@@ -193,11 +193,11 @@ def conv_transpose(f):
 
 
 def max_pool(f):
-    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), one(a.dilation))
+    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), one(a.dilation), ceil_mode=a.ceil_mode)
 
 
 def avg_pool(f):
-    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), count_include_pad=a.count_include_pad)
+    return lambda a: f(a.x, one(a.kernel), one(a.stride), one(a.padding), ceil_mode=a.ceil_mode, count_include_pad=a.count_include_pad)
 
 
 def interpolate(a):

@@ -123,6 +123,18 @@ def layers():
     }
 
 
+def later_layers():
+    """Cases that came later, from numbers of their own: those before stay as they are."""
+    r = torch.randn
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return {
+            "conv2d_same": case(nn.Conv2d(2, 3, (2, 3), padding="same", dilation=(1, 2)), r(1, 2, 4, 5)),
+            "max_pool2d_ceil": case(nn.MaxPool2d(2, stride=2, padding=1, ceil_mode=True), r(1, 2, 4, 5)),
+            "avg_pool2d_ceil": case(nn.AvgPool2d(3, stride=2, padding=1, ceil_mode=True, count_include_pad=False), r(1, 2, 4, 6)),
+        }
+
+
 class Lion(torch.optim.Optimizer):
     """Chen et al. (2023), algorithm 2."""
 
@@ -195,6 +207,6 @@ def schedules():
     }
 
 
-write("nn.lua", "layers of PyTorch, their weights, outputs and gradients", layers())
+write("nn.lua", "layers of PyTorch, their weights, outputs and gradients", {**layers(), **later_layers()})
 write("optim.lua", "ten steps of optimizers", optimizers())
 write("schedule.lua", "learning rates", schedules())

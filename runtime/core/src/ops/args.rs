@@ -25,6 +25,8 @@ pub enum Ty {
     Bool,
     /// A list of ints; one int stands for a list of one, and if it is the last positional, `f(1, 2, 3)` is a list too.
     Ints,
+    /// The same, or one of the words.
+    IntsOr(Vec<&'static str>),
     DType,
     /// One of the words, or any string where there are none.
     Str(Vec<&'static str>),
@@ -90,9 +92,8 @@ pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, Str
             "ints" => Ty::Ints,
             "dtype" => Ty::DType,
             "string" => Ty::Str(Vec::new()),
-            words if words.starts_with('\'') => {
-                Ty::Str(words.split('|').map(|w| w.trim().trim_matches('\'')).collect())
-            }
+            words if words.starts_with('\'') => Ty::Str(split_words(words)),
+            either if either.starts_with("ints|") => Ty::IntsOr(split_words(&either["ints|".len()..])),
             other => return Err(format!("'{other}' is no parameter type")),
         };
         optional |= default_text.is_some();
@@ -103,6 +104,10 @@ pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, Str
         params.push(Param { name: name.trim(), ty, optional, default_text, default, option });
     }
     Ok(params)
+}
+
+fn split_words(text: &'static str) -> Vec<&'static str> {
+    text.split('|').map(|w| w.trim().trim_matches('\'')).collect()
 }
 
 fn split_outside_brackets(text: &'static str) -> Vec<&'static str> {
@@ -131,7 +136,10 @@ fn parse_default(text: &str, ty: &Ty) -> Option<Value> {
             Err(_) => Number::Float(text.parse().ok()?),
         }),
         Ty::Bool => Value::Bool(text.parse().ok()?),
-        Ty::Ints => {
+        Ty::IntsOr(words) if words.contains(&text.trim_matches('\'')) => {
+            Value::Str(text.trim_matches('\'').to_string())
+        }
+        Ty::Ints | Ty::IntsOr(_) => {
             let inner = text.trim_start_matches('{').trim_end_matches('}');
             let ints = inner.split(',').filter(|s| !s.trim().is_empty()).map(|s| s.trim().parse().ok());
             Value::Ints(ints.collect::<Option<_>>()?)

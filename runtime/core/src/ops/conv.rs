@@ -27,15 +27,17 @@ pub static OPS: &[&Op] = &[
 
 type Vec8 = SmallVec<[usize; 8]>;
 type Attrs = SmallVec<[i64; 12]>;
+/// A number for each spatial dim.
+type Dims2 = SmallVec<[i64; 2]>;
 
 const FUSED: Op = Op { grad: Grad::Expand, smooth: true, ..Op::BASE };
 
 // ---- arguments ---------------------------------------------------------------------------------------------------
 
 /// Argument `i`, one int for all spatial dims or one for each, at least `min`.
-fn per_dim(a: &Args, i: usize, what: &str, n: usize, min: i64) -> Result<SmallVec<[i64; 2]>> {
+fn per_dim(a: &Args, i: usize, what: &str, n: usize, min: i64) -> Result<Dims2> {
     let given = a.ints(i)?;
-    let all: SmallVec<[i64; 2]> = match given.len() {
+    let all: Dims2 = match given.len() {
         1 => smallvec![given[0]; n],
         k if k == n => given.into(),
         k => return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be 1 or {n}"))),
@@ -70,19 +72,20 @@ fn unbatched(g: &mut Graph, y: NodeId, added: bool) -> Result<Out> {
 
 // ---- windows -----------------------------------------------------------------------------------------------------
 
-/// Kernel, stride, padding and dilation of each spatial dim.
+/// Kernel, stride, padding (before and after) and dilation of each spatial dim.
 struct Sliding {
     kernel: Vec8,
     stride: Vec8,
-    padding: Vec8,
+    before: Vec8,
+    after: Vec8,
     dilation: Vec8,
 }
 
 impl Sliding {
-    /// From `attrs` [kernel.., stride.., padding.., dilation..] of `n` dims each.
+    /// From `attrs` [kernel.., stride.., before.., after.., dilation..] of `n` dims each.
     fn of(attrs: &[i64], n: usize) -> Sliding {
         let take = |k: usize| attrs[k * n..(k + 1) * n].iter().map(|&v| v as usize).collect();
-        Sliding { kernel: take(0), stride: take(1), padding: take(2), dilation: take(3) }
+        Sliding { kernel: take(0), stride: take(1), before: take(2), after: take(3), dilation: take(4) }
     }
 
     fn n(&self) -> usize {
@@ -91,7 +94,7 @@ impl Sliding {
 
     /// How many positions dim `d` of size `size` has.
     fn positions(&self, d: usize, size: usize) -> usize {
-        movement::windows(size + 2 * self.padding[d], self.kernel[d], self.stride[d], self.dilation[d])
+        movement::windows(size + self.before[d] + self.after[d], self.kernel[d], self.stride[d], self.dilation[d])
     }
 
     /// The spatial dims of the result, or an error where the kernel does not fit.
@@ -104,7 +107,7 @@ impl Sliding {
                 self.dilation[d],
                 d + 2,
                 spatial[d],
-                self.padding[d]
+                self.before[d]
             );
             return Err(Error::shape(op, message));
         }
@@ -114,9 +117,9 @@ impl Sliding {
     /// (N, C, spatial...) -> (N, C, positions..., kernel...), padded with `fill`.
     fn windows(&self, g: &mut Graph, x: NodeId, fill: f64) -> Result<NodeId> {
         let mut x = x;
-        for (d, &p) in self.padding.iter().enumerate() {
+        for (d, (&lo, &hi)) in self.before.iter().zip(&self.after).enumerate() {
             let size = g.shape(x).dims()[d + 2];
-            x = movement::place(g, x, d + 2, p, 1, size + 2 * p, fill)?;
+            x = movement::place(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
         }
         for d in 0..self.n() {
             x = movement::window(g, x, d + 2, self.kernel[d], self.stride[d], self.dilation[d])?;
@@ -136,12 +139,12 @@ fn product(dims: &[usize]) -> usize {
 
 // ---- convolution -------------------------------------------------------------------------------------------------
 
-/// `attrs` of a convolution: [stride.., padding.., dilation.., groups]. The kernel is in the weight's shape.
+/// `attrs` of a convolution: [stride.., before.., after.., dilation.., groups]. The kernel is in the weight's shape.
 fn conv_sliding(attrs: &[i64], weight: Shape) -> (Sliding, usize) {
     let n = weight.rank() - 2;
     let mut all: Attrs = weight.dims()[2..].iter().map(|&k| k as i64).collect();
-    all.extend_from_slice(&attrs[..3 * n]);
-    (Sliding::of(&all, n), attrs[3 * n] as usize)
+    all.extend_from_slice(&attrs[..4 * n]);
+    (Sliding::of(&all, n), attrs[4 * n] as usize)
 }
 
 /// Weight (O, C/groups, kernel...) as (O, K), or (groups, O/groups, K).
@@ -223,18 +226,38 @@ fn conv_inputs(
     Ok(inputs)
 }
 
+/// Zeros around the input of a convolution: for each dim how many before, then for each how many after.
+fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Shape) -> Result<(Dims2, Dims2)> {
+    match a.str(4) {
+        "" => {
+            let padding = per_dim(a, 4, "padding", n, 0)?;
+            Ok((padding.clone(), padding))
+        }
+        "valid" => Ok((smallvec![0; n], smallvec![0; n])),
+        _ => {
+            if let Some(s) = stride.iter().find(|s| **s != 1) {
+                return Err(Error::argument(
+                    a.op.name,
+                    format!("padding is \"same\" and stride is {s}; it must be 1 then"),
+                )
+                .hint("with a stride there is no padding that keeps the size: give padding in numbers"));
+            }
+            // An odd total has its extra zero at the end, as in PyTorch.
+            let total = |d: usize| dilation[d] * (weight.dims()[2 + d] as i64 - 1);
+            Ok(((0..n).map(|d| total(d) / 2).collect(), (0..n).map(|d| total(d) - total(d) / 2).collect()))
+        }
+    }
+}
+
 fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     let op = a.op.name;
     let (x, added) = batched(g, a, n)?;
     let groups = a.int(6)?;
     let want = if n == 1 { "(O, C / groups, k)" } else { "(O, C / groups, kh, kw)" };
-    let mut attrs = Attrs::new();
-    attrs.extend(per_dim(a, 3, "stride", n, 1)?);
-    attrs.extend(per_dim(a, 4, "padding", n, 0)?);
-    attrs.extend(per_dim(a, 5, "dilation", n, 1)?);
-    attrs.push(groups);
+    let (stride, dilation) = (per_dim(a, 3, "stride", n, 1)?, per_dim(a, 5, "dilation", n, 1)?);
     let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[0])?;
     let (c, w) = (g.shape(x).dims()[1], g.shape(inputs[1]));
+    let (before, after) = conv_padding(a, n, &stride, &dilation, w)?;
     let fits = groups >= 1
         && c.is_multiple_of(groups as usize)
         && w.dims()[0].is_multiple_of(groups as usize)
@@ -245,18 +268,24 @@ fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
         );
         return Err(Error::shape(op, message));
     }
+    let mut attrs: Attrs = stride.into_iter().collect();
+    attrs.extend(before);
+    attrs.extend(after);
+    attrs.extend(dilation);
+    attrs.push(groups);
     let y = g.push(a.op, &inputs, &attrs)?;
     unbatched(g, y, added)
 }
 
 const CONV: Op = Op { class: Class::Fused(CONV_EXPAND), infer: infer_conv, amp: Amp::Low, ..FUSED };
 
-/// Inputs: x, weight, bias?; `attrs`: [stride, padding, dilation, groups].
+/// Inputs: x, weight, bias?; `attrs`: [stride, padding before, after, dilation, groups].
 pub static CONV1D: Op = Op {
     name: "conv1d",
-    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, dilation: ints = 1, groups: int = 1",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.\n\
-          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L).",
+          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that\n\
+          M = L, with a stride of 1 only (of an odd number the last is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 1)),
     samples: &[
         "f(2,3,7), f(4,3,3), f(4)",
@@ -264,17 +293,20 @@ pub static CONV1D: Op = Op {
         "f(2,4,9), f(6,2,3), f(6), groups=2, dilation=2",
         "f(3,5), f(2,3,5)",
         "f(0,3,7), f(4,3,3)",
+        "f(2,3,7), f(4,3,4), f(4), padding='same'",
+        "f(2,3,7), f(4,3,3), padding='valid'",
     ],
     ..CONV
 };
 
-/// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding h, w, dilation h, w, groups].
+/// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding before h, w, after h, w, dilation h, w, groups].
 pub static CONV2D: Op = Op {
     name: "conv2d",
-    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, dilation: ints = 1, groups: int = 1",
+    sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
           OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.\n\
-          x may be (C, H, W).",
+          x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd\n\
+          number the last is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 2)),
     samples: &[
         "f(2,3,6,5), f(4,3,3,3), f(4)",
@@ -283,6 +315,8 @@ pub static CONV2D: Op = Op {
         "f(2,4,7,6), f(6,2,3,2), f(6), groups=2, dilation=[2,1], stride=[1,2]",
         "f(3,4,4), f(2,3,1,1)",
         "f(0,3,5,5), f(4,3,3,3)",
+        "f(2,3,5,4), f(4,3,3,2), f(4), padding='same'",
+        "f(2,4,5,6), f(4,2,3,4), padding='same', dilation=[1,3], groups=2",
     ],
     ..CONV
 };
@@ -292,7 +326,11 @@ pub static CONV2D: Op = Op {
 /// `attrs`: [stride.., padding.., dilation.., output padding.., groups].
 fn transpose_sliding(attrs: &[i64], weight: Shape) -> (Sliding, Vec8, usize) {
     let n = weight.rank() - 2;
-    let (s, _) = conv_sliding(attrs, weight);
+    let mut all: Attrs = weight.dims()[2..].iter().map(|&k| k as i64).collect();
+    for part in [0, 1, 1, 2] {
+        all.extend_from_slice(&attrs[part * n..(part + 1) * n]);
+    }
+    let s = Sliding::of(&all, n);
     let extra = attrs[3 * n..4 * n].iter().map(|&v| v as usize).collect();
     (s, extra, attrs[4 * n] as usize)
 }
@@ -333,8 +371,8 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     }
     for d in 0..n {
         let total = span(&s, d, spatial[d]);
-        let size = (total + extra[d]).saturating_sub(2 * s.padding[d]);
-        let lo = s.padding[d].min(total);
+        let size = (total + extra[d]).saturating_sub(2 * s.before[d]);
+        let lo = s.before[d].min(total);
         y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
         y = movement::place(g, y, d + 2, 0, 1, size, 0.0)?;
     }
@@ -345,10 +383,10 @@ fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
     let (s, extra, groups) = transpose_sliding(i.attrs, i.shape(1));
     let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], i.shape(1).dims()[1] * groups];
     for (d, &size) in i.shape(0).dims()[2..].iter().enumerate() {
-        match (span(&s, d, size) + extra[d]).checked_sub(2 * s.padding[d]) {
+        match (span(&s, d, size) + extra[d]).checked_sub(2 * s.before[d]) {
             Some(n) if n > 0 => dims.push(n),
             _ => {
-                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.padding[d], d + 2);
+                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
                 return Err(Error::shape(i.op, message));
             }
         }
@@ -429,7 +467,8 @@ pub static CONV_TRANSPOSE2D: Op = Op {
 
 // ---- pooling -----------------------------------------------------------------------------------------------------
 
-/// `attrs` of a pool: [kernel.., stride.., padding.., dilation.., count_include_pad].
+/// `attrs` of a pool: [kernel.., stride.., before.., after.., dilation.., count_include_pad]. What `after` has more than
+/// `before` is there for a last window that reaches beyond (ceil_mode).
 fn infer_pool(i: &Infer) -> Result<Meta> {
     i.float(0)?;
     let x = i.shape(0);
@@ -439,7 +478,17 @@ fn infer_pool(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
 
-/// Arguments: x, kernel, stride?, padding, then for max pools dilation, for average pools count_include_pad.
+/// Elements to add at the end so that a window that starts inside x (or its padding before) is whole, as in PyTorch.
+fn overhang(size: usize, kernel: i64, stride: i64, padding: i64, dilation: i64) -> i64 {
+    let (size, reach) = (size as i64, dilation * (kernel - 1) + 1);
+    let mut last = (size + 2 * padding - reach + stride - 1).div_euclid(stride);
+    if last * stride >= size + padding {
+        last -= 1;
+    }
+    (last * stride + reach - size - 2 * padding).max(0)
+}
+
+/// Arguments: x, kernel, stride?, padding, then for max pools dilation, for average pools count_include_pad; ceil_mode.
 fn call_pool(g: &mut Graph, a: &Args, n: usize, max: bool) -> Result<Out> {
     let (x, added) = batched(g, a, n)?;
     let x = g.to_float(x)?;
@@ -452,14 +501,20 @@ fn call_pool(g: &mut Graph, a: &Args, n: usize, max: bool) -> Result<Out> {
             return Err(Error::argument(a.op.name, message));
         }
     }
-    let mut attrs: Attrs = kernel.into_iter().collect();
-    attrs.extend(stride);
-    attrs.extend(padding);
-    if max {
-        attrs.extend(per_dim(a, 4, "dilation", n, 1)?);
-    } else {
-        attrs.extend(std::iter::repeat_n(1, n));
-    }
+    let dilation = if max { per_dim(a, 4, "dilation", n, 1)? } else { smallvec![1; n] };
+    let sizes = g.shape(x);
+    let after = |d: usize| {
+        let more = match a.bool(5) {
+            true => overhang(sizes.dims()[d + 2], kernel[d], stride[d], padding[d], dilation[d]),
+            false => 0,
+        };
+        padding[d] + more
+    };
+    let mut attrs: Attrs = kernel.iter().copied().collect();
+    attrs.extend_from_slice(&stride);
+    attrs.extend_from_slice(&padding);
+    attrs.extend((0..n).map(after));
+    attrs.extend(dilation);
     attrs.push(i64::from(max || a.bool(4)));
     let y = g.push(a.op, &[x], &attrs)?;
     unbatched(g, y, added)
@@ -478,44 +533,64 @@ const MAX_POOL: Op = Op {
 
 pub static MAX_POOL1D: Op = Op {
     name: "max_pool1d",
-    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1, ceil_mode: bool = false",
     doc: "x (N, C, L) -> (N, C, M): the largest element of each window. See max_pool2d.",
     call: Some(|g, a| call_pool(g, a, 1, true)),
-    samples: &["f(2,3,8), 2", "f(2,3,8), 3, stride=2, padding=1", "f(3,8), 2, dilation=2"],
+    samples: &[
+        "f(2,3,8), 2",
+        "f(2,3,8), 3, stride=2, padding=1",
+        "f(3,8), 2, dilation=2",
+        "f(2,3,8), 3, ceil_mode=true",
+        "f(2,3,6), 2, stride=3, padding=1, ceil_mode=true",
+    ],
     ..MAX_POOL
 };
 
 pub static MAX_POOL2D: Op = Op {
     name: "max_pool2d",
-    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart\n\
           (the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to\n\
-          the first). Sizes as in conv2d. x may be (C, H, W).",
+          the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it\n\
+          starts inside x or the padding before it. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, true)),
     samples: &[
         "f(2,3,6,8), 2",
         "f(2,3,6,7), 3, stride=2, padding=1",
         "f(3,6,6), [2,3], dilation=[2,1]",
         "f(0,3,4,4), 2",
+        "f(2,3,6,7), 3, stride=2, ceil_mode=true",
+        "f(2,3,6,7), [2,3], stride=[3,2], padding=1, dilation=[2,1], ceil_mode=true",
     ],
     ..MAX_POOL
 };
 
-/// Sums over windows by their element counts, which without count_include_pad leave out the padding.
+/// Sums over windows by their element counts, which without count_include_pad leave out the padding, and always what a
+/// last window finds beyond it.
 const AVG_POOL: Op = Op {
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let s = Sliding::of(attrs, shape.rank() - 2);
         let axes = s.kernel_axes();
         let w = s.windows(g, x[0], 0.0)?;
-        let whole = attrs[4 * s.n()] != 0 || s.padding.iter().all(|&p| p == 0);
+        let (all, plain) = (attrs[5 * s.n()] != 0, s.before == s.after);
+        let whole = plain && (all || s.before.iter().all(|&p| p == 0));
         g.island(w, |g, w| {
             let sum = g.sum(w, &axes, false)?;
             if whole {
                 return g.mul_c(sum, 1.0 / product(&s.kernel) as f64);
             }
-            let inside = g.filled(1.0, shape.with(0, 1).with(1, 1), g.dtype(w))?;
-            let count = s.windows(g, inside, 0.0)?;
+            let mut counts = shape.with(0, 1).with(1, 1);
+            let mut inner = Sliding::of(attrs, s.n());
+            if all {
+                for d in 0..s.n() {
+                    counts = counts.with(d + 2, shape.dims()[d + 2] + 2 * s.before[d]);
+                    inner.before[d] = 0;
+                    inner.after[d] -= s.before[d];
+                }
+            }
+            let inside = g.filled(1.0, counts, g.dtype(w))?;
+            let count = inner.windows(g, inside, 0.0)?;
             let count = g.sum(count, &axes, false)?;
             g.div(sum, count)
         })
@@ -527,25 +602,35 @@ const AVG_POOL: Op = Op {
 
 pub static AVG_POOL1D: Op = Op {
     name: "avg_pool1d",
-    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true, ceil_mode: bool = false",
     doc: "x (N, C, L) -> (N, C, M): the mean of each window. See avg_pool2d.",
     call: Some(|g, a| call_pool(g, a, 1, false)),
-    samples: &["f(2,3,8), 2", "f(2,3,8), 3, stride=2, padding=1", "f(3,8), 3, padding=1, count_include_pad=false"],
+    samples: &[
+        "f(2,3,8), 2",
+        "f(2,3,8), 3, stride=2, padding=1",
+        "f(3,8), 3, padding=1, count_include_pad=false",
+        "f(2,3,8), 3, ceil_mode=true",
+        "f(2,3,6), 4, stride=3, padding=2, ceil_mode=true",
+    ],
     ..AVG_POOL
 };
 
 pub static AVG_POOL2D: Op = Op {
     name: "avg_pool2d",
-    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true",
+    sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the\n\
-          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d.\n\
-          x may be (C, H, W).",
+          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;\n\
+          with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding\n\
+          before it; what is beyond the padding never counts. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, false)),
     samples: &[
         "f(2,3,6,8), 2",
         "f(2,3,6,7), 3, stride=2, padding=1",
         "f(3,6,6), [2,3], padding=1, count_include_pad=false",
         "f(0,3,4,4), 2",
+        "f(2,3,6,7), 3, stride=2, ceil_mode=true",
+        "f(2,3,6,7), [2,3], stride=[3,2], padding=1, ceil_mode=true",
+        "f(2,3,6,7), 3, stride=2, padding=1, count_include_pad=false, ceil_mode=true",
     ],
     ..AVG_POOL
 };

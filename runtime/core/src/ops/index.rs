@@ -174,7 +174,10 @@ fn one_dim(i: &Infer) -> Result<()> {
     Ok(())
 }
 
-/// `attrs`: [axis].
+/// The second attribute of an `index_select` that a person called as `embedding`.
+pub const OF_EMBEDDING: i64 = 1;
+
+/// `attrs`: [axis, OF_EMBEDDING?].
 pub static INDEX_SELECT: Op = Op {
     name: "index_select",
     sig: "x: tensor, dim: int, index: tensor",
@@ -192,7 +195,7 @@ pub static INDEX_SELECT: Op = Op {
     }),
     grad: Grad::Rule(|g, c| {
         let z = zeros_like(g, c.x(0))?;
-        Ok(smallvec![Some(g.push(&INDEX_ADD, &[z, c.x(1), c.grad], c.attrs)?), None])
+        Ok(smallvec![Some(g.push(&INDEX_ADD, &[z, c.x(1), c.grad], &c.attrs[..1])?), None])
     }),
     samples: &["f(5,3), 0, i(5;7)", "f(2,4), 1, i(4;3)", "f(5,3), 0, i(5;0)", "f(2,4,3), 1, i(4;2)"],
     smooth: true,
@@ -271,7 +274,8 @@ pub fn one_hot(g: &mut Graph, ids: NodeId, n: usize) -> Result<NodeId> {
 pub static EMBEDDING: Op = Op {
     name: "embedding",
     sig: "weight: tensor, ids: tensor",
-    doc: "weight (V, D), ids (...) int -> (..., D): row ids[...] of weight. The gradient adds rows in order of position.",
+    doc: "weight (V, D), ids (...) int -> (..., D): row ids[...] of weight. The gradient adds rows in order of position. An id\n\
+          outside 0 to V - 1 is an error when the step runs.",
     call: Some(|g, a| {
         let w = a.tensor(0)?;
         let ids = as_index(g, "embedding", a.tensor(1)?)?;
@@ -280,7 +284,7 @@ pub static EMBEDDING: Op = Op {
             return Err(Error::shape("embedding", format!("weight must be (V, D), not {ws}")));
         }
         let flat = g.reshape(ids, &[shape.numel()])?;
-        let rows = index_select(g, w, 0, flat)?;
+        let rows = g.push(&INDEX_SELECT, &[w, flat], &[0, OF_EMBEDDING])?;
         let out = shape.insert(shape.rank(), ws.dims()[1])?;
         super::movement::reshape(g, rows, out).map(one)
     }),

@@ -3,7 +3,7 @@
 //! Classes are the *last* dim of logits, here as everywhere else in Perilune (PyTorch has them second). Nothing gathers:
 //! the logit of the target is picked by comparing an index ramp with the class id, so that a loss and its backward are
 //! each one pass over the rows of logits. Inputs must have equal shapes: a silent broadcast of (N) against (N, 1) has
-//! ruined many a regression.
+//! ruined many a regression. Class ids pass `class_ids`, which refuses those that name no class.
 
 use super::{Args, Class, Grad, GradCtx, Grads, Op, Out, bits, create, index, norm, one, real};
 use crate::amp::Amp;
@@ -13,6 +13,7 @@ use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
+    &CLASS_IDS,
     &CROSS_ENTROPY,
     &CROSS_ENTROPY_BACKWARD,
     &NLL_LOSS,
@@ -63,12 +64,14 @@ fn reduce(g: &mut Graph, x: NodeId, how: i64) -> Result<NodeId> {
 
 // ---- losses over classes -----------------------------------------------------------------------------------------
 
-/// `attrs` of the losses over classes: [1 if targets are probabilities, reduction, ignored id, smoothing bits].
+/// `attrs` of the losses over classes: [1 if targets are probabilities, reduction, ignored id, smoothing bits, which of
+/// `OF_CLASSES`].
 struct Classes {
     probabilities: bool,
     how: i64,
     ignore: i64,
     smoothing: f64,
+    which: i64,
     /// The axis of the classes and their number.
     last: usize,
     n: usize,
@@ -82,50 +85,66 @@ impl Classes {
             how: attrs[1],
             ignore: attrs[2],
             smoothing: real(attrs[3]),
+            which: attrs[4],
             last,
             n: logits.dims()[last],
         }
     }
 
-    /// Which targets do not count, and which name no class.
-    fn masks(&self, g: &mut Graph, target: NodeId) -> Result<(NodeId, NodeId)> {
-        let (ignore, zero, n) = (
-            g.constant_like(self.ignore as f64, target),
-            g.constant_like(0.0, target),
-            g.constant_like(self.n as f64, target),
-        );
-        let skip = g.eq(target, ignore)?;
-        let (below, above) = (g.lt(target, zero)?, g.ge(target, n)?);
-        Ok((skip, g.logical_or(below, above)?))
+    /// Which targets do not count. This small part of a loss, which all of it needs, reads the checked ids: the pass over
+    /// the logits need not wait for the check, and stays one kernel.
+    fn skipped(&self, g: &mut Graph, target: NodeId) -> Result<NodeId> {
+        let target = g.push(&CLASS_IDS, &[target], &[self.n as i64, self.which, self.ignore])?;
+        let ignore = g.constant_like(self.ignore as f64, target);
+        g.eq(target, ignore)
     }
 
-    /// `row` where the target counts, 0 where it does not, NaN where it names no class.
+    /// `row` where the target counts, else 0.
     fn guard(&self, g: &mut Graph, row: NodeId, target: NodeId) -> Result<NodeId> {
-        let (skip, bad) = self.masks(g, target)?;
-        let (nan, zero) = (g.constant_like(f64::NAN, row), g.constant_like(0.0, row));
-        let row = g.where_(bad, nan, row)?;
+        let skip = self.skipped(g, target)?;
+        let zero = g.constant_like(0.0, row);
         g.where_(skip, zero, row)
     }
 
-    /// How many targets count.
-    fn count(&self, g: &mut Graph, target: NodeId, dtype: DType) -> Result<NodeId> {
-        let (skip, _) = self.masks(g, target)?;
-        let valid = g.logical_not(skip)?;
-        let valid = g.cast(valid, dtype)?;
-        g.sum_all(valid)
+    /// What "mean" divides by: how many targets count, or the sum of their classes' weights.
+    fn total(&self, g: &mut Graph, target: NodeId, weight: Option<NodeId>, dtype: DType) -> Result<NodeId> {
+        let each = match weight {
+            Some(w) => {
+                let picked = self.pick(g, w, target)?;
+                self.guard(g, picked, target)?
+            }
+            None => {
+                let skip = self.skipped(g, target)?;
+                let counts = g.logical_not(skip)?;
+                g.cast(counts, dtype)?
+            }
+        };
+        g.sum_all(each)
     }
 
     /// The losses of the rows reduced.
-    fn reduce(&self, g: &mut Graph, rows: NodeId, target: NodeId) -> Result<NodeId> {
+    fn reduce(&self, g: &mut Graph, rows: NodeId, target: NodeId, weight: Option<NodeId>) -> Result<NodeId> {
         if self.how != MEAN || self.probabilities {
             return reduce(g, rows, self.how);
         }
         let (sum, dtype) = (g.sum_all(rows)?, g.dtype(rows));
-        let count = self.count(g, target, dtype)?;
-        g.div(sum, count)
+        let total = self.total(g, target, weight, dtype)?;
+        g.div(sum, total)
     }
 
-    /// The element of each row of `x` that the target names.
+    /// The probabilities that the targets stand for, after smoothing: (..., C).
+    fn wanted(&self, g: &mut Graph, target: NodeId, like: NodeId) -> Result<NodeId> {
+        if self.probabilities {
+            let t = g.widen(target)?;
+            return self.smooth(g, t);
+        }
+        let hit = index::one_hot(g, target, self.n)?;
+        let off = self.smoothing / self.n as f64;
+        let (on, off) = (g.constant_like(1.0 - self.smoothing + off, like), g.constant_like(off, like));
+        g.where_(hit, on, off)
+    }
+
+    /// The element of each row of `x` that the target names; a vector is all rows.
     fn pick(&self, g: &mut Graph, x: NodeId, target: NodeId) -> Result<NodeId> {
         let hit = index::one_hot(g, target, self.n)?;
         let zero = g.constant_like(0.0, x);
@@ -151,7 +170,15 @@ fn per_row(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape, dtype: i.dtype(0) })
 }
 
-/// Checks class ids against logits (N..., C): ids as i64.
+/// The losses whose ids are checked, in the order of `CLASS_IDS`' second attribute.
+pub const OF_CLASSES: [&str; 2] = ["cross_entropy", "nll_loss"];
+
+/// Inputs: ids i64; `attrs`: [number of classes, which of `OF_CLASSES`, ignored id]. The ids themselves, each from 0 to the
+/// number of classes - 1 or the ignored one, or an error in the name of the loss.
+pub static CLASS_IDS: Op =
+    Op { name: "class_ids", class: Class::Library, infer: create::same, amp: Amp::Keep, ..Op::BASE };
+
+/// Checks class ids against logits (N..., C): ids as i64. Their values are looked at when the step runs.
 fn class_ids(g: &mut Graph, op: &str, logits: NodeId, target: NodeId) -> Result<NodeId> {
     let (x, t, dtype) = (g.shape(logits), g.shape(target), g.dtype(target));
     let want = x.remove(x.rank() - 1);
@@ -175,6 +202,24 @@ fn class_ids(g: &mut Graph, op: &str, logits: NodeId, target: NodeId) -> Result<
     g.cast(target, DType::I64)
 }
 
+/// Option `i`, a weight for each class.
+fn class_weight(g: &mut Graph, a: &Args, i: usize, logits: NodeId) -> Result<Option<NodeId>> {
+    let Some(w) = a.opt_tensor(i) else { return Ok(None) };
+    let (s, x, dtype) = (g.shape(w), g.shape(logits), g.dtype(w));
+    let n = x.dims()[x.rank() - 1];
+    if s.dims() != [n] || !dtype.is_float() {
+        let message = format!("weight is {dtype} {s}; it must be a float tensor {{{n}}}, one number for each class");
+        return Err(Error::shape(a.op.name, message));
+    }
+    let wide = if g.dtype(logits) == DType::F64 { DType::F64 } else { DType::F32 };
+    g.cast(w, wide).map(Some)
+}
+
+/// A weight among the inputs, in f32 at least.
+fn widened(g: &mut Graph, weight: Option<&NodeId>) -> Result<Option<NodeId>> {
+    weight.map(|&w| g.widen(w)).transpose()
+}
+
 fn logits_of(g: &mut Graph, a: &Args) -> Result<NodeId> {
     let x = a.tensor(0)?;
     let shape = g.shape(x);
@@ -184,41 +229,60 @@ fn logits_of(g: &mut Graph, a: &Args) -> Result<NodeId> {
     g.to_float(x)
 }
 
-/// Inputs: logits, target; `attrs` as [`Classes`].
+/// Inputs: logits, target, weight?; `attrs` as [`Classes`].
 pub static CROSS_ENTROPY: Op = Op {
     name: "cross_entropy",
-    sig: "logits: tensor, target: tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: 'mean'|'sum'|'none' = 'mean'",
+    sig: "logits: tensor, target: tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = \"none\".\n\
           The negative log-probability of the target under softmax(logits); the classes are the last dim. A target is a class\n\
           id, or a probability for each class. Ids equal to ignore_index count for nothing, and \"mean\" divides by the number\n\
-          of ids that count; any other id outside 0 to C - 1 makes its loss NaN. label_smoothing mixes the target with the\n\
-          uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.",
+          of ids that count; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms\n\
+          of each class; for ids \"mean\" then divides by the sum of the weights of those that count. label_smoothing mixes the\n\
+          target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logits| {
             let (d, e) = norm::shifted_exp(g, logits, c.last)?;
             let s = g.sum(e, &[c.last], c.probabilities)?;
             let lse = g.log(s)?;
+            let weight = widened(g, x.get(2))?;
             if c.probabilities {
-                let t = g.widen(x[1])?;
-                let t = c.smooth(g, t)?;
+                let mut t = c.wanted(g, x[1], logits)?;
+                if let Some(w) = weight {
+                    t = g.mul(t, w)?;
+                }
                 let l = g.sub(lse, d)?;
                 let l = g.mul(t, l)?;
                 let rows = g.sum(l, &[c.last], false)?;
-                return c.reduce(g, rows, x[1]);
+                return c.reduce(g, rows, x[1], weight);
             }
             let hit = c.pick(g, d, x[1])?;
             let mut rows = g.sub(lse, hit)?;
+            if let Some(w) = weight {
+                let w = c.pick(g, w, x[1])?;
+                rows = g.mul(rows, w)?;
+            }
             if c.smoothing != 0.0 {
-                let mean = g.sum(d, &[c.last], false)?;
-                let mean = g.mul_c(mean, 1.0 / c.n as f64)?;
-                let flat = g.sub(lse, mean)?;
+                let flat = match weight {
+                    Some(w) => {
+                        let lse = g.unsqueeze(lse, c.last)?;
+                        let l = g.sub(lse, d)?;
+                        let l = g.mul(l, w)?;
+                        let l = g.sum(l, &[c.last], false)?;
+                        g.mul_c(l, 1.0 / c.n as f64)?
+                    }
+                    None => {
+                        let mean = g.sum(d, &[c.last], false)?;
+                        let mean = g.mul_c(mean, 1.0 / c.n as f64)?;
+                        g.sub(lse, mean)?
+                    }
+                };
                 let flat = g.mul_c(flat, c.smoothing)?;
                 rows = g.mul_c(rows, 1.0 - c.smoothing)?;
                 rows = g.add_(rows, flat)?;
             }
             let rows = c.guard(g, rows, x[1])?;
-            c.reduce(g, rows, x[1])
+            c.reduce(g, rows, x[1], weight)
         })
         .map(one)
     }),
@@ -234,8 +298,10 @@ pub static CROSS_ENTROPY: Op = Op {
         }
         let probabilities = g.dtype(target).is_float() && g.shape(target) == g.shape(x);
         let target = if probabilities { target } else { class_ids(g, "cross_entropy", x, target)? };
-        let attrs = [i64::from(probabilities), reduction(a, 4), ignore, bits(smoothing)];
-        g.push(&CROSS_ENTROPY, &[x, target], &attrs).map(one)
+        let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x, target];
+        inputs.extend(class_weight(g, a, 5, x)?);
+        let attrs = [i64::from(probabilities), reduction(a, 4), ignore, bits(smoothing), 0];
+        g.push(&CROSS_ENTROPY, &inputs, &attrs).map(one)
     }),
     grad: Grad::Rule(cross_entropy_grad),
     samples: &[
@@ -249,24 +315,91 @@ pub static CROSS_ENTROPY: Op = Op {
         "f(4,5), p(4,5), label_smoothing=0.1, reduction='none'",
         "f(9,70), i(70;9)",
         "f(0,5), i(5;0), reduction='sum'",
+        "f(4,5), i(5;4), weight=p(5)",
+        "f(2,3,5), i(5;2,3), weight=p(5), reduction='none', ignore_index=1",
+        "f(4,5), i(5;4), weight=p(5), ignore_index=2, label_smoothing=0.2",
+        "f(4,5), i(5;4), weight=p(5), reduction='sum', label_smoothing=0.1",
+        "f(4,5), p(4,5), weight=p(5), label_smoothing=0.1",
+        "f(5), i(5;), weight=p(5)",
     ],
     ..FUSED
 };
 
 fn cross_entropy_grad(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let (x, target) = (c.x(0), c.x(1));
-    let mut out: Grads = smallvec![Some(g.push(&CROSS_ENTROPY_BACKWARD, &[x, target, c.grad], c.attrs)?)];
+    let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x, target, c.grad];
+    inputs.extend(c.inputs.get(2).copied());
+    let mut out: Grads = smallvec![Some(g.push(&CROSS_ENTROPY_BACKWARD, &inputs, c.attrs)?), None];
     let k = Classes::of(g.shape(x), c.attrs);
-    if c.needs[1] && k.probabilities {
-        let wide = g.widen(x)?;
-        let l = g.push(&norm::LOG_SOFTMAX, &[wide], &[k.last as i64])?;
-        let l = g.mul_c(l, k.smoothing - 1.0)?;
+    let of_target = c.needs[1] && k.probabilities;
+    let of_weight = c.needs.get(2) == Some(&true);
+    if !of_target && !of_weight {
+        return Ok(out);
+    }
+    let wide = g.widen(x)?;
+    let logp = g.push(&norm::LOG_SOFTMAX, &[wide], &[k.last as i64])?;
+    let weight = widened(g, c.inputs.get(2))?;
+    if of_target {
+        let mut l = g.mul_c(logp, k.smoothing - 1.0)?;
+        if let Some(w) = weight {
+            l = g.mul(l, w)?;
+        }
         let d = row_gradient(g, &k, x, c.grad)?;
         let d = g.mul(l, d)?;
         let dtype = g.dtype(target);
+        out[1] = Some(g.cast(d, dtype)?);
+    }
+    if let (true, Some(w)) = (of_weight, weight) {
+        let d = weight_gradient(g, &k, logp, target, w, c.grad)?;
+        let dtype = g.dtype(c.x(2));
         out.push(Some(g.cast(d, dtype)?));
     }
     Ok(out)
+}
+
+/// With t the wanted probabilities and q a row's share of the loss, a = sum of -q t log p over the rows; where the loss is
+/// divided by the weights' sum, less the part of each class in it times the loss.
+fn weight_gradient(
+    g: &mut Graph,
+    k: &Classes,
+    logp: NodeId,
+    target: NodeId,
+    weight: NodeId,
+    grad: NodeId,
+) -> Result<NodeId> {
+    let rows: SmallVec<[usize; 8]> = (0..k.last).collect();
+    let over_rows = |g: &mut Graph, x: NodeId| if rows.is_empty() { Ok(x) } else { g.sum(x, &rows, false) };
+    let divided = k.how == MEAN && !k.probabilities;
+    let mut share = if k.probabilities { row_gradient(g, k, logp, grad)? } else { g.widen(grad)? };
+    let dtype = g.dtype(share);
+    let mut total = None;
+    if divided {
+        let sum = k.total(g, target, Some(weight), dtype)?;
+        share = g.div(share, sum)?;
+        total = Some(sum);
+    }
+    if !k.probabilities {
+        share = k.guard(g, share, target)?;
+        share = g.unsqueeze(share, k.last)?;
+    }
+    let t = k.wanted(g, target, logp)?;
+    let l = g.neg(logp)?;
+    let l = g.mul(t, l)?;
+    let l = g.mul(l, share)?;
+    let a = over_rows(g, l)?;
+    let Some(total) = total else { return Ok(a) };
+    let hit = index::one_hot(g, target, k.n)?;
+    let hit = g.cast(hit, dtype)?;
+    let skip = k.skipped(g, target)?;
+    let skip = g.unsqueeze(skip, k.last)?;
+    let zero = g.constant_like(0.0, hit);
+    let hit = g.where_(skip, zero, hit)?;
+    let hits = over_rows(g, hit)?;
+    let loss = g.mul(a, weight)?;
+    let loss = g.sum_all(loss)?;
+    let loss = g.div(loss, total)?;
+    let part = g.mul(hits, loss)?;
+    g.sub(a, part)
 }
 
 /// The gradient that reaches each row of probabilities: (..., 1), or a scalar for all.
@@ -279,7 +412,8 @@ fn row_gradient(g: &mut Graph, k: &Classes, logits: NodeId, grad: NodeId) -> Res
     if k.how == SUM { Ok(d) } else { g.mul_c(d, share(k.how, rows)) }
 }
 
-/// Inputs: logits, target, gradient of the loss; `attrs` as `cross_entropy`. (softmax - target) times the row's gradient.
+/// Inputs: logits, target, gradient of the loss, weight?; `attrs` as `cross_entropy`. (softmax - target) times the row's
+/// gradient; with weights the target is multiplied by them and softmax by its sum.
 pub static CROSS_ENTROPY_BACKWARD: Op = Op {
     name: "cross_entropy_backward",
     class: Class::Fused(|g, x, attrs| {
@@ -287,26 +421,26 @@ pub static CROSS_ENTROPY_BACKWARD: Op = Op {
         g.island(x[0], |g, logits| {
             let (_, e) = norm::shifted_exp(g, logits, c.last)?;
             let s = g.sum(e, &[c.last], true)?;
-            let p = norm::divide_row(g, e, s)?;
-            if c.probabilities {
-                let t = g.widen(x[1])?;
-                let t = c.smooth(g, t)?;
+            let mut p = norm::divide_row(g, e, s)?;
+            let mut t = c.wanted(g, x[1], p)?;
+            let weight = widened(g, x.get(3))?;
+            if let Some(w) = weight {
+                t = g.mul(t, w)?;
+            }
+            if c.probabilities || weight.is_some() {
                 let mass = g.sum(t, &[c.last], true)?;
-                let p = g.mul(p, mass)?;
-                let d = g.sub(p, t)?;
+                p = g.mul(p, mass)?;
+            }
+            let d = g.sub(p, t)?;
+            if c.probabilities {
                 let coef = row_gradient(g, &c, logits, x[2])?;
                 return g.mul(d, coef);
             }
-            let hit = index::one_hot(g, x[1], c.n)?;
-            let off = c.smoothing / c.n as f64;
-            let (on, off) = (g.constant_like(1.0 - c.smoothing + off, p), g.constant_like(off, p));
-            let t = g.where_(hit, on, off)?;
-            let d = g.sub(p, t)?;
             let mut coef = g.widen(x[2])?;
             if c.how == MEAN {
                 let dtype = g.dtype(coef);
-                let count = c.count(g, x[1], dtype)?;
-                coef = g.div(coef, count)?;
+                let total = c.total(g, x[1], weight, dtype)?;
+                coef = g.div(coef, total)?;
             }
             let coef = c.guard(g, coef, x[1])?;
             let coef = g.unsqueeze(coef, c.last)?;
@@ -321,20 +455,26 @@ pub static CROSS_ENTROPY_BACKWARD: Op = Op {
     ..FUSED
 };
 
-/// Inputs: log-probabilities, target; `attrs` as [`Classes`].
+/// Inputs: log-probabilities, target, weight?; `attrs` as [`Classes`].
 pub static NLL_LOSS: Op = Op {
     name: "nll_loss",
-    sig: "logp: tensor, target: tensor, *, ignore_index: int = -100, reduction: 'mean'|'sum'|'none' = 'mean'",
+    sig: "logp: tensor, target: tensor, *, ignore_index: int = -100, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logp (..., C), target (...) int -> scalar, or (...) with reduction = \"none\": minus the log-probability of the\n\
           target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index count for nothing, and\n\
-          \"mean\" divides by the number of ids that count; any other id outside 0 to C - 1 makes its loss NaN.",
+          \"mean\" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.\n\
+          weight (C) multiplies the losses of each class, and \"mean\" divides by the sum of the weights of the ids that count.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logp| {
             let rows = c.pick(g, logp, x[1])?;
-            let rows = g.neg(rows)?;
+            let mut rows = g.neg(rows)?;
+            let weight = widened(g, x.get(2))?;
+            if let Some(w) = weight {
+                let w = c.pick(g, w, x[1])?;
+                rows = g.mul(rows, w)?;
+            }
             let rows = c.guard(g, rows, x[1])?;
-            c.reduce(g, rows, x[1])
+            c.reduce(g, rows, x[1], weight)
         })
         .map(one)
     }),
@@ -342,13 +482,17 @@ pub static NLL_LOSS: Op = Op {
     call: Some(|g, a| {
         let x = logits_of(g, a)?;
         let target = class_ids(g, "nll_loss", x, a.tensor(1)?)?;
-        g.push(&NLL_LOSS, &[x, target], &[0, reduction(a, 3), a.int(2)?, bits(0.0)]).map(one)
+        let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x, target];
+        inputs.extend(class_weight(g, a, 4, x)?);
+        g.push(&NLL_LOSS, &inputs, &[0, reduction(a, 3), a.int(2)?, bits(0.0), 1]).map(one)
     }),
     samples: &[
         "f(4,5), i(5;4)",
         "f(2,3,5), i(5;2,3), reduction='none'",
         "f(4,5), i(5;4), reduction='sum'",
         "f(4,5), i(5;4), ignore_index=2",
+        "f(4,5), i(5;4), ignore_index=2, weight=p(5)",
+        "f(2,3,5), i(5;2,3), reduction='none', weight=p(5)",
     ],
     ..FUSED
 };

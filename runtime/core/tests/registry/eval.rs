@@ -310,6 +310,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
             j[axis] = xs[1].1[i[axis]] as usize;
             out[at(shape, i)] = x0[at(s0, &j)];
         }),
+        "class_ids" => out.copy_from_slice(x0),
         "index_add" => {
             out.copy_from_slice(x0);
             each(xs[2].0, |i| {

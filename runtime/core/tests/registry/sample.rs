@@ -76,7 +76,8 @@ impl Leaves {
                 let inner = text.trim_start_matches('[').trim_end_matches(']');
                 Value::Tensors(split(inner).iter().map(|t| self.tensor(g, t, float)).collect())
             }
-            Ty::Ints => {
+            Ty::IntsOr(_) if text.starts_with('\'') => Value::Str(text.trim_matches('\'').into()),
+            Ty::Ints | Ty::IntsOr(_) => {
                 let inner = text.trim_start_matches('[').trim_end_matches(']');
                 Value::Ints(
                     inner.split(',').filter(|t| !t.trim().is_empty()).map(|t| t.trim().parse().unwrap()).collect(),

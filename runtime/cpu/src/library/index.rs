@@ -10,6 +10,8 @@ use crate::memory::Plain;
 use crate::pool::Shared;
 use crate::region::walk;
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
+use perilune_core::ops::loss::OF_CLASSES;
 use perilune_core::{Layout, Shape};
 use std::borrow::Cow;
 
@@ -33,6 +35,14 @@ fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
     let index = dense::<i64>(&c.input(1));
     match index.iter().find(|i| **i < 0 || **i >= n as i64) {
         None => Ok(index),
+        Some(i) if c.name() == INDEX_SELECT.name && c.flag(1) == Some(OF_EMBEDDING) => {
+            let message = format!("id {i} is out of range: the table has {n} rows");
+            let cure = match n {
+                0 => "there is nothing to look up".to_string(),
+                n => format!("ids count from 0: here 0 to {}", n - 1),
+            };
+            Err(Error::argument("embedding", message).hint(cure))
+        }
         Some(i) => {
             let message = format!("index {i} is out of range for dim {} of size {n}", c.axis());
             let cure = match n {
@@ -42,6 +52,20 @@ fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
             Err(Error::argument(c.name(), message).hint(cure))
         }
     }
+}
+
+/// Class ids as they are, once all of them are seen to name a class.
+pub fn class_ids(c: &Call) -> Result<()> {
+    let (n, ignored) = (c.attr(0), c.attr(2));
+    let ids = dense::<i64>(&c.input(0));
+    if let Some(at) = ids.iter().position(|&id| (id < 0 || id >= n) && id != ignored) {
+        let message = format!("target {at} is class {}, but there are {n} classes", ids[at]);
+        let of = OF_CLASSES[c.attr(1) as usize];
+        return Err(Error::argument(of, message)
+            .hint(format!("classes count from 0: here 0 to {}, or {ignored} (ignore_index) to leave one out", n - 1)));
+    }
+    c.output::<i64>().copy_from_slice(&ids);
+    Ok(())
 }
 
 /// A layout over the shape of the index, with the axis held still: where index 0 would read.

@@ -92,6 +92,7 @@ impl Routine {
             "scatter_add" => index::scatter_add,
             "index_select" => index::index_select,
             "index_add" => index::index_add,
+            "class_ids" => index::class_ids,
             "argreduce" => sort::argreduce,
             "argsort" => {
                 work *= 20.0;
@@ -146,6 +147,11 @@ impl<'a> Call<'a> {
 
     pub fn attr(&self, i: usize) -> i64 {
         self.routine.attrs[i]
+    }
+
+    /// An attribute that need not be there.
+    pub fn flag(&self, i: usize) -> Option<i64> {
+        self.routine.attrs.get(i).copied()
     }
 
     pub fn axis(&self) -> usize {

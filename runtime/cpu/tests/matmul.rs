@@ -1,0 +1,161 @@
+//! The bits of a product are a function of shape and dtype: not of how the operands lie, nor of the thread count.
+
+mod common;
+
+use common::{Build, Rng, device, same};
+use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
+use perilune_plan::ir::*;
+
+/// How a matrix lies in its memory.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    Dense,
+    Transposed,
+    /// One row for all rows, or one column for all columns.
+    RowExpanded,
+    ColExpanded,
+    /// Every second row and third column, from an offset on.
+    Sliced,
+    RowsBackwards,
+    ColsBackwards,
+    AllBackwards,
+}
+
+use Lie::*;
+const ALL: [Lie; 8] = [Dense, Transposed, RowExpanded, ColExpanded, Sliced, RowsBackwards, ColsBackwards, AllBackwards];
+
+/// A layout of `rows` x `cols` and how many elements of memory it needs.
+fn layout(lie: Lie, rows: usize, cols: usize) -> (Layout, usize) {
+    let (r, c) = (rows as isize, cols as isize);
+    let (strides, offset, len) = match lie {
+        Dense => ([c, 1], 0, r * c),
+        Transposed => ([1, r], 0, r * c),
+        RowExpanded => ([0, 1], 1, c + 1),
+        ColExpanded => ([1, 0], 1, r + 1),
+        Sliced => ([2 * (3 * c + 1), 3], 5, 2 * r * (3 * c + 1) + 5),
+        RowsBackwards => ([-c, 1], (r - 1) * c, r * c),
+        ColsBackwards => ([c, -1], c - 1, r * c),
+        AllBackwards => ([-1, -r], r * c - 1, r * c),
+    };
+    let mut l = Layout { shape: Shape::of(&[rows, cols]), strides: [0; MAX_RANK], offset };
+    l.strides[..2].copy_from_slice(&strides);
+    (l, len as usize)
+}
+
+/// The elements of the view in a memory of their own.
+fn contiguous(t: &HostTensor, l: &Layout) -> HostTensor {
+    let size = t.dtype.size();
+    let mut bytes = Vec::with_capacity(l.numel() * size);
+    for i in 0..l.shape.dims()[0] as isize {
+        for j in 0..l.shape.dims()[1] as isize {
+            let at = (l.offset + i * l.strides[0] + j * l.strides[1]) as usize;
+            bytes.extend_from_slice(&t.bytes[at * size..(at + 1) * size]);
+        }
+    }
+    HostTensor::new(t.dtype, l.shape, bytes)
+}
+
+fn product(a: (&HostTensor, Layout), b: (&HostTensor, Layout), threads: usize) -> HostTensor {
+    let mut build = Build::default();
+    let (x, y) = (build.input(a.0.clone()), build.input(b.0.clone()));
+    let shape = Shape::of(&[a.1.shape.dims()[0], b.1.shape.dims()[1]]);
+    build.output(shape, a.0.dtype);
+    let kernel = build.library("matmul", &[], vec![Operand::View(x, a.1), Operand::View(y, b.1)]);
+    build.run(&device(threads), vec![kernel]).expect("runs").remove(0)
+}
+
+fn check(rng: &mut Rng, dtype: DType, (m, n, k): (usize, usize, usize), lies: (Lie, Lie)) {
+    let ((la, na), (lb, nb)) = (layout(lies.0, m, k), layout(lies.1, k, n));
+    let (a, b) = (rng.tensor(dtype, Shape::of(&[na])), rng.tensor(dtype, Shape::of(&[nb])));
+    let (da, db) = (contiguous(&a, &la), contiguous(&b, &lb));
+    let want = product((&da, Layout::contiguous(da.shape)), (&db, Layout::contiguous(db.shape)), 1);
+    for threads in [1, 2, 3] {
+        let got = product((&a, la), (&b, lb), threads);
+        same(&got, &want, &format!("{dtype} {m}x{n}x{k}, {lies:?}, {threads} threads"));
+    }
+}
+
+fn sweep(dtype: DType) {
+    const SIZES: [usize; 6] = [1, 2, 5, 16, 17, 64];
+    let mut rng = Rng(dtype as u64 + 1);
+    for m in SIZES {
+        for n in SIZES {
+            for k in [1, 7, 130, 1024] {
+                // Every layout of either side at every size, and every pair at some.
+                for (i, &lie) in ALL.iter().enumerate() {
+                    let other = ALL[(i + m + n + k) % ALL.len()];
+                    check(&mut rng, dtype, (m, n, k), (lie, Dense));
+                    check(&mut rng, dtype, (m, n, k), (lie, other));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_products_do_not_depend_on_layout() {
+    sweep(DType::F32);
+}
+
+#[test]
+fn f64_products_do_not_depend_on_layout() {
+    sweep(DType::F64);
+}
+
+#[test]
+fn bf16_products_do_not_depend_on_layout() {
+    sweep(DType::BF16);
+}
+
+#[test]
+fn f16_products_do_not_depend_on_layout() {
+    sweep(DType::F16);
+}
+
+#[test]
+fn i64_products_do_not_depend_on_layout() {
+    sweep(DType::I64);
+}
+
+/// Beyond one chunk of K, one block of columns, and what `gemm` cuts a matrix into.
+#[test]
+fn long_products_do_not_depend_on_layout() {
+    let mut rng = Rng(9);
+    for dtype in [DType::F32, DType::F64] {
+        for size in [(1, 1, 20_000), (1, 300, 8_200), (300, 1, 9_000), (5, 130, 8_193), (16, 300, 700), (70, 65, 1_100)]
+        {
+            for (i, &lie) in ALL.iter().enumerate() {
+                check(&mut rng, dtype, size, (lie, ALL[(i + 3) % ALL.len()]));
+            }
+        }
+    }
+}
+
+/// The order that narrow products state: lanes, a halving tree, chunks in f64.
+#[test]
+fn narrow_products_add_in_the_stated_order() {
+    let mut rng = Rng(3);
+    for (m, n, k) in [(1, 9, 40), (1, 1, 20_011), (3, 70, 130), (2, 100, 9_000)] {
+        let a = rng.tensor(DType::F32, Shape::of(&[m, k]));
+        let b = rng.tensor(DType::F32, Shape::of(&[k, n]));
+        let got = product((&a, Layout::contiguous(a.shape)), (&b, Layout::contiguous(b.shape)), 2);
+        for i in 0..m {
+            for j in 0..n {
+                let mut total = 0f64;
+                for lo in (0..k).step_by(8192) {
+                    let mut lanes = [0f32; 16];
+                    for p in lo..k.min(lo + 8192) {
+                        lanes[(p - lo) % 16] += (a.get_f64(i * k + p) as f32) * (b.get_f64(p * n + j) as f32);
+                    }
+                    for width in [8, 4, 2, 1] {
+                        for l in 0..width {
+                            lanes[l] += lanes[l + width];
+                        }
+                    }
+                    total += f64::from(lanes[0]);
+                }
+                assert_eq!(got.get_f64(i * n + j), f64::from(total as f32), "{m}x{n}x{k} at {i}, {j}");
+            }
+        }
+    }
+}
