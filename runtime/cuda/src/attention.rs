@@ -413,7 +413,7 @@ impl<'a> Builder<'a> {
     }
 
     fn output(&self, i: usize) -> Option<Arg> {
-        let v: ValueId = *self.l.outputs.get(i)?;
+        let v: ValueId = *self.l.outputs.get(i).filter(|v| **v != ValueId::NONE)?;
         debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
         Some(Arg::Value(v, 0))
     }
@@ -465,11 +465,10 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let dq = b.output(0).ok_or_else(|| bug("attention's backward without an output".into()))?;
     let read = [q, k, v, grad, lse, delta];
     b.launch(Pass::BackwardQ, &x, [&read[..], &[dq]].concat())?;
-    if let Some(dk) = b.output(1) {
-        let dv = match b.output(2) {
-            Some(dv) => dv,
-            None => b.scratch(b.b * b.g * b.s * b.e * 2),
-        };
+    let (dk, dv) = (b.output(1), b.output(2));
+    if dk.is_some() || dv.is_some() {
+        let dk = dk.unwrap_or_else(|| b.scratch(b.b * b.g * b.s * b.d * 2));
+        let dv = dv.unwrap_or_else(|| b.scratch(b.b * b.g * b.s * b.e * 2));
         b.launch(Pass::BackwardKv, &x, [&read[..], &[dk, dv]].concat())?;
     }
     Ok(b.work)

@@ -372,7 +372,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "tokens", "the path", &path)?;
-            let t = tokens::read(&readable(&host, lua, "tokens", &path)?).map_err(|e| fail(&host, lua, "tokens", e))?;
+            let t = tokens::read(&readable(&host, lua, "tokens", &path, First::Beside)?)
+                .map_err(|e| fail(&host, lua, "tokens", e))?;
             upload(&host, lua, &t)
         })?,
     )?;

@@ -102,8 +102,10 @@ impl Builder<'_> {
                 continue;
             }
             let mut outputs = vec![self.value_of[&id]];
-            for (k, part) in parts.remove(&id).unwrap_or_default() {
-                debug_assert_eq!(k, outputs.len(), "this is a bug: parts out of order");
+            let mut wanted = parts.remove(&id).unwrap_or_default();
+            wanted.sort_unstable();
+            for (k, part) in wanted {
+                outputs.resize(outputs.len().max(k), ValueId::NONE);
                 outputs.push(self.value_of[&part]);
             }
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();

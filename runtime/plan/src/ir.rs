@@ -60,6 +60,11 @@ impl Origin {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ValueId(pub u32);
 
+impl ValueId {
+    /// An output that nobody wants.
+    pub const NONE: ValueId = ValueId(u32::MAX);
+}
+
 /// A register of a region: the index of the instruction that writes it.
 pub type Reg = u32;
 
@@ -191,6 +196,7 @@ pub struct Library {
     pub inputs: Vec<Operand>,
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
+    /// In the op's order; all but the first may be [`ValueId::NONE`].
     pub outputs: Vec<ValueId>,
     /// A pure map over the elements of output 0, in their order, that runs after the call and reads `outputs[0]` by one
     /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
@@ -251,6 +257,7 @@ impl Kernel {
     /// The values it writes.
     pub fn writes(&self) -> Vec<ValueId> {
         let mut out = if let Kernel::Library(l) = self { l.outputs.clone() } else { Vec::new() };
+        out.retain(|v| *v != ValueId::NONE);
         out.extend(self.regions().iter().flat_map(Region::writes));
         out
     }

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::Failure;
-use perilune_plan::ir::{Library, Operand, Origin, Program};
+use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
 
 /// A library call, ready to run.
 pub struct Routine {
@@ -58,6 +58,7 @@ impl Routine {
         let outputs: Vec<_> = l
             .outputs
             .iter()
+            .filter(|v| **v != ValueId::NONE)
             .map(|v| (v.0, program.values[v.0 as usize].shape, program.values[v.0 as usize].dtype))
             .collect();
         let mut inputs = Vec::new();
