@@ -1,11 +1,11 @@
 // Sorting long rows: least significant digit first, 8 bits a pass, stable.
 //
 // Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of
-// each tile of 256 * ITEMS pairs; `radix_scan` makes of them, for each digit, the sums over earlier tiles; `radix_place`
-// ranks the pairs of a tile and writes them. Ranks: each of 8 warps takes ITEMS strips of 32 neighbouring pairs in order;
-// lanes with one digit find each other by ballots, so equal digits keep their order. Pairs pass through shared memory to
-// be written in runs. Several rows of one length are sorted at once: block
-// (row, tile).
+// each tile of 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` makes
+// of them, for each digit, the sums over earlier tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks:
+// each of 8 warps takes ITEMS strips of 32 neighbouring pairs in order; lanes with one digit find each other by ballots,
+// so equal digits keep their order. Pairs pass through shared memory to be written in runs. Several rows of one length are
+// sorted at once: block (row, tile).
 //
 // Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by memory: a pass reads keys twice
 // and positions once, and writes both. Source: Merrill and Grimshaw, "High performance and scalable radix sorting" (2011),
@@ -17,11 +17,6 @@
 namespace library {
 
 constexpr u32 RADIX = 256;
-// Pairs of a thread.
-template <typename Key>
-struct Items {
-    static constexpr int COUNT = sizeof(Key) == 8 ? 8 : 16;
-};
 
 // Keys of all rows of x, each row contiguous. `walk` over rows: (x).
 template <typename T, typename Walk>
@@ -37,10 +32,9 @@ __device__ __forceinline__ void row_keys(const T* __restrict__ x, typename Order
 }
 
 // counts: (rows, RADIX, stride), one column for each tile.
-template <typename Key>
+template <typename Key, int ITEMS>
 __device__ __forceinline__ void radix_count(const Key* __restrict__ keys, u32* __restrict__ counts, u32 n, u32 tiles,
                                             u32 stride, u32 shift) {
-    constexpr int ITEMS = Items<Key>::COUNT;
     __shared__ u32 found[RADIX];
     found[threadIdx.x] = 0;
     __syncthreads();
@@ -108,13 +102,12 @@ __device__ __forceinline__ u32 sum_before(u32 x, u32* shared) {
 }
 
 // FIRST: positions are the places of the keys. LAST: only positions are wanted, as i64 at (outer, n, inner).
-template <typename Key, bool FIRST, bool LAST>
+template <typename Key, int ITEMS, bool FIRST, bool LAST>
 __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const u32* __restrict__ order,
                                             Key* __restrict__ keys_out, u32* __restrict__ order_out,
                                             i64* __restrict__ out, const u32* __restrict__ counts,
                                             const u32* __restrict__ totals, u32 n, u32 tiles, u32 stride, u32 shift,
                                             i64 inner) {
-    constexpr int ITEMS = Items<Key>::COUNT;
     constexpr u32 TILE = RADIX * ITEMS;
     __shared__ u32 found[8][RADIX];  // of each warp: counts of digits, then ranks of the first of each
     __shared__ Key key_at[TILE];

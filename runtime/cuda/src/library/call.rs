@@ -8,6 +8,8 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::ir::{Library, Operand, Program, Storage, ValueId};
 use std::sync::Arc;
 
+/// The label of the radix sort's ranking kernel.
+pub const RANKING: &str = "radix_place";
 /// Threads of a block of most kernels.
 pub const BLOCK: usize = 256;
 
@@ -146,9 +148,12 @@ impl<'a> Call<'a> {
         let Some(grid) = u32::try_from(blocks).ok().filter(|b| *b <= i32::MAX as u32) else {
             return Err(Error::system(self.name(), "the operands are too large for one launch"));
         };
+        // Left alone, ptxas spills a few registers rather than go beyond a round number. Where latency is to be hidden a
+        // kernel says how many blocks it wants on a multiprocessor.
+        let resident = if label == RANKING { 3 } else { 1 };
         let list: Vec<&str> = params.iter().map(|p| p.0).collect();
         let text = format!(
-            "#include \"{header}\"\nextern \"C\" __global__ void __launch_bounds__({block}) KERNEL({}) {{\n    {body}\n}}\n",
+            "#include \"{header}\"\nextern \"C\" __global__ void __launch_bounds__({block}, {resident}) KERNEL({}) {{\n    {body}\n}}\n",
             list.join(", ")
         );
         self.work.launches.push(Launch {

@@ -22,7 +22,12 @@ pub fn scan(c: &mut Call) -> Result<()> {
     let (rows, narrow) = (space.numel(), space.narrow());
     let (n, step, out_step) = (shape.dims()[axis], x.strides()[axis], out_strides[axis]);
     let size = x.dtype.size();
-    let v = (16 / size).min(8);
+    // Elements of one load: 16 bytes, or what registers allow.
+    let v = match size {
+        1 => 4,
+        2 if c.name() == "cumprod" => 4,
+        size => 16 / size,
+    };
     let share = Share::new(&space, n, step, v * STRIPS, 2048);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)

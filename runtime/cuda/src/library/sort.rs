@@ -1,6 +1,6 @@
 //! argsort, and sorting of indices.
 
-use super::call::{BLOCK, Call, by_value, typed, without};
+use super::call::{BLOCK, Call, RANKING, by_value, typed, without};
 use super::space::Space;
 use crate::launch::Arg;
 use perilune_core::DType;
@@ -82,7 +82,12 @@ struct Keys {
 /// Sorts `keys[0]`; the other buffers are of the same sizes. Says which of the buffers of keys and positions hold the
 /// result. With `positions` (the elements after the axis) only the output is written, as i64.
 fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: Option<usize>) -> Result<usize> {
-    let items = if k.bytes == 8 { 8 } else { 16 };
+    // Pairs of a thread: few where the tiles would not keep all multiprocessors busy.
+    let items = match k.bytes {
+        _ if k.rows * k.n <= 1 << 18 => 4,
+        8 => 8,
+        _ => 16,
+    };
     let tiles = k.n.div_ceil(RADIX * items);
     let stride = tiles.next_multiple_of(4);
     let lists = k.rows * RADIX;
@@ -104,8 +109,8 @@ fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: 
             stride_arg.clone(),
             shift.clone(),
         ];
-        let body = "library::radix_count(keys, counts, n, tiles, stride, shift);";
-        c.launch("radix_count", "sort/radix.cuh", &params, body, k.rows * tiles, RADIX)?;
+        let body = format!("library::radix_count<{t}, {items}>(keys, counts, n, tiles, stride, shift);");
+        c.launch("radix_count", "sort/radix.cuh", &params, &body, k.rows * tiles, RADIX)?;
         let params = [
             ("u32* counts", Arg::Scratch(counts)),
             ("u32* totals", Arg::Scratch(totals)),
@@ -130,10 +135,10 @@ fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: 
             ("i64 inner", Arg::I64(positions.unwrap_or(1) as i64)),
         ];
         let body = format!(
-            "library::radix_place<{t}, {first}, {last}>(keys, order, keys_out, order_out, out, counts, totals, n, tiles, \
+            "library::radix_place<{t}, {items}, {first}, {last}>(keys, order, keys_out, order_out, out, counts, totals, n, tiles, \
              stride, shift, inner);"
         );
-        c.launch("radix_place", "sort/radix.cuh", &params, &body, k.rows * tiles, RADIX)?;
+        c.launch(RANKING, "sort/radix.cuh", &params, &body, k.rows * tiles, RADIX)?;
         at = 1 - at;
     }
     Ok(at)

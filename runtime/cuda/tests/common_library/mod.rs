@@ -224,6 +224,11 @@ pub fn cases() -> Vec<Call> {
         }
     }
     bad_indices(&mut out);
+    // Long enough for tiles of full size.
+    for dtype in [DType::F32, DType::F64] {
+        let case = Case::new(format!("{dtype} tiles")).random(dtype, &[2, 140001], Lie::Dense, true);
+        out.push(case.finish("argsort", &[1, 0], &[2, 140001], DType::I64));
+    }
     out
 }
 
