@@ -126,15 +126,24 @@ impl Block {
     ) {
         for first in (0..LANES).step_by(G) {
             let mut sums = [[[[T::ZERO; LANES]; V]; G]; L];
-            for base in (first..self.rows).step_by(LANES) {
-                for g in 0..G.min(self.rows - base) {
-                    let y = right(base + g)[c..c + V * LANES].as_chunks::<LANES>().0;
-                    for v in 0..V {
-                        for l in 0..L {
-                            sums[l][g][v] = step(sums[l][g][v], &[left[l][base + g]; LANES], &y[v]);
-                        }
+            let mut add = |k: usize, g: usize| {
+                let y = right(k)[c..c + V * LANES].as_chunks::<LANES>().0;
+                for v in 0..V {
+                    for l in 0..L {
+                        sums[l][g][v] = step(sums[l][g][v], &[left[l][k]; LANES], &y[v]);
                     }
                 }
+            };
+            let mut base = first;
+            while base + G <= self.rows {
+                for g in 0..G {
+                    add(base + g, g);
+                }
+                base += LANES;
+            }
+            // At most one step more, for some of the lanes.
+            for k in base..self.rows.min(base + G) {
+                add(k, k - base);
             }
             for l in 0..L {
                 for g in 0..G {
