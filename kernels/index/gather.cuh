@@ -40,4 +40,21 @@ __device__ __forceinline__ void check(const i64* __restrict__ index, const Walk&
     if ((u64)i >= (u64)size) report(fault, kernel, i, size);
 }
 
+// class_ids: the ids as they are; one that names none of `size` classes and is not `ignored` is reported and left out.
+template <typename Walk>
+__device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __restrict__ out, const Walk& walk, i64 n,
+                                          i64 size, i64 ignored, Fault* fault, u32 kernel) {
+    typedef typename Walk::Index Index;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    typename Walk::Offset at[1];
+    walk.locate(p, at);
+    i64 id = ids[at[0]];
+    if ((u64)id >= (u64)size && id != ignored) {
+        report(fault, kernel, id, size);
+        id = ignored;
+    }
+    out[p] = id;
+}
+
 }  // namespace library

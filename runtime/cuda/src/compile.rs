@@ -17,6 +17,8 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
+use perilune_core::ops::loss::OF_CLASSES;
 use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure};
 use std::cell::{Cell, RefCell};
@@ -56,21 +58,40 @@ fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
 /// Where the kernels of a program report bad indices.
 pub(crate) struct Cells {
     memory: Pinned,
-    kernels: Vec<(Origin, &'static str)>,
+    kernels: Vec<(Origin, &'static str, What)>,
+}
+
+/// What an index counts.
+#[derive(Clone, Copy)]
+enum What {
+    Elements,
+    /// Classes, and the id that is ignored.
+    Classes(i64),
 }
 
 impl Cells {
     /// The first report, which is forgotten.
     pub fn take(&self) -> Option<(Origin, Error)> {
-        for (k, (origin, op)) in self.kernels.iter().enumerate() {
+        for (k, (origin, op, what)) in self.kernels.iter().enumerate() {
             let at = k * FAULT_WORDS;
             if self.memory.read(at) as u32 != 0 {
                 let (value, size) = (self.memory.read(at + 1) as i64, self.memory.read(at + 2) as i64);
                 self.memory.write(at, 0);
-                let message = format!("index {value} is out of range for a dim of size {size}");
-                let cure = match size {
-                    0 => "there is nothing to index".to_string(),
-                    n => format!("indices count from 0: here 0 to {}", n - 1),
+                let (message, cure) = match what {
+                    What::Classes(ignored) => (
+                        format!("a target is class {value}, but there are {size} classes"),
+                        format!(
+                            "classes count from 0: here 0 to {}, or {ignored} (ignore_index) to leave one out",
+                            size - 1
+                        ),
+                    ),
+                    What::Elements => (
+                        format!("index {value} is out of range for a dim of size {size}"),
+                        match size {
+                            0 => "there is nothing to index".to_string(),
+                            n => format!("indices count from 0: here 0 to {}", n - 1),
+                        },
+                    ),
                 };
                 return Some((*origin, Error::argument(*op, message).hint(cure)));
             }
@@ -83,7 +104,8 @@ enum Step {
     Launch {
         launch: Launch,
         entry: Entry,
-        table: Option<Table>,
+        /// One for each `Arg::Table`, in order.
+        tables: Vec<Table>,
         fault: usize,
     },
     Gemm {
@@ -157,7 +179,7 @@ impl Compiled {
         let mut entries = entries(shared, &functions)?;
         let mut steps = Vec::new();
         let mut scratch = 0;
-        let mut faults: Vec<(Origin, &'static str)> = Vec::new();
+        let mut faults: Vec<(Origin, &'static str, What)> = Vec::new();
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
@@ -173,22 +195,31 @@ impl Compiled {
                         if launch.shared_bytes > 48 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
                         }
-                        let words =
-                            launch.args.iter().find_map(|a| if let Arg::Table(w) = a { Some(w.clone()) } else { None });
-                        let table = match words {
-                            Some(words) => {
+                        let mut tables = Vec::new();
+                        for arg in &launch.args {
+                            if let Arg::Table(words) = arg {
                                 let buffer = shared.heap.alloc(words.len() * 8)?;
-                                Some(Table { words, buffer, last: RefCell::default() })
+                                tables.push(Table { words: words.clone(), buffer, last: RefCell::default() });
                             }
-                            None => None,
-                        };
+                        }
                         if launch.args.contains(&Arg::Fault) {
                             let kernel = &program.kernels[k];
-                            let op = if let Kernel::Library(l) = kernel { l.op.name } else { "kernel" };
-                            faults.push((kernel.origin(), op));
+                            let (op, what) = match kernel {
+                                Kernel::Library(l) if l.op.name == "class_ids" => {
+                                    (OF_CLASSES[l.attrs[1] as usize], What::Classes(l.attrs[2]))
+                                }
+                                Kernel::Library(l)
+                                    if l.op == &INDEX_SELECT && l.attrs.get(1) == Some(&OF_EMBEDDING) =>
+                                {
+                                    ("embedding", What::Elements)
+                                }
+                                Kernel::Library(l) => (l.op.name, What::Elements),
+                                _ => ("kernel", What::Elements),
+                            };
+                            faults.push((kernel.origin(), op, what));
                         }
                         let fault = faults.len().saturating_sub(1);
-                        steps.push((k, Step::Launch { launch, entry, table, fault }));
+                        steps.push((k, Step::Launch { launch, entry, tables, fault }));
                     }
                 }
             }
@@ -268,8 +299,9 @@ impl Compiled {
 
     /// Fills the tables that differ from the last run's.
     fn tables(&self, places: &[Address]) -> Result<()> {
-        for (_, step) in &self.steps {
-            let Step::Launch { table: Some(t), .. } = step else { continue };
+        let tables =
+            self.steps.iter().filter_map(|s| if let Step::Launch { tables, .. } = &s.1 { Some(tables) } else { None });
+        for t in tables.flatten() {
             let words: Vec<u64> = t
                 .words
                 .iter()
@@ -305,8 +337,9 @@ impl Compiled {
                 }
                 Ok(())
             }
-            Step::Launch { launch, entry, table, fault } => {
+            Step::Launch { launch, entry, tables, fault } => {
                 let scratch = self.shared.scratch.borrow().base;
+                let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
                     .iter()
@@ -322,7 +355,7 @@ impl Compiled {
                         Arg::F32(x) => u64::from(x.to_bits()),
                         Arg::F64(x) => x.to_bits(),
                         Arg::Bytes(_) => 0,
-                        Arg::Table(_) => table.as_ref().map_or(0, |t| t.buffer.address),
+                        Arg::Table(_) => tables.next().map_or(0, |t| t.buffer.address),
                     })
                     .collect();
                 let mut args: Vec<*mut c_void> = Vec::with_capacity(words.len());

@@ -22,6 +22,26 @@ pub fn check_indices(c: &mut Call, index: &Input, size: usize) -> Result<()> {
     c.each("check_indices", "index/gather.cuh", &params, "library::check(index, walk, n, size, fault, kernel);", n)
 }
 
+/// `attrs`: [classes, which loss, the id that is ignored].
+pub fn class_ids(c: &mut Call) -> Result<()> {
+    let ids = c.input(0)?;
+    let space = Space::new(ids.shape().dims(), &[ids.strides()]);
+    let (n, narrow) = (space.numel(), space.narrow());
+    let [fault, kernel] = c.fault();
+    let params = [
+        ("const i64* ids", ids.pointer.clone()),
+        ("i64* out", c.output(0)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i64 size", Arg::I64(c.attr(0))),
+        ("i64 ignored", Arg::I64(c.attr(2))),
+        ("Fault* fault", fault),
+        ("u32 kernel", kernel),
+    ];
+    let body = "library::class_ids(ids, out, walk, n, size, ignored, fault, kernel);";
+    c.each("class_ids", "index/gather.cuh", &params, body, n)
+}
+
 pub fn gather(c: &mut Call) -> Result<()> {
     let (x, index, axis) = (c.input(0)?, c.input(1)?, c.axis());
     let strides = index.strides().to_vec();
