@@ -491,7 +491,7 @@ impl<'a> Emit<'a> {
                 };
                 self.text.line(line);
             }
-            Source::Uniform { .. } if vector && v % 4 == 0 => {
+            Source::Uniform { .. } if vector && v.is_multiple_of(4) => {
                 let (s, c) = &load.stream;
                 let line = format!("uniform_pack<{v}>(r{i} + k * {v}, {s}, {c}, (u64)({index}));");
                 self.text.line(line);

@@ -74,6 +74,7 @@ const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#
                     #include \"device/fold.cuh\"\n\n";
 
 impl Stage {
+    /// One block a multiprocessor is asked for at least, or ptxas spills to fit in more.
     fn head(&self, params: &str) -> String {
         let mut common = String::new();
         if self.slots {
@@ -85,7 +86,7 @@ impl Stage {
         let all = format!("{common}{params}");
         let all = all.trim_end_matches(", ");
         format!(
-            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}) KERNEL({all}) {{\n    using namespace region;\n",
+            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}, 1) KERNEL({all}) {{\n    using namespace region;\n",
             self.most_threads
         )
     }
