@@ -237,3 +237,18 @@ fn main_patterns() {
     }
     assert!(all.compile(NEWEST).iter().all(|c| c.stack == 0));
 }
+
+#[test]
+fn like_reductions_of_equal_shape_share_launches() {
+    let mut s = Sketch::default();
+    let mut roots = Vec::new();
+    for _ in 0..3 {
+        let x = s.leaf(DType::F32, &[3000, 40]);
+        roots.push(s.call("sum", &[t(x), ints(&[0])]));
+        let m = s.call("amax", &[t(x), ints(&[1])]);
+        roots.push(s.call("sum", &[t(m)]));
+    }
+    let p = s.program(&roots, true);
+    assert!(p.kernels.iter().any(|k| matches!(k, Kernel::Multi(_))));
+    compile(&[p], &[OLDEST, NEWEST]);
+}

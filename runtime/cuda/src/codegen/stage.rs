@@ -144,9 +144,9 @@ impl Stage {
         );
         let _ = writeln!(text, "    const u64* const facts = table + regions + found * {width};");
         text.push_str(
-            "    const u32 origin = (u32)table[found];\n    \
-             const u32 block = blockIdx.x - origin;\n    \
-             const u32 blocks = (found + 1 < regions ? (u32)table[found + 1] : gridDim.x) - origin;\n",
+            "    const u32 before = (u32)table[found];\n    \
+             const u32 block = blockIdx.x - before;\n    \
+             const u32 blocks = (found + 1 < regions ? (u32)table[found + 1] : gridDim.x) - before;\n",
         );
         for (k, f) in first.fields.iter().enumerate() {
             let star = if matches!(f.fact, Fact::Value(_)) { "*" } else { "" };
