@@ -8,8 +8,18 @@
 
 namespace region {
 
-FN f32 round_bf16(f32 x) { return to_f32(to_bf16(x)); }
-FN f32 round_f16(f32 x) { return to_f32(to_f16(x)); }
+// Through the conversions of pairs, which are several times faster than those of one number. The bf16 lands in the upper
+// half of the word, where it is an f32 as it stands.
+FN f32 round_bf16(f32 x) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(0.0f));
+    return __uint_as_float(y);
+}
+FN f32 round_f16(f32 x) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
+    return to_f32(f16{(u16)y});
+}
 
 // `x` as f32, where an inexact result has an odd last bit: rounding it again is rounding `x` once.
 FN f32 to_odd(f64 x) {

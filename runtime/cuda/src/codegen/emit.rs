@@ -201,7 +201,7 @@ impl<'a> Emit<'a> {
                         0 | 1 => String::new(),
                         s => {
                             let fact = if self.wide { Fact::I64(s as i64) } else { Fact::I32(s as i32) };
-                            self.fields.number("s", fact)
+                            self.fields.number("by", fact)
                         }
                     })
                     .collect()
@@ -212,7 +212,7 @@ impl<'a> Emit<'a> {
             if load.reading.offset != 0 {
                 let offset = load.reading.offset;
                 let fact = if self.wide { Fact::I64(offset as i64) } else { Fact::I32(offset as i32) };
-                load.base = self.fields.number("o", fact);
+                load.base = self.fields.number("from", fact);
             }
             if load.reading.access == Access::Invariant {
                 let x = match source {
@@ -491,7 +491,7 @@ impl<'a> Emit<'a> {
                 };
                 self.text.line(line);
             }
-            Source::Uniform { .. } if vector && v % 4 == 0 => {
+            Source::Uniform { .. } if vector && v.is_multiple_of(4) => {
                 let (s, c) = &load.stream;
                 let line = format!("uniform_pack<{v}>(r{i} + k * {v}, {s}, {c}, (u64)({index}));");
                 self.text.line(line);

@@ -135,7 +135,7 @@ mod tests {
                     assert_eq!((x as u64 * m as u64) >> s, (x / d) as u64, "{x} / {d}");
                 }
             }
-            d = d * 2;
+            d *= 2;
         }
     }
 

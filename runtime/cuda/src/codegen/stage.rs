@@ -74,6 +74,7 @@ const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#
                     #include \"device/fold.cuh\"\n\n";
 
 impl Stage {
+    /// One block a multiprocessor is asked for at least, or ptxas spills to fit in more.
     fn head(&self, params: &str) -> String {
         let mut common = String::new();
         if self.slots {
@@ -85,7 +86,7 @@ impl Stage {
         let all = format!("{common}{params}");
         let all = all.trim_end_matches(", ");
         format!(
-            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}) KERNEL({all}) {{\n    using namespace region;\n",
+            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}, 1) KERNEL({all}) {{\n    using namespace region;\n",
             self.most_threads
         )
     }
@@ -143,9 +144,9 @@ impl Stage {
         );
         let _ = writeln!(text, "    const u64* const facts = table + regions + found * {width};");
         text.push_str(
-            "    const u32 origin = (u32)table[found];\n    \
-             const u32 block = blockIdx.x - origin;\n    \
-             const u32 blocks = (found + 1 < regions ? (u32)table[found + 1] : gridDim.x) - origin;\n",
+            "    const u32 before = (u32)table[found];\n    \
+             const u32 block = blockIdx.x - before;\n    \
+             const u32 blocks = (found + 1 < regions ? (u32)table[found + 1] : gridDim.x) - before;\n",
         );
         for (k, f) in first.fields.iter().enumerate() {
             let star = if matches!(f.fact, Fact::Value(_)) { "*" } else { "" };
