@@ -104,7 +104,7 @@ pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
     }
     let r = a.shape.rank();
     let (m, k, n) = (a.shape.dims()[r - 2], a.shape.dims()[r - 1], b.shape.dims()[r - 1]);
-    if m == 0 || n == 0 || k == 0 {
+    if a.shape.numel() == 0 || b.shape.numel() == 0 {
         return None;
     }
     // The last batch dim whose strides all go on regularly into the ones before it.
