@@ -49,4 +49,13 @@ __device__ __forceinline__ void copy(const T* __restrict__ x, T* __restrict__ ou
     out[at[1]] = x[at[0]];
 }
 
+// cat of many small inputs that lie in the output one after another: a block an input. table: address, first place, count.
+template <typename T>
+__device__ __forceinline__ void cat_small(const u64* __restrict__ table, T* __restrict__ out) {
+    const u64* part = table + 3 * (u64)blockIdx.x;
+    const T* x = (const T*)part[0];
+    T* to = out + part[1];
+    for (u64 i = threadIdx.x; i < part[2]; i += blockDim.x) to[i] = x[i];
+}
+
 }  // namespace library

@@ -10,6 +10,7 @@ mod failure;
 mod format;
 mod git;
 mod init;
+mod profile;
 mod progress;
 mod run;
 mod rundir;
@@ -41,6 +42,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Say what the machine offers, what is missing and how to get it
     Doctor(doctor::DoctorArgs),
+    /// Say where the time of a training step goes, kernel by kernel
+    Profile(profile::ProfileArgs),
     /// Begin a recipe in a new directory, with what an editor needs
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -52,7 +55,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 6] = ["repl", "watch", "bench", "profile", "bundle", "ckpt"];
+const LATER: [&str; 5] = ["repl", "watch", "bench", "bundle", "ckpt"];
 
 /// `perilune FILE.lua …` becomes `perilune run FILE.lua …`.
 fn arguments() -> Result<Vec<OsString>, Failure> {
@@ -75,6 +78,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Profile(args) => profile::profile(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => screen::say(&perilune_lua::reference_markdown()),
         Command::Stubs => screen::say(&perilune_lua::stubs()),

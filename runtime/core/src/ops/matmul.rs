@@ -185,6 +185,11 @@ pub static LINEAR: Op = Op {
             );
             return Err(Error::shape("linear", message));
         }
+        // Cast before it is transposed: the gradient then comes back as it lies in memory (see `product`).
+        let w = match g.autocast {
+            Some(low) => crate::amp::cast_inputs(g, Amp::Low, low, &[w])?[0],
+            None => w,
+        };
         let wt = g.t(w)?;
         let y = matmul(g, x, wt)?;
         match a.opt_tensor(2) {

@@ -2,7 +2,7 @@
 
 use super::call::{Call, Input, by_value, sized, stored, typed};
 use super::space::Space;
-use crate::launch::Arg;
+use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout};
 
@@ -104,7 +104,13 @@ pub fn unwindow(c: &mut Call) -> Result<()> {
     c.each("unwindow", "movement/unwindow.cuh", &params, body, n)
 }
 
+/// Inputs of a `cat` that share a launch have at most this many elements.
+const SMALL: usize = 1 << 16;
+
 pub fn cat(c: &mut Call) -> Result<()> {
+    if let Some(parts) = small_parts(c) {
+        return cat_small(c, &parts);
+    }
     let (axis, shape, dtype) = (c.axis(), c.out_shape(), c.out_dtype());
     let out = Layout::contiguous(shape);
     let mut low = 0;
@@ -114,6 +120,32 @@ pub fn cat(c: &mut Call) -> Result<()> {
         low += x.shape().dims()[axis];
     }
     Ok(())
+}
+
+/// Address and elements of each input, where all are small and follow each other in the output as they lie in memory.
+fn small_parts(c: &Call) -> Option<Vec<(Word, usize)>> {
+    let outer: usize = c.out_shape().dims()[..c.axis()].iter().product();
+    let part = |x: &Input| match x.pointer {
+        Arg::Value(v, bytes) if x.layout.is_contiguous() && x.shape().numel() <= SMALL => {
+            Some((Word::Value(v, bytes), x.shape().numel()))
+        }
+        _ => None,
+    };
+    let parts: Option<Vec<_>> = c.inputs.iter().map(part).collect();
+    parts.filter(|p| outer == 1 && p.len() > 2)
+}
+
+/// One launch for many scalars: the norms of an optimizer's gradients.
+fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
+    let mut table = Vec::with_capacity(3 * parts.len());
+    let mut start = 0;
+    for (address, n) in parts {
+        table.extend([*address, Word::Number(start as u64), Word::Number(*n as u64)]);
+        start += n;
+    }
+    let t = sized(c.out_dtype().size());
+    let params = [("const u64* table", Arg::Table(table.into())), (&*format!("{t}* out"), c.output(0))];
+    c.launch("cat_small", "movement/place.cuh", &params, "library::cat_small(table, out);", parts.len(), 256)
 }
 
 /// Copies x into the output, from element `start` of it on.
