@@ -35,6 +35,8 @@ pub(crate) struct Machine {
     pub _workspace: CudaBuffer,
     /// Whether steps are replayed as graphs.
     pub replay: Cell<bool>,
+    /// Whether products take the fastest algorithm by the clock, and give up that every run has the same bits.
+    pub tune: bool,
     pub device: Rc<Device>,
 }
 
@@ -53,6 +55,7 @@ impl Cuda {
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
             replay: Cell::new(std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0")),
+            tune: std::env::var_os("PERILUNE_TUNE").is_some_and(|v| v != "0"),
             heap,
             device,
         };

@@ -219,7 +219,8 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 }
 
 impl Blas {
-    /// Picks an algorithm. With `at`, memory that a trial may read and write, the candidates are timed.
+    /// Picks an algorithm: the first that cuBLASLt offers. With `at`, memory that a trial may read and write, the fastest, as
+    /// timed now; another run may then pick another, with other bits.
     pub fn gemm(&self, p: &Problem, tf32: bool, epilogue: Epilogue, at: Option<Addresses>) -> Result<Gemm> {
         let double = p.dtype == DType::F64;
         let compute = match (double, tf32 && p.dtype == DType::F32) {
@@ -242,9 +243,6 @@ impl Blas {
             };
             set(CUBLASLT_MATMUL_DESC_TRANSA, u64::from(p.b.transposed), 4)?;
             set(CUBLASLT_MATMUL_DESC_TRANSB, u64::from(p.a.transposed), 4)?;
-            if epilogue.bias {
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64, 4)?;
-            }
             let layout = |rows: usize, cols: usize, s: Side| -> Result<sys::cublasLtMatrixLayout_t> {
                 let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
                 let mut out = null_mut();
@@ -302,6 +300,21 @@ impl Blas {
             }
             if let (Some(at), true) = (at, count > 1) {
                 self.pick(&mut gemm, &found[..count as usize], at)?;
+            }
+            if epilogue.bias {
+                // The algorithm is that of the plain product, so that its sums have the same bits.
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64, 4)?;
+                let status = sys::cublasLtMatmulAlgoCheck(
+                    self.handle,
+                    desc,
+                    layouts[0],
+                    layouts[1],
+                    layouts[2],
+                    layouts[2],
+                    &gemm.algo,
+                    found.as_mut_ptr(),
+                );
+                check(status, "adding a bias in the product")?;
             }
             Ok(gemm)
         }

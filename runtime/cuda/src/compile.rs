@@ -258,7 +258,7 @@ impl Compiled {
         let size = l.dtypes[0].size();
         let p = &product.problem;
         // Timed over whatever lies in memory of the right size.
-        let trial = if p.flops() > WORTH_TIMING {
+        let trial = if shared.tune && p.flops() > WORTH_TIMING {
             let reach = |k: usize| program.values[[a, b][k].0 as usize].nbytes();
             let room = shared.heap.alloc(reach(0) + reach(1) + 2 * program.values[out.0 as usize].nbytes() + 4096);
             room.ok().map(|r| {
@@ -278,7 +278,16 @@ impl Compiled {
         } else {
             None
         };
-        let gemm = shared.blas.gemm(p, false, how, trial.as_ref().map(|t| t.1))?;
+        let at = trial.as_ref().map(|t| t.1);
+        let gemm = match shared.blas.gemm(p, false, how, at) {
+            Err(_) if how != Epilogue::default() => {
+                // Then the map runs by itself.
+                let plain = shared.blas.gemm(p, false, Epilogue::default(), at)?;
+                let (out, bias, residual) = (l.outputs[0], None, None);
+                return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
+            }
+            other => other?,
+        };
         let step = Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual, size };
         Ok((step, how != Epilogue::default()))
     }
