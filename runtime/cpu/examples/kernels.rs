@@ -343,6 +343,15 @@ fn main() {
     b.matmul(&[], 8, 4096, 4096, true, DType::F32);
     b.matmul(&[], 1, 4096, 4096, true, DType::F32);
     b.matmul(&[], 512, 512, 512, false, DType::BF16);
+    for m in [1, 2, 4, 5, 8, 16] {
+        b.matmul(&[], m, 1024, 1024, false, DType::F32);
+    }
+    b.matmul(&[], 5, 1024, 1024, false, DType::F64);
+    b.matmul(&[], 1, 4096, 4096, false, DType::F32);
+    b.matmul(&[], 5, 4096, 4096, false, DType::F32);
+    b.matmul(&[48], 1, 64, 512, false, DType::F32);
+    b.matmul(&[], 16, 16, 1024, false, DType::F32);
+    b.matmul(&[], 5, 100, 1024, false, DType::F32);
     b.matmul(&[48], 64, 64, 32, false, DType::F32);
     b.matmul(&[48], 64, 64, 32, true, DType::F32);
     b.matmul(&[], 16, 16, 16, false, DType::F32);

@@ -19,9 +19,13 @@ const LANES: usize = 16;
 const CHUNK: usize = 8192;
 /// Left rows a loop takes at once.
 const LEFT: usize = 4;
+const LEFT_ACROSS: usize = 3;
 /// Up to this many left rows of length and number [`LONG`] the loops here beat packing.
 const FEW_ROWS: usize = 16;
 const LONG: usize = 64;
+/// Bytes that the lanes of a block of columns may take, and those of the right side that one lane reads at once.
+const SUMS: usize = 512 << 10;
+const WINDOW: usize = 16 << 10;
 /// Elements of a result up to which `gemm` looks at strides first.
 const SMALL: usize = 16 * 16;
 
@@ -107,107 +111,84 @@ impl<T: Num, const L: usize> Body for Dots<T, L> {
     }
 }
 
-/// What [`Across`] reads of the right side: `rows` steps of K, `cols` right rows.
-#[derive(Clone, Copy)]
-struct Block {
-    rows: usize,
-    cols: usize,
+/// The same where the right rows lie side by side. A call adds `rows` steps of one lane: so memory is read in order, some
+/// rows of the right side at a time, and sums stay in registers meanwhile. `out` holds the lane's sums of `L` left rows,
+/// `cols` each; operands 0 to `L - 1` are left rows, one element a step, operand `L` the right side, `cols` a step.
+struct Across<T, const L: usize>(PhantomData<T>);
+
+impl<T: Num, const L: usize> Across<T, L> {
+    /// `V * LANES` columns from `c` on. With four left rows or four `V` LLVM leaves sums in memory.
+    ///
+    /// # Safety
+    /// See `Body::run`.
+    #[inline(always)]
+    unsafe fn columns<const V: usize>(sums: &mut [T], args: &[Arg], rows: usize, cols: usize, c: usize) {
+        let mut acc = [[[T::ZERO; LANES]; V]; L];
+        for l in 0..L {
+            acc[l].copy_from_slice(sums[l * cols + c..][..V * LANES].as_chunks().0);
+        }
+        for r in 0..rows {
+            // SAFETY: the caller's promise; an array is aligned as its elements are.
+            let y = unsafe { &*args[L].row::<T>(r).add(c).cast::<[[T; LANES]; V]>() };
+            for l in 0..L {
+                // SAFETY: the caller's promise.
+                let x = [unsafe { *args[l].row::<T>(r) }; LANES];
+                for v in 0..V {
+                    acc[l][v] = step(acc[l][v], &x, &y[v]);
+                }
+            }
+        }
+        for l in 0..L {
+            sums[l * cols + c..][..V * LANES].copy_from_slice(acc[l].as_flattened());
+        }
+    }
 }
 
-impl Block {
-    /// All lanes of `V * LANES` columns from `c` on, `G` lanes at a time in registers.
+impl<T: Num, const L: usize> Body for Across<T, L> {
     #[inline(always)]
-    fn sums<'a, T: Num, const L: usize, const G: usize, const V: usize>(
-        self,
-        lanes: &mut [T],
-        left: [&[T]; L],
-        right: impl Fn(usize) -> &'a [T],
-        c: usize,
-    ) {
-        for first in (0..LANES).step_by(G) {
-            let mut sums = [[[[T::ZERO; LANES]; V]; G]; L];
-            let mut add = |k: usize, g: usize| {
-                let y = right(k)[c..c + V * LANES].as_chunks::<LANES>().0;
-                for v in 0..V {
-                    for l in 0..L {
-                        sums[l][g][v] = step(sums[l][g][v], &[left[l][k]; LANES], &y[v]);
-                    }
-                }
-            };
-            let mut base = first;
-            while base + G <= self.rows {
-                for g in 0..G {
-                    add(base + g, g);
-                }
-                base += LANES;
-            }
-            // At most one step more, for some of the lanes.
-            for k in base..self.rows.min(base + G) {
-                add(k, k - base);
-            }
+    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise (see `Body::run`).
+        let (sums, args) = unsafe {
+            (std::slice::from_raw_parts_mut(out.cast::<T>(), L * cols), std::slice::from_raw_parts(args, L + 1))
+        };
+        let mut c = 0;
+        while c + 2 * LANES <= cols {
+            // SAFETY: the caller's promise, columns below `cols`.
+            unsafe { Self::columns::<2>(sums, args, rows, cols, c) };
+            c += 2 * LANES;
+        }
+        while c + LANES <= cols {
+            // SAFETY: as above.
+            unsafe { Self::columns::<1>(sums, args, rows, cols, c) };
+            c += LANES;
+        }
+        for r in 0..if c < cols { rows } else { 0 } {
             for l in 0..L {
-                for g in 0..G {
-                    let at = (l * LANES + first + g) * self.cols + c;
-                    lanes[at..at + V * LANES].copy_from_slice(sums[l][g].as_flattened());
+                // SAFETY: the caller's promise.
+                let (x, y) = unsafe { (*args[l].row::<T>(r), std::slice::from_raw_parts(args[L].row::<T>(r), cols)) };
+                for (sum, &y) in sums[l * cols..][c..cols].iter_mut().zip(&y[c..]) {
+                    *sum = sum.add(x.mul(y));
                 }
             }
         }
     }
 }
 
-/// The same where the right rows lie side by side: operand `L` has `rows` steps of K, each with one element of `cols`
-/// right rows. `out` has room for all lanes, `L * LANES * cols`; the results are in lane 0 of each left row.
-struct Across<T, const L: usize>(PhantomData<T>);
+/// Folds all lanes that `Across` has left: `cols` sums a lane, the results are those of lane 0.
+struct Fold<T>(PhantomData<T>);
 
-impl<T: Num, const L: usize> Body for Across<T, L> {
+impl<T: Num> Body for Fold<T> {
     #[inline(always)]
-    unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+    unsafe fn run(out: *mut u8, _: *const Arg, rows: usize, cols: usize) {
         // SAFETY: the caller's promise (see `Body::run`).
-        let lanes = unsafe { std::slice::from_raw_parts_mut(out.cast::<T>(), L * LANES * cols) };
-        // SAFETY: left rows are dense and `rows` long.
-        let left: [&[T]; L] =
-            std::array::from_fn(|l| unsafe { std::slice::from_raw_parts((*args.add(l)).row::<T>(0), rows) });
-        // SAFETY: the caller's promise, for `k` below `rows`.
-        let right = |k: usize| unsafe { std::slice::from_raw_parts((*args.add(L)).row::<T>(k), cols) };
-        let block = Block { rows, cols };
-        let (mut c, small) = (0, size_of::<T>() == 4);
-        // As many sums as registers hold: 128 columns of two lanes for one left row, 64 of one lane for more.
-        let wide = if L == 1 { 8 } else { 4 } / if small { 1 } else { 2 } * LANES;
-        while c + wide <= cols {
-            match (L, small) {
-                (1, true) => block.sums::<T, L, 2, 8>(lanes, left, right, c),
-                (1, false) => block.sums::<T, L, 2, 4>(lanes, left, right, c),
-                (_, true) => block.sums::<T, L, 1, 4>(lanes, left, right, c),
-                (_, false) => block.sums::<T, L, 1, 2>(lanes, left, right, c),
+        let sums = unsafe { std::slice::from_raw_parts_mut(out.cast::<T>(), rows * cols) };
+        let mut width = rows / 2;
+        while width > 0 {
+            let (low, high) = sums.split_at_mut(width * cols);
+            for (a, &b) in low.iter_mut().zip(&high[..width * cols]) {
+                *a = a.add(b);
             }
-            c += wide;
-        }
-        while c + LANES <= cols {
-            block.sums::<T, L, 4, 1>(lanes, left, right, c);
-            c += LANES;
-        }
-        if c < cols {
-            for lane in lanes.chunks_exact_mut(cols) {
-                lane[c..].fill(T::ZERO);
-            }
-            for k in 0..rows {
-                for l in 0..L {
-                    let at = (l * LANES + k % LANES) * cols;
-                    for (sum, &y) in lanes[at + c..at + cols].iter_mut().zip(&right(k)[c..]) {
-                        *sum = sum.add(left[l][k].mul(y));
-                    }
-                }
-            }
-        }
-        for lanes in lanes.chunks_exact_mut((LANES * cols).max(1)) {
-            let mut width = LANES / 2;
-            while width > 0 {
-                let (low, high) = lanes.split_at_mut(width * cols);
-                for (a, &b) in low.iter_mut().zip(&high[..width * cols]) {
-                    *a = a.add(b);
-                }
-                width /= 2;
-            }
+            width /= 2;
         }
     }
 }
@@ -217,9 +198,9 @@ fn dots<T: Num>(isa: Isa) -> [Kernel; LEFT] {
     [pick::<Dots<T, 1>>(isa), pick::<Dots<T, 2>>(isa), pick::<Dots<T, 3>>(isa), pick::<Dots<T, 4>>(isa)]
 }
 
-fn across<T: Num>(isa: Isa) -> [Kernel; LEFT] {
+fn across<T: Num>(isa: Isa) -> [Kernel; LEFT_ACROSS] {
     use loops::pick;
-    [pick::<Across<T, 1>>(isa), pick::<Across<T, 2>>(isa), pick::<Across<T, 3>>(isa), pick::<Across<T, 4>>(isa)]
+    [pick::<Across<T, 1>>(isa), pick::<Across<T, 2>>(isa), pick::<Across<T, 3>>(isa)]
 }
 
 /// One operand as rows along K.
@@ -273,53 +254,95 @@ pub fn run<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &
         (_, 1) => Way::Along,
         _ => Way::Copied,
     };
-    let kernels = if way == Way::Across { across::<T>(c.isa()) } else { dots::<T>(c.isa()) };
+    let (dots, across) = (dots::<T>(c.isa()), across::<T>(c.isa()));
+    let fold = loops::pick::<Fold<T>>(c.isa());
     let width = match way {
-        Way::Across if left.count == 1 => 256,
-        Way::Across => 64,
+        // As wide as all lanes stay in the second cache, but with work for all threads.
+        Way::Across => {
+            let threads = if c.share() { c.pool().threads() } else { 1 };
+            let most = (SUMS / (LANES * left.count * size_of::<T>())).clamp(64, 1024);
+            right.count.div_ceil(threads.div_ceil(s.batch)).next_multiple_of(LANES).clamp(64, most)
+        }
         _ => 32,
     };
     let width = width.min(right.count);
+    let steps = (WINDOW / size_of::<T>() / width).clamp(8, CHUNK / LANES);
     let (groups, chunk, height) = (right.count.div_ceil(width), CHUNK.min(s.k), LEFT.min(left.count));
     let base = Shared(out.as_mut_ptr());
     c.pool().run(c.share(), s.batch * groups, |tasks| {
         let base = &base;
-        let mut results = vec![T::ZERO; height * width * if way == Way::Across { LANES } else { 1 }];
+        let room = if way == Way::Across { left.count * LANES } else { height };
+        let mut results = vec![T::ZERO; room * width];
         let mut totals = vec![T::Wide::ZERO; left.count * width];
         let mut scratch = vec![T::ZERO; if way == Way::Copied { width * chunk } else { 0 }];
         while let Some(t) = tasks.claim() {
             let (batch, lo) = (t / groups, t % groups * width);
             let n = width.min(right.count - lo);
+            // Elements of left rows from `i` on.
+            let lefts = |i: usize, k: usize| {
+                let mut args = [Arg::NONE; LEFT + 1];
+                for (i, arg) in (i..left.count).zip(&mut args[..LEFT]) {
+                    arg.step = LANES as isize;
+                    arg.ptr = match dense {
+                        true => left.at(batch, i, k).cast(),
+                        false => copied[(batch * left.count + i) * s.k + k..].as_ptr().cast(),
+                    };
+                }
+                args
+            };
             for k in (0..s.k).step_by(CHUNK) {
                 let len = CHUNK.min(s.k - k);
-                let operand = match way {
-                    Way::Along => Arg { ptr: right.at(batch, lo, k).cast(), step: right.pitch },
-                    Way::Across => Arg { ptr: right.at(batch, lo, k).cast(), step: right.step },
-                    Way::Copied => {
-                        for (r, row) in scratch.chunks_exact_mut(len).take(n).enumerate() {
-                            right.copy(batch, lo + r, k, row);
+                let mut add = |i: usize, r: usize, v: T| {
+                    let total = &mut totals[i * width + r];
+                    *total = if k == 0 { v.widen() } else { total.add(v.widen()) };
+                };
+                if way == Way::Across {
+                    results.fill(T::ZERO);
+                    for window in (0..len).step_by(steps * LANES) {
+                        let size = (steps * LANES).min(len - window);
+                        for lane in 0..LANES.min(size) {
+                            let k = k + window + lane;
+                            for i in (0..left.count).step_by(LEFT_ACROSS) {
+                                let (l, mut args) = (LEFT_ACROSS.min(left.count - i), lefts(i, k));
+                                args[l] = Arg {
+                                    ptr: right.at(batch, lo, k).cast(),
+                                    step: right.step.wrapping_mul(LANES as isize),
+                                };
+                                let sums = &mut results[(lane * left.count + i) * n..][..l * n];
+                                // SAFETY: `plan::check` holds the operands' layouts within their values, copies are
+                                // as long as what is read of them; `sums` are `l` x `n`.
+                                unsafe {
+                                    let rows = (size - lane).div_ceil(LANES);
+                                    across[l - 1](sums.as_mut_ptr().cast(), args.as_ptr(), rows, n);
+                                }
+                            }
                         }
-                        Arg { ptr: scratch.as_ptr().cast(), step: len as isize }
                     }
+                    // SAFETY: `results` holds all lanes of all left rows.
+                    unsafe { fold(results.as_mut_ptr().cast(), std::ptr::null(), LANES, left.count * n) };
+                    for i in 0..left.count {
+                        for r in 0..n {
+                            add(i, r, results[i * n + r]);
+                        }
+                    }
+                    continue;
+                }
+                let operand = if way == Way::Along {
+                    Arg { ptr: right.at(batch, lo, k).cast(), step: right.pitch }
+                } else {
+                    for (r, row) in scratch.chunks_exact_mut(len).take(n).enumerate() {
+                        right.copy(batch, lo + r, k, row);
+                    }
+                    Arg { ptr: scratch.as_ptr().cast(), step: len as isize }
                 };
                 for i in (0..left.count).step_by(LEFT) {
-                    let l = LEFT.min(left.count - i);
-                    let mut args = [Arg::NONE; LEFT + 1];
-                    for (j, arg) in args[..l].iter_mut().enumerate() {
-                        arg.ptr = match dense {
-                            true => left.at(batch, i + j, k).cast(),
-                            false => copied[(batch * left.count + i + j) * s.k + k..].as_ptr().cast(),
-                        };
-                    }
+                    let (l, mut args) = (LEFT.min(left.count - i), lefts(i, k));
                     args[l] = operand;
-                    let (rows, cols) = if way == Way::Across { (len, n) } else { (n, len) };
-                    // SAFETY: `plan::check` holds the operands' layouts within their values, copies are as long as what
-                    // is read of them; `results` has room for the lanes or results of `l` x `n`.
-                    unsafe { kernels[l - 1](results.as_mut_ptr().cast(), args.as_ptr(), rows, cols) };
+                    // SAFETY: as above; `results` has room for `n` times `l` results.
+                    unsafe { dots[l - 1](results.as_mut_ptr().cast(), args.as_ptr(), n, len) };
                     for j in 0..l {
-                        for (r, total) in totals[(i + j) * width..][..n].iter_mut().enumerate() {
-                            let v = if way == Way::Across { results[j * LANES * n + r] } else { results[r * l + j] };
-                            *total = if k == 0 { v.widen() } else { total.add(v.widen()) };
+                        for r in 0..n {
+                            add(i + j, r, results[r * l + j]);
                         }
                     }
                 }
