@@ -93,7 +93,7 @@ impl Cells {
                         },
                     ),
                 };
-                return Some((*origin, Error::argument(*op, message).hint(cure)));
+                return Some((*origin, Error::argument(op, message).hint(cure)));
             }
         }
         None
@@ -404,19 +404,18 @@ impl Compiled {
         }
         if shared.replay.get() && self.runs.get() >= CAREFUL_RUNS && self.steps.len() > 1 {
             let mut replays = self.replays.borrow_mut();
-            if let Some(at) = replays.iter().position(|r| r.0 == places) {
-                if let Some(entry) = replays.remove(at) {
-                    let (places, replay) = entry;
-                    // Seen before: worth a capture.
-                    let replay = match replay {
-                        Some(r) => r,
-                        None => Replay::capture(&shared.device, || self.queue_all(&places).map_err(|e| e.1))
-                            .map_err(first)?,
-                    };
-                    let done = replay.launch().map_err(first);
-                    replays.push_front((places, Some(replay)));
-                    return done;
-                }
+            let known = replays.iter().position(|r| r.0 == places);
+            if let Some((places, replay)) = known.and_then(|at| replays.remove(at)) {
+                // Seen before: worth a capture.
+                let replay = match replay {
+                    Some(r) => r,
+                    None => {
+                        Replay::capture(&shared.device, || self.queue_all(&places).map_err(|e| e.1)).map_err(first)?
+                    }
+                };
+                let done = replay.launch().map_err(first);
+                replays.push_front((places, Some(replay)));
+                return done;
             }
             replays.push_front((places.clone(), None));
             replays.truncate(GRAPHS);
