@@ -67,8 +67,8 @@ EACH_INT(OP_INT)
 #undef OP_INT
 
 // ---- floats
-// A value the compiler knows nothing of. Folded at compile time, a function of a known number can differ in the last bit
-// from what the device computes, and what is known depends on what else is in the kernel.
+// A value that NVVM knows nothing of: it must not fold a function of a known number by the host's arithmetic. What the
+// assembler behind it folds is not covered (docs/decisions.md, 2026-11-21).
 FN f32 opaque(f32 x) {
     asm("" : "+f"(x));
     return x;
