@@ -5,7 +5,7 @@
 
 struct Fault {
     u32 set;     // 0: nothing reported
-    u32 kernel;  // which kernel of the plan, as the launch says
+    u32 kernel;  // unused: each kernel of a plan reports to a cell of its own
     i64 value;   // the index found
     i64 size;    // it must lie in -size .. size, or 0 .. size
 };

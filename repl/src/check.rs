@@ -48,7 +48,9 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
             report.row("script", "a plain script: it has run without an error");
             Ok(())
         }
-        Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe()),
+        Loaded::Recipe(recipe) => {
+            report.recipe(&runtime, &recipe, &backend.describe(), args.device.precision.as_deref())
+        }
     }
 }
 
@@ -62,7 +64,7 @@ impl Report<'_> {
         self.screen.line(&format!("  {:<12}{text}", name));
     }
 
-    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str) -> Result<(), Failure> {
+    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, precision: Option<&str>) -> Result<(), Failure> {
         let params = recipe.params()?;
         self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
         if !params.is_empty() {
@@ -70,7 +72,7 @@ impl Report<'_> {
             self.row("params", &list.join(", "));
         }
         let reads = recipe.track_params()?;
-        let run = recipe.start(None, None)?;
+        let run = recipe.start(None, precision)?;
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;

@@ -37,7 +37,10 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     for wanted in &find::WANTED {
         match find::find(wanted) {
             Some(path) => row(wanted.name, format!("found: {path}")),
-            None => row(wanted.name, format!("not found ({}): {}", wanted.what_for, wanted.cure)),
+            None => {
+                let need = if wanted.needed { "needed" } else { "optional," };
+                row(wanted.name, format!("not found ({need} {}): {}", wanted.what_for, wanted.cure))
+            }
         }
     }
     let gpu = Cuda::new(0);

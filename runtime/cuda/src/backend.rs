@@ -9,7 +9,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) struct Machine {
     pub scratch: RefCell<Range>,
     pub _workspace: CudaBuffer,
     /// Whether steps are replayed as graphs.
-    pub replay: Cell<bool>,
+    pub replay: bool,
     /// Whether products take the fastest algorithm by the clock, and give up that every run has the same bits.
     pub tune: bool,
     pub device: Rc<Device>,
@@ -54,7 +54,7 @@ impl Cuda {
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
-            replay: Cell::new(std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0")),
+            replay: std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0"),
             tune: std::env::var_os("PERILUNE_TUNE").is_some_and(|v| v != "0"),
             heap,
             device,
@@ -73,18 +73,6 @@ impl Cuda {
             Some(n) => Cuda::new(n),
             None => Err(Error::argument("device", format!("{name:?} is no device")).hint("say cpu, cuda or cuda:0")),
         }
-    }
-
-    /// Bytes of buffers now and at most, bytes mapped for them, and bytes mapped for intermediate values.
-    pub fn memory(&self) -> (usize, usize, usize, usize) {
-        let (used, peak, mapped) = self.shared.heap.stats();
-        (used, peak, mapped, self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped())
-    }
-
-    /// Programs compiled by NVRTC so far, and the seconds they took.
-    pub fn compiled(&self) -> (usize, f64) {
-        let c = self.shared.compiler.borrow();
-        (c.compiled, c.seconds)
     }
 }
 

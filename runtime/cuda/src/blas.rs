@@ -195,8 +195,6 @@ pub struct Gemm {
     algo: sys::cublasLtMatmulAlgo_t,
     dtype: DType,
     epilogue: Epilogue,
-    /// Seconds the chosen algorithm took when it was picked, if it was timed.
-    pub timed: Option<f64>,
 }
 
 /// The operands of a call.
@@ -293,7 +291,7 @@ impl Blas {
                 &mut count,
             );
             sys::cublasLtMatmulPreferenceDestroy(preference);
-            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue, timed: None };
+            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue };
             check(status, "choosing an algorithm")?;
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
@@ -342,7 +340,6 @@ impl Blas {
             }
         }
         gemm.algo = choice;
-        gemm.timed = Some(best);
         Ok(())
     }
 

@@ -31,7 +31,7 @@ use std::sync::Arc;
 const CAREFUL_RUNS: u64 = 2;
 /// Captured graphs of a program, for as many sets of addresses.
 const GRAPHS: usize = 4;
-/// Products of fewer operations take the first algorithm offered.
+/// Products of fewer operations are not timed, even where timing is asked for.
 const WORTH_TIMING: f64 = 1e8;
 /// Words of a `Fault` (kernels/device/fault.cuh).
 const FAULT_WORDS: usize = 3;
@@ -402,7 +402,7 @@ impl Compiled {
         if let Some(times) = times {
             return self.timed(&places, times);
         }
-        if shared.replay.get() && self.runs.get() >= CAREFUL_RUNS && self.steps.len() > 1 {
+        if shared.replay && self.runs.get() >= CAREFUL_RUNS && self.steps.len() > 1 {
             let mut replays = self.replays.borrow_mut();
             let known = replays.iter().position(|r| r.0 == places);
             if let Some((places, replay)) = known.and_then(|at| replays.remove(at)) {

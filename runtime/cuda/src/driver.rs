@@ -175,11 +175,6 @@ impl Range {
         prop
     }
 
-    /// Bytes that have memory behind them.
-    pub fn mapped(&self) -> usize {
-        self.mapped
-    }
-
     /// Puts memory behind the first `nbytes`.
     pub fn ensure(&mut self, nbytes: usize) -> Result<()> {
         if nbytes <= self.mapped {

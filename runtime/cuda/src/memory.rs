@@ -17,17 +17,11 @@ const ALIGN: usize = 512;
 pub struct Heap {
     range: RefCell<Range>,
     places: RefCell<Offsets>,
-    /// Bytes given out now, and the most there ever were.
-    used: std::cell::Cell<(usize, usize)>,
 }
 
 impl Heap {
     pub fn new(device: &Rc<Device>) -> Result<Rc<Heap>> {
-        Ok(Rc::new(Heap {
-            range: RefCell::new(Range::new(device)?),
-            places: RefCell::default(),
-            used: std::cell::Cell::default(),
-        }))
+        Ok(Rc::new(Heap { range: RefCell::new(Range::new(device)?), places: RefCell::default() }))
     }
 
     pub fn alloc(self: &Rc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
@@ -40,15 +34,7 @@ impl Heap {
             places.give(at, room);
             return Err(e);
         }
-        let (used, peak) = self.used.get();
-        self.used.set((used + room, peak.max(used + room)));
         Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address: range.base + at as u64 })
-    }
-
-    /// Bytes in use, the most there ever were, and bytes with memory behind them.
-    pub fn stats(&self) -> (usize, usize, usize) {
-        let (used, peak) = self.used.get();
-        (used, peak, self.range.borrow().mapped())
     }
 }
 
@@ -70,8 +56,6 @@ impl std::fmt::Debug for CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         self.heap.places.borrow_mut().give(self.at, self.room);
-        let (used, peak) = self.heap.used.get();
-        self.heap.used.set((used - self.room, peak));
     }
 }
 

@@ -218,7 +218,7 @@ fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, Stri
     }
 }
 
-/// Whether `path` looks like a cache of ours: for `perilune doctor`.
+/// Files of machine code in a cache folder, and their bytes.
 pub fn size(path: &Path) -> (usize, u64) {
     let files = std::fs::read_dir(path).map(|d| d.flatten().collect::<Vec<_>>()).unwrap_or_default();
     let cubins = files.iter().filter(|f| f.path().extension().is_some_and(|e| e == "cubin"));

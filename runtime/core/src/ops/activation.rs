@@ -65,7 +65,6 @@ pub static RELU: Op = Op {
         let on = g.gt(c.out, zero)?;
         Ok(smallvec![Some(g.where_(on, c.grad, zero)?)])
     }),
-    cuda: "pl_relu({x})",
     samples: UNARY,
     ..Op::BASE
 };

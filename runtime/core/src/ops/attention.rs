@@ -207,7 +207,6 @@ pub static ATTENTION: Op = Op {
         "f(1,6,3,4), f(1,1,3,4), f(1,1,3,4), enable_gqa=true, mask=f(3,3)",
     ],
     smooth: true,
-    ..Op::BASE
 };
 
 fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {

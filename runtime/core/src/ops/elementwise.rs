@@ -232,7 +232,6 @@ pub static COPY: Op = Op {
     doc: "x (...) -> (...), the same values laid out in row-major order in memory of their own.",
     class: Class::Map(MapFn::Copy),
     grad: rule!(|g, c| c.grad),
-    cuda: "{x}",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -244,7 +243,6 @@ pub static NEG: Op = Op {
     doc: "x (...) -> (...): -x. Also the operator `-x`.",
     class: Class::Map(MapFn::Neg),
     grad: rule!(|g, c| g.neg(c.grad)?),
-    cuda: "-{x}",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -259,7 +257,6 @@ pub static ABS: Op = Op {
         let s = g.sign(c.x(0))?;
         g.mul(c.grad, s)?
     }),
-    cuda: "abs({x})",
     samples: UNARY,
     ..MAP
 };
@@ -269,7 +266,6 @@ pub static SIGN: Op = Op {
     sig: "x: tensor",
     doc: "x (...) -> (...): -1, 0 or 1; NaN stays NaN.",
     class: Class::Map(MapFn::Sign),
-    cuda: "pl_sign({x})",
     samples: UNARY,
     ..MAP
 };
@@ -281,7 +277,6 @@ pub static EXP: Op = Op {
     class: Class::Map(MapFn::Exp),
     grad: rule!(|g, c| g.mul(c.grad, c.out)?),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_exp({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -294,7 +289,6 @@ pub static LOG: Op = Op {
     class: Class::Map(MapFn::Log),
     grad: rule!(|g, c| g.div(c.grad, c.x(0))?),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_log({x})",
     samples: POSITIVE,
     smooth: true,
     ..MAP
@@ -310,7 +304,6 @@ pub static LOG1P: Op = Op {
         g.div(c.grad, d)?
     }),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_log1p({x})",
     samples: POSITIVE,
     smooth: true,
     ..MAP
@@ -326,7 +319,6 @@ pub static EXPM1: Op = Op {
         g.mul(c.grad, d)?
     }),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_expm1({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -341,7 +333,6 @@ pub static SQRT: Op = Op {
         let d = g.add_(c.out, c.out)?;
         g.div(c.grad, d)?
     }),
-    cuda: "sqrt({x})",
     samples: POSITIVE,
     smooth: true,
     ..MAP
@@ -358,7 +349,6 @@ pub static RSQRT: Op = Op {
         g.mul(c.grad, d)?
     }),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_rsqrt({x})",
     samples: POSITIVE,
     smooth: true,
     ..MAP
@@ -374,7 +364,6 @@ pub static RECIPROCAL: Op = Op {
         let d = g.mul(c.grad, d)?;
         g.neg(d)?
     }),
-    cuda: "pl_one({x}) / {x}",
     samples: POSITIVE,
     smooth: true,
     ..MAP
@@ -389,7 +378,6 @@ pub static SIN: Op = Op {
         let d = g.cos(c.x(0))?;
         g.mul(c.grad, d)?
     }),
-    cuda: "pl_sin({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -405,7 +393,6 @@ pub static COS: Op = Op {
         let d = g.mul(c.grad, d)?;
         g.neg(d)?
     }),
-    cuda: "pl_cos({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -421,7 +408,6 @@ pub static TAN: Op = Op {
         let d = g.add_c(d, 1.0)?;
         g.mul(c.grad, d)?
     }),
-    cuda: "pl_tan({x})",
     samples: &["u(2,3)", "u(0,3)", "u()", "u(2,1,4)"],
     smooth: true,
     ..MAP
@@ -438,7 +424,6 @@ pub static TANH: Op = Op {
         let d = g.sub(one, d)?;
         g.mul(c.grad, d)?
     }),
-    cuda: "pl_tanh({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -455,7 +440,6 @@ pub static SIGMOID: Op = Op {
         let d = g.mul(c.out, d)?;
         g.mul(c.grad, d)?
     }),
-    cuda: "pl_sigmoid({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -473,7 +457,6 @@ pub static ERF: Op = Op {
         let d = g.mul_c(d, std::f64::consts::FRAC_2_SQRT_PI)?;
         g.mul(c.grad, d)?
     }),
-    cuda: "pl_erf({x})",
     samples: UNARY,
     smooth: true,
     ..MAP
@@ -490,7 +473,6 @@ pub static FLOOR: Op = Op {
     doc: "x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.",
     class: Class::Map(MapFn::Floor),
     call: Some(|g, a| rounded(g, &FLOOR, a.tensor(0)?).map(one)),
-    cuda: "floor({x})",
     samples: UNARY,
     ..MAP
 };
@@ -501,7 +483,6 @@ pub static CEIL: Op = Op {
     doc: "x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.",
     class: Class::Map(MapFn::Ceil),
     call: Some(|g, a| rounded(g, &CEIL, a.tensor(0)?).map(one)),
-    cuda: "ceil({x})",
     samples: UNARY,
     ..MAP
 };
@@ -512,7 +493,6 @@ pub static ROUND: Op = Op {
     doc: "x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.",
     class: Class::Map(MapFn::Round),
     call: Some(|g, a| rounded(g, &ROUND, a.tensor(0)?).map(one)),
-    cuda: "rint({x})",
     samples: UNARY,
     ..MAP
 };
@@ -523,7 +503,6 @@ pub static ADD: Op = Op {
     doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.",
     class: Class::Map(MapFn::Add),
     grad: rule!(|g, c| c.grad, c.grad),
-    cuda: "{x} + {y}",
     samples: BINARY,
     smooth: true,
     ..MAP
@@ -535,7 +514,6 @@ pub static SUB: Op = Op {
     doc: "x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.",
     class: Class::Map(MapFn::Sub),
     grad: rule!(|g, c| c.grad, g.neg(c.grad)?),
-    cuda: "{x} - {y}",
     samples: BINARY,
     smooth: true,
     ..MAP
@@ -551,7 +529,6 @@ pub static MUL: Op = Op {
         let dy = if c.needs[1] { Some(g.mul(c.grad, c.x(0))?) } else { None };
         local(g, c, smallvec![dx, dy])
     }),
-    cuda: "{x} * {y}",
     samples: BINARY,
     smooth: true,
     ..MAP
@@ -573,7 +550,6 @@ pub static DIV: Op = Op {
         };
         local(g, c, smallvec![Some(dx), dy])
     }),
-    cuda: "{x} / {y}",
     samples: DIVISOR,
     smooth: true,
     ..MAP
@@ -585,7 +561,6 @@ pub static FLOOR_DIV: Op = Op {
     doc: "x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.\n\
           An integer divided by 0 gives 0. Gradient 0.",
     class: Class::Map(MapFn::FloorDiv),
-    cuda: "pl_floor_div({x}, {y})",
     samples: DIVISOR,
     ..MAP
 };
@@ -602,7 +577,6 @@ pub static REMAINDER: Op = Op {
         let d = g.neg(d)?;
         local(g, c, smallvec![Some(c.grad), Some(d)])
     }),
-    cuda: "pl_remainder({x}, {y})",
     samples: DIVISOR,
     ..MAP
 };
@@ -666,7 +640,6 @@ pub static POW: Op = Op {
         local(g, c, smallvec![Some(dx), dy])
     }),
     amp: crate::amp::Amp::Full,
-    cuda: "pl_pow({x}, {y})",
     samples: &[
         "p(2,3), f(2,3)",
         "p(2,3), f(3)",
@@ -702,7 +675,6 @@ pub static MAXIMUM: Op = Op {
         let first = g.gt(c.x(0), c.x(1))?;
         winner(g, c, first)
     }),
-    cuda: "pl_maximum({x}, {y})",
     samples: BINARY,
     ..MAP
 };
@@ -716,7 +688,6 @@ pub static MINIMUM: Op = Op {
         let first = g.lt(c.x(0), c.x(1))?;
         winner(g, c, first)
     }),
-    cuda: "pl_minimum({x}, {y})",
     samples: BINARY,
     ..MAP
 };
@@ -728,7 +699,6 @@ macro_rules! comparisons {
             sig: "x: operand, y: operand",
             doc: concat!("x (...), y (...) -> broadcast bool: x ", $symbol, " y. A method, since Lua's own comparisons return plain booleans."),
             class: Class::Map(MapFn::$f),
-            cuda: concat!("{x} ", $symbol, " {y}"),
             samples: &["i(3;2,3), i(3;2,3)", "f(2,3), f(3)", "i(3;4), 1", "f(0,3), f(3)"],
             ..COMPARE
         };
@@ -749,7 +719,6 @@ pub static ISNAN: Op = Op {
     sig: "x: tensor",
     doc: "x (...) -> bool (...): whether the element is NaN.",
     class: Class::Map(MapFn::IsNan),
-    cuda: "({x} != {x})",
     samples: &["f(2,3)", "f(0)", "i(3;2)"],
     ..COMPARE
 };
@@ -759,7 +728,6 @@ pub static ISINF: Op = Op {
     sig: "x: tensor",
     doc: "x (...) -> bool (...): whether the element is positive or negative infinity.",
     class: Class::Map(MapFn::IsInf),
-    cuda: "pl_isinf({x})",
     samples: &["f(2,3)", "f(0)", "i(3;2)"],
     ..COMPARE
 };
@@ -783,7 +751,6 @@ pub static LOGICAL_AND: Op = Op {
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast bool: both are not zero.",
     class: Class::Map(MapFn::LogicalAnd),
-    cuda: "{x} && {y}",
     samples: BOOLS,
     ..COMPARE
 };
@@ -793,7 +760,6 @@ pub static LOGICAL_OR: Op = Op {
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast bool: at least one is not zero.",
     class: Class::Map(MapFn::LogicalOr),
-    cuda: "{x} || {y}",
     samples: BOOLS,
     ..COMPARE
 };
@@ -803,7 +769,6 @@ pub static LOGICAL_XOR: Op = Op {
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast bool: exactly one is not zero.",
     class: Class::Map(MapFn::LogicalXor),
-    cuda: "{x} != {y}",
     samples: BOOLS,
     ..COMPARE
 };
@@ -813,7 +778,6 @@ pub static LOGICAL_NOT: Op = Op {
     sig: "x: tensor",
     doc: "x (...) -> bool (...): the element is zero.",
     class: Class::Map(MapFn::LogicalNot),
-    cuda: "!{x}",
     samples: &["b(2,3)", "b(0)", "i(2;3)"],
     ..COMPARE
 };
@@ -839,7 +803,6 @@ pub static WHERE: Op = Op {
         let b = g.where_(c.x(0), zero, c.grad)?;
         local(g, c, smallvec![None, Some(a), Some(b)])
     }),
-    cuda: "{x} ? {y} : {z}",
     samples: &[
         "b(2,3), f(2,3), f(2,3)",
         "b(2,1), f(3), f(2,3)",

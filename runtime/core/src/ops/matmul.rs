@@ -46,7 +46,6 @@ pub static MATMUL: Op = Op {
         "f(33,70), f(70,17)",
     ],
     smooth: true,
-    ..Op::BASE
 };
 
 /// The gradient of `x`, an operand of a product whose result has gradient `grad`, `y` the other operand: grad yT, or

@@ -1,7 +1,7 @@
 //! The op registry: one op, one block.
 //!
 //! An [`Op`] says everything about an op in one place: its Lua signature, doc, shape and dtype rule, class, backward,
-//! CUDA expression and sample inputs. The Lua bindings, `help`, the editor stubs, the reference page, the op tests, the
+//! and sample inputs (a map's CUDA function has its name: kernels/device/ops.cuh). The Lua bindings, `help`, the editor stubs, the reference page, the op tests, the
 //! gradient tests and the fuzzers all loop over [`all`]. A plain new op touches one file of this folder.
 //!
 //! Four kinds of entry, by [`Class`]:
@@ -58,8 +58,6 @@ pub struct Op {
     pub call: Option<fn(&mut Graph, &Args) -> Result<Out>>,
     pub grad: Grad,
     pub amp: Amp,
-    /// CUDA text of a `Map` op over `{x} {y} {z}` in its compute dtype.
-    pub cuda: &'static str,
     /// Calls to test with, in the sampler's language (see `tests/src/sample.rs`): `"f(2,3), 1, keepdim=true"`.
     pub samples: &'static [&'static str],
     /// Whether the value is differentiable twice everywhere the samples look.
@@ -77,7 +75,6 @@ impl Op {
         call: None,
         grad: Grad::Zero,
         amp: Amp::Keep,
-        cuda: "",
         samples: &[],
         smooth: false,
     };

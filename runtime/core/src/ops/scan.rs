@@ -41,7 +41,6 @@ pub static CUMSUM: Op = Op {
     amp: Amp::Full,
     samples: SAMPLES,
     smooth: true,
-    ..Op::BASE
 };
 
 /// `attrs`: [axis].
@@ -61,5 +60,4 @@ pub static CUMPROD: Op = Op {
     amp: Amp::Full,
     samples: &["p(2,3), 1", "p(2,3,4), 1", "p(5), 0", "p(3,0), 1", "i(4;5), -1"],
     smooth: true,
-    ..Op::BASE
 };

@@ -19,8 +19,7 @@ use call::Call;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Library, Program};
 
-/// The number of the kernel in its plan, for reports of bad indices. Every `Arg::Fault` is followed by it as an
-/// `Arg::I32`: the backend puts the real one there.
+/// What kernels write beside a bad index. Nobody reads it: each kernel of a plan has a cell of its own.
 const KERNEL: u32 = 0;
 
 /// The launches of a library call, without its epilogue.
