@@ -19,8 +19,14 @@ use std::mem::MaybeUninit;
 /// (`Still`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Act {
+    /// Asks for what the chain will read two blocks later.
+    Near,
+    /// Asks for what the next run of the chain will read: one tile further.
+    Next,
     Load,
     Store,
+    /// As `Store`, past the caches where the operand is aligned to lines.
+    Stream,
     /// Added to the lanes of the row's sum, which is written at the row's end.
     Sum,
     Add,
@@ -51,6 +57,18 @@ pub enum Act {
     Tanh,
     Sigmoid,
     Erf,
+}
+
+impl Act {
+    /// Roughly how many cycles a vector takes.
+    pub fn cost(self) -> usize {
+        match self {
+            Act::Exp | Act::Tanh | Act::Sigmoid | Act::Erf => 20,
+            Act::Div | Act::DivStill | Act::Into | Act::IntoStill | Act::Sqrt | Act::Reciprocal => 16,
+            Act::Rsqrt => 32,
+            _ => 1,
+        }
+    }
 }
 
 /// Where a link's operand lies.
@@ -84,11 +102,13 @@ pub struct Link {
 }
 
 /// Links of a chain at most, and buffers of its own.
-pub const MAX_LINKS: usize = 48;
+pub const MAX_LINKS: usize = 96;
 pub const MAX_LOCALS: usize = 12;
 pub const MAX_SUMS: usize = 4;
 /// Elements of a block at most.
 const BLOCK: usize = 128;
+/// How far ahead `Act::Near` asks.
+const NEAR: usize = 2 * BLOCK;
 
 /// `rows` rows of `cols` elements through all links.
 pub type Chain = unsafe fn(links: &[Link], views: &[Arg], rows: usize, cols: usize);
@@ -141,6 +161,20 @@ struct Ready {
     act: Act,
 }
 
+/// Asks for `n` elements that will be read soon, line by line; any address will do.
+#[inline(always)]
+fn prefetch(at: *const f32, n: usize) {
+    for k in (0..n).step_by(LANES) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint that never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.wrapping_add(k).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (at, k);
+    }
+}
+
 #[inline(always)]
 unsafe fn zip<V: Vector, const N: usize>(a: &mut [V; N], b: *const f32, n: usize, f: impl Fn(V, V) -> V) {
     // SAFETY: the caller's promise.
@@ -176,13 +210,15 @@ fn each<V: Vector, const N: usize>(a: &mut [V; N], f: impl Fn(V) -> V) {
 /// # Safety
 /// As for `Chain`.
 #[inline(always)]
-unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usize) {
+unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usize, tile: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut a = [V::splat(0.0); N];
         for link in links {
             let b = link.at.add(from & link.moves);
             match link.act {
+                Act::Near => prefetch(b.wrapping_add(NEAR), N * V::LANES),
+                Act::Next => prefetch(b.wrapping_add(tile), N * V::LANES),
                 Act::Load => zip(&mut a, b, n, |_, b| b),
                 Act::Store => {
                     if N == 1 {
@@ -190,6 +226,15 @@ unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usiz
                     } else {
                         for k in 0..N {
                             a[k].store(b.add(k * V::LANES));
+                        }
+                    }
+                }
+                Act::Stream => {
+                    if N == 1 {
+                        a[0].store_some(b, n);
+                    } else {
+                        for k in 0..N {
+                            a[k].stream(b.add(k * V::LANES));
                         }
                     }
                 }
@@ -269,6 +314,7 @@ unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usiz
 /// may be one that is loaded, element for element, but must not overlap others.
 #[inline(always)]
 unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
+    let tile = rows * cols;
     let mut sums = [[0.0f32; LANES]; MAX_SUMS];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
     let mut ready = [Ready { at: std::ptr::null_mut(), moves: 0, act: Act::Load }; MAX_LINKS];
@@ -288,22 +334,26 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
                     Place::Local(k) => (locals[k as usize].as_mut_ptr().cast::<f32>(), 0),
                 }
             };
-            *to = Ready { at, moves, act: link.act };
+            let act = match link.act {
+                Act::Stream if at.addr() % (V::LANES * size_of::<f32>()) != 0 => Act::Store,
+                act => act,
+            };
+            *to = Ready { at, moves, act };
         }
         let mut from = 0;
         // SAFETY: blocks lie within the row; a local is written before it is read, and holds 8 vectors.
         unsafe {
             while from + 8 * V::LANES <= cols {
-                block::<V, 8>(ready, from, 0);
+                block::<V, 8>(ready, from, 0, tile);
                 from += 8 * V::LANES;
             }
             while from + 4 * V::LANES <= cols {
-                block::<V, 4>(ready, from, 0);
+                block::<V, 4>(ready, from, 0, tile);
                 from += 4 * V::LANES;
             }
             while from < cols {
                 let n = V::LANES.min(cols - from);
-                block::<V, 1>(ready, from, n);
+                block::<V, 1>(ready, from, n, tile);
                 from += n;
             }
             for link in links {
@@ -312,6 +362,9 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
                 }
             }
         }
+    }
+    if links.iter().any(|l| l.act == Act::Stream) {
+        V::fence();
     }
 }
 

@@ -26,6 +26,7 @@ use perilune_core::ops::elementwise::MapFn;
 
 pub use compile::compile;
 pub use load::walk;
+pub use run::run_many;
 
 /// Longest row that is held in one tile.
 const ROWS_LIMIT: usize = 4096;
@@ -34,6 +35,10 @@ const MAX_TILE: usize = 4096;
 const MIN_TILE: usize = 512;
 /// What the tiles of a region may take together: most of an L1 cache.
 const L1_BYTES: usize = 32 << 10;
+/// Results of at least this many bytes are written past the caches: no second-level cache holds them.
+const STREAM_BYTES: usize = 4 << 20;
+/// Regions that read at least this many bytes ask for memory ahead of time.
+const READ_AHEAD_BYTES: usize = 1 << 20;
 /// Work, in nanoseconds, below which other threads are not asked.
 pub const SHARE_NS: f64 = 30_000.0;
 

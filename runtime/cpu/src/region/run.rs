@@ -11,6 +11,7 @@ use crate::pool::Tasks;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 
 /// A block: `k` rows from `row` on, columns `col..col + w` of them. `k` is 1 unless `w` is all columns.
 #[derive(Clone, Copy)]
@@ -325,6 +326,20 @@ impl Partial {
     fn ptr(&self) -> *mut u8 {
         self.start.0
     }
+}
+
+/// Regions that do not depend on each other, a task each; large ones share their own work besides.
+pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
+    let share = list.iter().map(Region::work).sum::<f64>() > SHARE_NS;
+    let failed = Mutex::new(None);
+    context.pool.run(share, list.len(), |tasks: &Tasks| {
+        while let Some(k) = tasks.claim() {
+            if let Err(e) = list[k].run(context) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+            }
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
 impl Region {

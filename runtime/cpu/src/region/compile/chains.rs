@@ -7,7 +7,14 @@
 use super::scratch::touched;
 use super::*;
 use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, MAX_SUMS, Place};
+use crate::region;
 use std::collections::HashSet;
+
+/// Functions of a chain at most: each takes up to four links. The rest of `MAX_LINKS` is for reading ahead.
+const FUNCTIONS: usize = 22;
+const _: () = assert!(4 * FUNCTIONS + MAX_AHEAD <= MAX_LINKS);
+/// Operands that a chain reads ahead at most.
+const MAX_AHEAD: usize = 8;
 
 /// A step that a chain may take in.
 #[derive(Clone, Copy)]
@@ -136,6 +143,34 @@ impl Compiler<'_> {
             }
         }
         self.flush(&mut group, list, &mut known);
+        self.read_ahead(list);
+    }
+
+    /// Lets the longest chain ask for memory that will be needed soon, while it computes: what processors fetch by
+    /// themselves ends at a page, and waits until a tile's first loop has come to it. Where rows are reduced, that is a
+    /// loop before the chain, so the chain asks for the next tile.
+    fn read_ahead(&self, list: &mut List) {
+        let dense = list.steps.iter().filter_map(|s| match s {
+            Step::Bind { view, value, place: region::Place::Dense, .. } => Some((*view, *value)),
+            _ => None,
+        });
+        let mut views: Vec<(View, u32)> = dense.collect();
+        views.sort_unstable_by_key(|v| v.1);
+        views.dedup_by_key(|v| v.1);
+        let bytes: usize = views.iter().map(|v| self.program.values[v.1 as usize].nbytes()).sum();
+        if bytes < READ_AHEAD_BYTES {
+            return;
+        }
+        let cost = |s: &Step| match s {
+            Step::Chain { links, .. } => links.iter().map(|l| l.act.cost()).sum(),
+            _ => 0,
+        };
+        let Some(longest) = list.steps.iter_mut().max_by_key(|s| cost(s)) else { return };
+        if let Step::Chain { links, .. } = longest {
+            let act = if self.row_reductions.is_empty() { Act::Near } else { Act::Next };
+            let ahead = views.iter().take(MAX_AHEAD).map(|v| Link { act, place: Place::View(v.0) });
+            *links = ahead.chain(links.iter().copied()).collect();
+        }
     }
 
     /// Whether a store moves a tile of f32 as it is.
@@ -146,8 +181,7 @@ impl Compiler<'_> {
     fn flush(&mut self, group: &mut Vec<Item>, list: &mut List, known: &mut Known) {
         let mut rest = &group[..];
         while !rest.is_empty() {
-            // Each function takes at most four links, so this many fit.
-            let n = rest.len().min(MAX_LINKS / 4);
+            let n = rest.len().min(FUNCTIONS);
             let (now, later) = rest.split_at(n);
             self.chain(now, list, known);
             rest = later;
@@ -158,7 +192,8 @@ impl Compiler<'_> {
     fn chain(&mut self, items: &[Item], list: &mut List, known: &mut Known) {
         let Some(kernel) = chain::chain(self.isa) else { return };
         let runs = items.iter().filter(|i| matches!(i, Item::Run { .. })).count();
-        if runs == 0 || items.len() == 1 {
+        let alone = items.len() == 1 && !matches!(items[0], Item::Run { out, .. } if self.streams(out, known));
+        if runs == 0 || alone {
             return list.steps.extend(items.iter().map(|i| i.step()));
         }
         let items = self.store_at_once(items, list, known);
@@ -218,6 +253,11 @@ impl Compiler<'_> {
                 }
                 Draft::Made(v) => {
                     let place = if escapes(v) {
+                        if self.streams(v, known) {
+                            links.push(Link { act: Act::Stream, place: Place::View(v) });
+                            locals.done(k);
+                            continue;
+                        }
                         Some(Place::View(v))
                     } else if read.contains(&v) {
                         Some(locals.take(v, k).map_or(Place::View(v), Place::Local))
@@ -235,6 +275,16 @@ impl Compiler<'_> {
         let flat = items.iter().all(|i| !matches!(i, Item::Run { form: Form::Rows, .. } | Item::Sum { .. }));
         let form = if flat { Form::Flat } else { Form::Rows };
         list.steps.push(Step::Chain { kernel, links: links.into(), form });
+    }
+
+    /// Whether a register is a result too large to be found in a cache by whoever reads it next. Writing such a one past
+    /// the caches saves reading its lines first. What is updated in place has its lines at hand.
+    fn streams(&self, v: View, known: &Known) -> bool {
+        let Some(value) = known.memory.get(&v).filter(|m| **m != u32::MAX) else { return false };
+        let loaded = self.body.iter().any(|i| {
+            matches!(i.code, Code::Load { source: Source::Value(from), .. } if overlap(self.program, from, ValueId(*value)))
+        });
+        !loaded && self.program.values[*value as usize].nbytes() >= STREAM_BYTES
     }
 
     /// The links of one function, given what is running.
