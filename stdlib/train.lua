@@ -29,7 +29,7 @@ local train = {}
 ---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? instead of the standard step
 ---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? weights averaged; evaluation uses them
 ---@field accumulate integer?
----@field precision "f32"|"bf16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
+---@field precision "f32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
 ---@field finish fun(run: perilune.Run)?
@@ -45,6 +45,7 @@ local train = {}
 ---@field count integer steps done
 ---@field accumulate integer micro-batches in a step
 ---@field precision string
+---@field scaler perilune.LossScaler? with precision "fp16"
 ---@field eval_every integer?
 ---@field batch table the training batch at the run's position, recorded anew when read
 local Run = {}
@@ -123,7 +124,7 @@ function train.new(recipe, params, opts)
   local o = check.options(op, opts, {}, { seed = "number", precision = "string" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
-  check.word(op, "precision", precision, { "f32", "bf16" })
+  check.word(op, "precision", precision, { "f32", "bf16", "fp16" })
   local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
                 precision = precision }
 
@@ -142,6 +143,7 @@ function train.new(recipe, params, opts)
       fault(recipe, "optimizer", "it returned " .. check.show(run.opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
     end
   end
+  if precision == "fp16" then run.scaler = require("perilune.optim.scaler").LossScaler() end
   if recipe.ema then
     local new = type(recipe.ema) == "number" and function() return require("perilune.optim.ema").EMA(run.model, recipe.ema) end or recipe.ema
     run.ema = new(params, run.model)
@@ -181,7 +183,12 @@ end
 ---Calls a function of the recipe in the run's precision.
 local function call(run, fn, ...)
   if run.precision == "f32" then return fn(...) end
-  return pl.autocast(run.precision, fn, ...)
+  return pl.autocast(run.precision == "fp16" and "f16" or run.precision, fn, ...)
+end
+
+---A loss ready for backward().
+local function scaled(run, loss)
+  return run.scaler and run.scaler:scale(loss) or loss
 end
 
 ---Records forward, backward and update over the micro-batches {batch, count}; returns loss and metrics.
@@ -196,25 +203,28 @@ local function record(run, batches)
   if #batches == 1 then
     local batch, count = table.unpack(batches[1])
     loss, values = outcome(recipe, "loss", count, call(run, recipe.loss, model, batch))
-    loss:backward()
-    norm = run.opt:step()
+    scaled(run, loss):backward()
+    norm = run.opt:step { scaler = run.scaler }
   else
     -- Micro-batch by micro-batch, so that activations of only one are alive; the weights' sum, perhaps known only on the
     -- device, divides at the end.
-    local sums, extra, total = {}, {}, nil
+    local sums, extra, total, unit = {}, {}, nil, nil
     for _, b in ipairs(batches) do
       local l, v, weight = outcome(recipe, "loss", b[2], call(run, recipe.loss, model, b[1]))
       if pl.is_tensor(weight) then weight = weight:to("f32") end
-      (l * weight):backward()
+      -- In fp16 a weight of thousands of tokens would overflow what the scale leaves room for: shares of the first one's.
+      unit = unit or run.scaler and weight or 1
+      scaled(run, run.scaler and l * (weight / unit) or l * weight):backward()
       add(sums, { loss = l }, weight)
       add(extra, v, weight)
       total = total and total + weight or weight
     end
-    norm = run.opt:step { scale = 1 / total }
+    norm = run.opt:step { scale = unit / total, scaler = run.scaler }
     loss, values = sums.loss / total, {}
     for _, name in ipairs(tree.names(extra)) do values[name] = extra[name] / total end
   end
   if norm and values.grad_norm == nil then values.grad_norm = norm end
+  if run.scaler and values.loss_scale == nil then values.loss_scale = run.scaler.factor:detach() end
   if run.ema then run.ema:update() end
   return loss, values
 end
@@ -346,7 +356,7 @@ function Run:evaluate(split, limit)
   return result
 end
 
----Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*.
+---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*.
 ---@return perilune.Entry[]
 function Run:states()
   local out = {}
@@ -356,6 +366,7 @@ function Run:states()
   append("model", tree.states(self.model))
   if self.opt then append("optim", self.opt:states()) end
   if self.ema then append("ema", self.ema:states()) end
+  if self.scaler then append("scaler", self.scaler:states()) end
   return out
 end
 

@@ -19,12 +19,12 @@ local function fused(w, g, s, o, lr, step, weight_decay)
   s.v:assign(v1)
 end
 
-local adamw = { name = "adamw", slots = slots }
+local adamw = { name = "adamw", slots = slots, device_step = true }
 function adamw.update(w, g, s, o, lr, step)
   fused(w, g, s, o, lr, step, o.weight_decay)
 end
 
-local adam = { name = "adam", slots = slots }
+local adam = { name = "adam", slots = slots, device_step = true }
 function adam.update(w, g, s, o, lr, step)
   if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
   fused(w, g, s, o, lr, step, 0)

@@ -13,7 +13,8 @@ local schedule = require "perilune.optim.schedule"
 ---@class perilune.Rule
 ---@field name string first part of the path of its slots
 ---@field slots fun(weight: perilune.State, options: table): table<string, perilune.Tensor> starting values
----@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: table, lr: number, step: integer)
+---@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: table, lr: number, step: integer|perilune.Tensor)
+---@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler only the device knows how many updates were good
 
 ---@class perilune.Optimizer
 ---@field kind string
@@ -167,13 +168,28 @@ function Optimizer:states()
   return out
 end
 
+---Records an update that leaves the parameter and its slots as they were unless `ok` holds on the device.
+local function keep_unless(ok, p, update)
+  local states = { p.state }
+  for _, name in ipairs(tree.keys(p.slots)) do states[#states + 1] = p.slots[name] end
+  local before = {}
+  for i, state in ipairs(states) do before[i] = state:detach() end
+  update()
+  for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
+end
+
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
 ---Outside of a step scope this ends the implicit step.
----@param opts {scale: number|perilune.Tensor}? a factor for all gradients, taken before clipping
+---@param opts {scale: (number|perilune.Tensor)?, scaler: perilune.LossScaler?}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
 ---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` is set
 function Optimizer:step(opts)
   local op = "optim." .. self.kind
-  local scale = opts and check.options(op .. ":step", opts, {}, { scale = "number|tensor" }).scale
+  local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
+  local scale, scaler = o.scale, o.scaler
+  if scaler then
+    if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
+    scale = (scale or 1) / scaler.factor:detach()
+  end
   local params, grads = {}, {}
   for _, group in ipairs(self.groups) do
     for _, p in ipairs(group.params) do
@@ -192,20 +208,26 @@ function Optimizer:step(opts)
     for i, g in ipairs(grads) do grads[i] = g:clamp(-self.clip_value, self.clip_value) end
   end
   local norm
+  if self.clip_norm or scaler then norm = clip.total_norm(grads) end
+  -- A gradient that is not finite makes a norm that is not.
+  local ok = scaler and norm:isfinite()
   if self.clip_norm then
-    norm = clip.total_norm(grads)
     local factor = clip.factor(norm, self.clip_norm)
     for i, g in ipairs(grads) do grads[i] = g * factor end
   end
+  local step = self.count + 1
+  local device_step = scaler and scaler.updates:detach() + 1
   local rates = {} -- each schedule is asked once
   for i, p in ipairs(params) do
     local lr = rates[p.lr] or schedule.at(op, p.lr, self.count)
     rates[p.lr] = lr
-    p.rule.update(p.state, grads[i], p.slots, p.options, lr, self.count + 1)
+    local function update() p.rule.update(p.state, grads[i], p.slots, p.options, lr, p.rule.device_step and device_step or step) end
+    if ok then keep_unless(ok, p, update) else update() end
   end
+  if scaler then scaler:update(ok) end
   self.count = self.count + 1
   if not pl.in_step() then pl.end_step() end
-  return norm
+  return self.clip_norm and norm or nil
 end
 
 function meta.__tostring(self)

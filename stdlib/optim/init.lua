@@ -1,4 +1,4 @@
--- optim/init.lua: optimizers, learning-rate schedules, gradient clipping, weight averages.
+-- optim/init.lua: optimizers, learning-rate schedules, gradient clipping, weight averages, loss scaling.
 --
 --   local opt = optim.AdamW(model, { lr = optim.cosine { peak = 1e-3, warmup = 100, steps = 2000 }, clip_norm = 1 })
 --   loss:backward(); opt:step()
@@ -18,6 +18,7 @@ return {
   Adafactor = require("perilune.optim.adafactor").Adafactor,
   Muon = require("perilune.optim.muon").Muon,
   EMA = require("perilune.optim.ema").EMA,
+  LossScaler = require("perilune.optim.scaler").LossScaler,
 
   constant = schedule.constant,
   linear_warmup = schedule.linear_warmup,

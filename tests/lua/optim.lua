@@ -183,3 +183,56 @@ describe("EMA", function()
     expect(ema:states()[1].state:item()):to_be_near(0.1 * 1 + 0.9 * 11)
   end)
 end)
+
+describe("LossScaler", function()
+  -- One step whose loss is sum(w * g): its gradient is g, whatever w is.
+  local function stepper(make, opts)
+    local w = pl.state(pl.tensor { 1.0, -2.0, 3.0 })
+    local opt, scaler = make { w }, opts and optim.LossScaler(opts)
+    return w, function(g)
+      local loss = (w * g):sum();
+      (scaler and scaler:scale(loss) or loss):backward()
+      opt:step { scaler = scaler }
+    end, scaler, opt
+  end
+  local function adamw(target) return optim.AdamW(target, { lr = 0.1, weight_decay = 0.1, clip_norm = 1 }) end
+  local g1, g2 = pl.tensor { 0.5, -1.0, 2.0 }, pl.tensor { 1.0, 0.25, -3.0 }
+
+  it("divides by its factor exactly", function()
+    local plain, step = stepper(function(target) return optim.SGD(target, { lr = 0.1 }) end)
+    local scaled, scaled_step = stepper(function(target) return optim.SGD(target, { lr = 0.1 }) end, {})
+    for _, g in ipairs { g1, g2, g1 } do step(g); scaled_step(g) end
+    expect(scaled:tolist()):to_be_near(plain:tolist(), 0)
+  end)
+
+  it("makes an update void whose gradients overflowed: as if it had not been", function()
+    local with, step, scaler, opt = stepper(adamw, { init = 1024, growth_interval = 2 })
+    local without, other = stepper(adamw, { init = 1024, growth_interval = 2 })
+    step(g1); other(g1)
+    for _, bad in ipairs { math.huge, -math.huge, 0 / 0 } do step(pl.tensor { 1.0, bad, 0.0 }) end
+    expect(scaler.factor:item()):to_be(128.0)
+    expect(scaler.updates:item()):to_be(1.0)
+    step(g2); other(g2)
+    expect(with:tolist()):to_be_near(without:tolist(), 0)
+    expect(opt.count):to_be(5)
+    step(g1)
+    expect(scaler.factor:item()):to_be(256.0) -- two good ones in a row
+    expect(scaler.good:item()):to_be(0.0)
+  end)
+
+  it("never grows to infinity", function()
+    local _, step, scaler = stepper(adamw, { init = 2.0 ^ 127, growth_interval = 1 })
+    step(pl.tensor { 0.0, 0.0, 0.0 })
+    expect(scaler.factor:item()):to_be(2.0 ^ 127)
+  end)
+
+  it("refuses what it cannot be", function()
+    expect(function() optim.LossScaler { init = 0 } end):to_raise "init is 0"
+    expect(function() optim.LossScaler { backoff = 1.5 } end):to_raise "backoff is 1.5"
+    expect(function() optim.LossScaler { growht = 2 } end):to_raise "growth"
+    local w = pl.state(pl.ones { 1 })
+    local opt = optim.SGD({ w }, {})
+    w:sum():backward()
+    expect(function() opt:step { scaler = {} } end):to_raise "optim.LossScaler()"
+  end)
+end)

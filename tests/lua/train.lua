@@ -176,6 +176,22 @@ describe("a run", function()
     expect(train.memorise(broken, nil, { steps = 30 }).ok):to_be(false)
   end)
 
+  it("trains in fp16 with a scaler of its own", function()
+    local run, full = train.new(recipe_of { precision = "fp16" }), train.new(recipe_of())
+    local low, high = losses(run, 20), losses(full, 20)
+    expect(low[20]):to_be_near(high[20], 0.02)
+    expect(run:step().metrics.loss_scale:item()):to_be(65536.0)
+    local names = {}
+    for i, entry in ipairs(run:states()) do names[i] = entry.path end
+    expect(table.concat(names, " ")):to_contain "scaler.factor scaler.good scaler.updates"
+  end)
+
+  it("accumulates in fp16", function()
+    local run = train.new(recipe_of { precision = "fp16" }, params { batch = 8, accumulate = 2 })
+    local full = train.new(recipe_of(), params { batch = 16 })
+    expect(losses(run, 5)[5]):to_be_near(losses(full, 5)[5], 0.01)
+  end)
+
   it("keeps memory and plans flat", function()
     local run = train.new(recipe_of(), params { steps = 400 })
     losses(run, 50)
