@@ -101,6 +101,10 @@ function pl.grad(y, xs, options) end
 ---@param options? {eps?: number, tolerance?: number}
 ---@return boolean
 function pl.gradcheck(fn, inputs, options) end
+---An elementwise function (...) -> (...) from one expression: `pl.kernel { inputs = "x", scalars = "beta", expr = "x / (1 + exp(-beta * x))" }`.
+---@param options {inputs: string, expr: string, scalars?: string, name?: string, backward?: function}
+---@return fun(...: any): perilune.Tensor
+function pl.kernel(options) end
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end

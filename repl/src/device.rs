@@ -34,7 +34,9 @@ impl DeviceArgs {
         match self.precision.as_deref().unwrap_or("f32") {
             "f32" | "bf16" | "fp16" => {}
             "tf32" => {
-                return no("--precision tf32: this version trains in f32, bf16 and fp16; tf32 comes in a later one".into());
+                return no(
+                    "--precision tf32: this version trains in f32, bf16 and fp16; tf32 comes in a later one".into()
+                );
             }
             p => return no(format!("--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16")),
         }

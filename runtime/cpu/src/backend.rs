@@ -184,9 +184,8 @@ impl Executable for CpuProgram {
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
                     Compiled::Region(r) => run(r, at)?,
-                    Compiled::Multi(list) => {
-                        region::run_many(list, &context).map_err(|error| Failure { origin: plan[at].origin(), error })?
-                    }
+                    Compiled::Multi(list) => region::run_many(list, &context)
+                        .map_err(|error| Failure { origin: plan[at].origin(), error })?,
                     Compiled::Library(l, e) => {
                         l.run(&context)?;
                         e.iter().try_for_each(|r| run(r, at))?
