@@ -1,13 +1,14 @@
-//! `perilune profile`: where the time of a training step goes, kernel by kernel, with recipe lines.
+//! `perilune profile`: where the time of a training step goes, by recipe line and kernel by kernel, and what bounds it.
 //!
-//! A few steps warm up, so that compiling and choosing algorithms stay out of the table; then each kernel is timed by
-//! itself (by events on a GPU), which costs the overlap that a plain run has. Nothing is written.
+//! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
+//! itself (by events on a GPU), which costs the overlap that a plain run has. What the device reaches is measured first.
+//! Nothing is written but the timeline, if one is asked for.
 
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
-use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_lua::{Loaded, Runtime, RuntimeOptions, profile};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -22,6 +23,9 @@ pub struct ProfileArgs {
     /// Steps to measure, after as many to warm up
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u32,
+    /// Also write a timeline that chrome://tracing and ui.perfetto.dev show
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -40,8 +44,11 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display())));
     };
     let run = recipe.start(None, args.device.precision.as_deref())?;
+    let ceiling = runtime.ceiling(&run.precision())?;
     let steps = args.steps.max(1);
     let mut seconds = 0.0;
+    let splits = |runtime: &Runtime| runtime.host().engine.borrow().stats().splits;
+    let before = splits(&runtime);
     for pass in 0..2 {
         let start = Instant::now();
         for k in 0..steps {
@@ -55,14 +62,36 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
             seconds = start.elapsed().as_secs_f64() / f64::from(steps);
         }
     }
+    let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps);
     runtime.host().engine.borrow_mut().profile = Some(Default::default());
     for _ in 0..steps {
         run.step()?;
     }
     let engine = runtime.host().engine.borrow();
+    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.sites)).unwrap_or_default();
+    let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
-    if let Some(p) = &engine.profile {
-        screen.line(&p.report(&engine.sites));
+    screen.line(&format!(
+        "ceiling, measured: {:.0} GB/s through memory, {:.0} GFLOP/s in {} products",
+        ceiling.bytes / 1e9,
+        ceiling.flops / 1e9,
+        run.precision()
+    ));
+    let idle = (1.0 - kernels / seconds).max(0.0) * 100.0;
+    screen.line(&format!(
+        "kernels take {:.3} ms of a step; {idle:.0} % of it is outside of them (recording, data, launches, reads)",
+        kernels * 1e3
+    ));
+    if reads > 0.0 {
+        screen.line(&format!("{reads:.1} reads a step wait for the device while the step is recorded"));
+    }
+    screen.line("");
+    screen.line(&profile::by_line(&timings, &ceiling, steps));
+    screen.line(&profile::by_kernel(&timings, &ceiling));
+    if let Some(path) = &args.trace {
+        let text = profile::trace(&timings, &ceiling);
+        std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;
+        screen.note(&format!("timeline written to {}", path.display()));
     }
     Ok(())
 }

@@ -28,6 +28,32 @@ fn check_reports_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn profile_says_where_the_time_goes_and_writes_a_timeline() {
+    let p = tiny();
+    let r = p.run(&["profile", "tiny.lua", "--steps", "2", "--trace", "t.json"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), "timeline written to t.json\n"));
+    for part in [
+        "ms a step",
+        "ceiling, measured: ",
+        "of it is outside of them",
+        "bound by  recipe line",
+        "tiny.lua:",
+        "us a run · ",
+    ] {
+        assert!(r.out.contains(part), "{part}: {}", r.out);
+    }
+    let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(p.path("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let ends: Vec<f64> =
+        events.iter().filter(|e| e["ph"] == "X" && e["tid"] == 0).map(|e| e["ts"].as_f64().unwrap()).collect();
+    assert!(ends.len() > 1 && ends.is_sorted(), "{ends:?}");
+    assert!(events.iter().any(|e| e["args"]["line"].as_str().is_some_and(|l| l.starts_with("tiny.lua:"))));
+    let r = p.run(&["profile", "tiny.lua", "--steps", "1", "--trace", "none/t.json"]);
+    assert_eq!(r.status, Some(1));
+    assert!(r.err.contains("--trace none/t.json: "), "{}", r.err);
+}
+
+#[test]
 fn check_names_params_that_nothing_reads() {
     let p = place();
     let finish = "function recipe.finish(run) print(run.params.late) end\nreturn recipe";

@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
-mod profile;
+pub mod profile;
 mod state;
 mod step;
 

@@ -1,6 +1,7 @@
-//! Where the time goes: seconds by kernel, over all runs since profiling was switched on.
+//! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline.
 
 use perilune_core::site::Sites;
+use perilune_plan::ir::Kernel;
 use perilune_plan::{Plan, show};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -18,6 +19,61 @@ struct Entry {
     seconds: Vec<f64>,
 }
 
+/// What the device reaches, a second: bytes through memory, operations in matrix products.
+#[derive(Clone, Copy, Debug)]
+pub struct Ceiling {
+    pub bytes: f64,
+    pub flops: f64,
+}
+
+/// What keeps a kernel from being faster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    Compute,
+    Memory,
+    /// Too short for its work to matter.
+    Launch,
+}
+
+/// Kernels shorter than this, in seconds, cost their launch.
+const LAUNCH: f64 = 10e-6;
+
+/// One kernel of a plan.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// The plan it belongs to: 0 is the one that took most time.
+    pub plan: usize,
+    /// How often the plan ran.
+    pub runs: u64,
+    pub name: String,
+    pub space: String,
+    /// Recipe line.
+    pub place: String,
+    /// Whether it is a routine (a product, attention, a sort) rather than generated from elementwise ops and reductions.
+    routine: bool,
+    /// Seconds of one run.
+    pub seconds: f64,
+    pub cost: show::Cost,
+}
+
+impl Timing {
+    /// The time it would take at the ceiling, as a share of the time it took, and what bounds it.
+    ///
+    /// Operations count against the ceiling of products only for routines: nothing else could reach that.
+    pub fn bound(&self, c: &Ceiling) -> (f64, Bound) {
+        let memory = (self.cost.read + self.cost.written) as f64 / c.bytes / self.seconds;
+        let compute = if self.routine { self.cost.flops as f64 / c.flops / self.seconds } else { 0.0 };
+        let bound = if self.seconds < LAUNCH && memory.max(compute) < 0.5 {
+            Bound::Launch
+        } else if memory >= compute && (self.routine || memory >= 0.4) {
+            Bound::Memory
+        } else {
+            Bound::Compute
+        };
+        (memory.max(compute), bound)
+    }
+}
+
 impl Profile {
     /// The time slots of a plan that is about to run.
     pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
@@ -27,35 +83,182 @@ impl Profile {
         &mut entry.seconds
     }
 
-    /// A table, slowest plan first and slowest kernel first: share, microseconds a run, GB/s, GFLOP/s, kernel, recipe line.
-    pub fn report(&self, sites: &Sites) -> String {
-        let mut out = String::new();
+    /// All kernels: slowest plan first, each in the order it runs them.
+    pub fn timings(&self, sites: &Sites) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();
         let total = |e: &Entry| e.seconds.iter().sum::<f64>();
-        plans.sort_by(|a, b| total(b).total_cmp(&total(a)));
-        for e in plans {
-            let sum = total(e);
-            let runs = e.runs as f64;
-            let _ = writeln!(out, "{} runs · {:.0} us a run · {} kernels", e.runs, sum / runs * 1e6, e.seconds.len());
-            let mut order: Vec<usize> = (0..e.seconds.len()).collect();
-            order.sort_by(|a, b| e.seconds[*b].total_cmp(&e.seconds[*a]));
-            for k in order {
-                let kernel = &e.plan.program.kernels[k];
-                let cost = show::cost(&e.plan.program, kernel);
-                let each = e.seconds[k] / runs;
-                let _ = writeln!(
-                    out,
-                    "{:>5.1} % {:>9.1} us {:>7.1} GB/s {:>7.1} GFLOP/s  {:<40} {:<22} {}",
-                    e.seconds[k] / sum * 100.0,
-                    each * 1e6,
-                    (cost.read + cost.written) as f64 / each / 1e9,
-                    cost.flops as f64 / each / 1e9,
-                    show::name(kernel),
-                    show::space(kernel),
-                    sites.show(show::place(kernel.origin(), &e.plan.sites)),
-                );
+        // Times tie only where there are none; then the larger plan comes first.
+        plans.sort_by(|a, b| total(b).total_cmp(&total(a)).then(b.seconds.len().cmp(&a.seconds.len())));
+        let mut out = Vec::new();
+        for (at, e) in plans.into_iter().enumerate() {
+            for (kernel, seconds) in e.plan.program.kernels.iter().zip(&e.seconds) {
+                out.push(Timing {
+                    plan: at,
+                    runs: e.runs,
+                    name: show::name(kernel),
+                    space: show::space(kernel),
+                    place: sites.show(show::place(kernel.origin(), &e.plan.sites)),
+                    routine: matches!(kernel, Kernel::Library(_)),
+                    seconds: seconds / e.runs as f64,
+                    cost: show::cost(&e.plan.program, kernel),
+                });
             }
         }
         out
+    }
+}
+
+/// Seconds, bytes and operations of all runs of some kernels.
+#[derive(Default)]
+struct Sum {
+    seconds: f64,
+    bytes: f64,
+    flops: f64,
+    /// Seconds at the ceiling.
+    ideal: f64,
+    kernels: u64,
+    by: [f64; 3],
+}
+
+impl Sum {
+    fn add(&mut self, t: &Timing, c: &Ceiling) {
+        let all = t.seconds * t.runs as f64;
+        let (share, bound) = t.bound(c);
+        self.seconds += all;
+        self.bytes += (t.cost.read + t.cost.written) as f64 * t.runs as f64;
+        self.flops += t.cost.flops as f64 * t.runs as f64;
+        self.ideal += share * all;
+        self.kernels += t.runs;
+        self.by[bound as usize] += all;
+    }
+
+    fn bound(&self) -> &'static str {
+        let most = (0..3).max_by(|a, b| self.by[*a].total_cmp(&self.by[*b]));
+        ["compute", "memory", "launch"][most.unwrap_or(0)]
+    }
+}
+
+/// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, percent of the
+/// ceiling, what bounds most of its time.
+pub fn by_line(timings: &[Timing], c: &Ceiling, steps: u32) -> String {
+    let mut lines: Vec<(&str, Sum)> = Vec::new();
+    for t in timings {
+        let at = lines.iter().position(|l| l.0 == t.place).unwrap_or_else(|| {
+            lines.push((&t.place, Sum::default()));
+            lines.len() - 1
+        });
+        lines[at].1.add(t, c);
+    }
+    lines.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    let total: f64 = lines.iter().map(|l| l.1.seconds).sum();
+    let mut out = String::from(
+        "  share   us a step  kernels       rate of bytes and operations   of ceiling  bound by  recipe line\n",
+    );
+    for (place, s) in &lines {
+        let _ = writeln!(
+            out,
+            "{:>5.1} % {:>11.1} {:>8} {:>9.1} GB/s {:>10.1} GFLOP/s {:>10.0} %  {:<8}  {place}",
+            s.seconds / total * 100.0,
+            s.seconds / f64::from(steps) * 1e6,
+            s.kernels / u64::from(steps),
+            s.bytes / s.seconds / 1e9,
+            s.flops / s.seconds / 1e9,
+            s.ideal / s.seconds * 100.0,
+            s.bound(),
+        );
+    }
+    out
+}
+
+/// A table by kernel, plan by plan, slowest first: share, microseconds a run, GB/s, GFLOP/s, percent of the ceiling, what
+/// bounds it, kernel, recipe line.
+pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
+    let mut out = String::new();
+    for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
+        let sum: f64 = plan.iter().map(|t| t.seconds).sum();
+        let _ = writeln!(out, "{} runs · {:.0} us a run · {} kernels", plan[0].runs, sum * 1e6, plan.len());
+        let mut order: Vec<&Timing> = plan.iter().collect();
+        order.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        for t in order {
+            let (share, bound) = t.bound(c);
+            let _ = writeln!(
+                out,
+                "{:>5.1} % {:>9.1} us {:>7.1} GB/s {:>8.1} GFLOP/s {:>4.0} % {:<7}  {:<40} {:<22} {}",
+                t.seconds / sum * 100.0,
+                t.seconds * 1e6,
+                (t.cost.read + t.cost.written) as f64 / t.seconds / 1e9,
+                t.cost.flops as f64 / t.seconds / 1e9,
+                share * 100.0,
+                format!("{bound:?}").to_lowercase(),
+                t.name,
+                t.space,
+                t.place,
+            );
+        }
+    }
+    out
+}
+
+/// The timeline of one average run of each plan, in the format that chrome://tracing and Perfetto read: kernels one after
+/// the other, as they were timed, a row a plan. Times are in microseconds.
+pub fn trace(timings: &[Timing], c: &Ceiling) -> String {
+    let text = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"");
+    let mut events = Vec::new();
+    for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
+        let mut at = 0.0;
+        for t in plan {
+            let (share, bound) = t.bound(c);
+            events.push(format!(
+                r#"{{"name":"{}","cat":"kernel","ph":"X","pid":0,"tid":{},"ts":{:.3},"dur":{:.3},"args":{{"line":"{}","space":"{}","bytes_read":{},"bytes_written":{},"flops":{},"percent_of_ceiling":{:.1},"bound":"{}"}}}}"#,
+                text(&t.name),
+                t.plan,
+                at,
+                t.seconds * 1e6,
+                text(&t.place),
+                text(&t.space),
+                t.cost.read,
+                t.cost.written,
+                t.cost.flops,
+                share * 100.0,
+                format!("{bound:?}").to_lowercase(),
+            ));
+            at += t.seconds * 1e6;
+        }
+        events.push(format!(
+            r#"{{"name":"thread_name","ph":"M","pid":0,"tid":{0},"args":{{"name":"plan {0}, {1} runs"}}}}"#,
+            plan[0].plan, plan[0].runs
+        ));
+    }
+    format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timing(name: &str, routine: bool, seconds: f64, bytes: usize, flops: usize) -> Timing {
+        let cost = show::Cost { read: bytes, written: 0, flops };
+        let (name, place) = (name.to_string(), "a.lua:1".to_string());
+        Timing { plan: 0, runs: 2, name, space: "\"8\"".into(), place, routine, seconds, cost }
+    }
+
+    #[test]
+    fn kernels_are_held_against_the_ceiling() {
+        let c = Ceiling { bytes: 1e9, flops: 1e12 };
+        assert_eq!(timing("copy", false, 1e-3, 800_000, 0).bound(&c), (0.8, Bound::Memory));
+        assert_eq!(timing("exp", false, 1e-3, 100_000, 1 << 20).bound(&c), (0.1, Bound::Compute));
+        assert_eq!(timing("matmul", true, 1e-3, 100_000, 500_000_000).bound(&c), (0.5, Bound::Compute));
+        assert_eq!(timing("sum", false, 2e-6, 100, 0).bound(&c).1, Bound::Launch);
+        let all = [timing("copy", false, 3e-3, 2_400_000, 0), timing("exp", false, 1e-3, 100_000, 0)];
+        let table = by_line(&all, &c, 2);
+        assert!(table.contains("100.0 %      4000.0        2"), "{table}");
+        assert!(table.contains("memory    a.lua:1"), "{table}");
+        assert!(by_kernel(&all, &c).starts_with("2 runs · 4000 us a run · 2 kernels\n 75.0 %    3000.0 us"));
+        let trace = trace(&all, &c);
+        assert!(
+            trace.contains(r#""name":"exp","cat":"kernel","ph":"X","pid":0,"tid":0,"ts":3000.000,"dur":1000.000"#),
+            "{trace}"
+        );
+        assert!(trace.contains(r#""space":"\"8\"""#), "{trace}");
     }
 }

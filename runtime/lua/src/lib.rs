@@ -24,6 +24,7 @@ mod tensor;
 
 pub use errors::RecipeError;
 pub use loader::stdlib_files;
+pub use perilune_engine::profile;
 pub use reference::{reference_markdown, stubs};
 pub use runtime::{
     Failed, Loaded, ParamReads, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult,

@@ -8,6 +8,7 @@ use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::site::Site;
 use perilune_engine::Engine;
+use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -230,6 +231,21 @@ impl Runtime {
 
 fn is_recipe(t: &Table) -> bool {
     t.metatable().and_then(|m| m.raw_get::<String>("__name").ok()).is_some_and(|n| n == "perilune.recipe")
+}
+
+impl Runtime {
+    /// What the device reaches, measured, with products in a run's precision: `stdlib/ceiling.lua`.
+    pub fn ceiling(&self, precision: &str) -> Result<Ceiling, Failed> {
+        let dtype = match precision {
+            "bf16" => "bf16",
+            "fp16" => "f16",
+            _ => "f32",
+        };
+        let require: Function = self.lua.globals().get("require")?;
+        let measure: Function = require.call("perilune.ceiling")?;
+        let found: Table = measure.call(dtype)?;
+        Ok(Ceiling { bytes: found.get("bytes")?, flops: found.get("flops")? })
+    }
 }
 
 /// Names of params read so far.

@@ -1,0 +1,40 @@
+-- ceiling.lua: what the device at hand reaches, measured: bytes a second through memory and operations a second in matrix
+-- products. `perilune profile` compares kernels with it. Takes a second or less.
+
+local pl = require "perilune"
+
+---The rate of `work` units done by one call of `fn`, which returns a tensor: the best of some rounds.
+local function rate(work, fn)
+  local function round(n)
+    local start = pl.clock()
+    local y
+    for _ = 1, n do
+      if y then y:free() end
+      y = pl.step(fn)
+    end
+    pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() -- waits for the device
+    y:free()
+    return (pl.clock() - start) / n
+  end
+  round(3) -- compiles, and lets the device wake up
+  local best = math.huge
+  for _ = 1, 5 do best = math.min(best, round(10)) end
+  return work / best
+end
+
+---@param dtype perilune.DType of the products
+---@return {bytes: number, flops: number} a second
+local function ceiling(dtype)
+  local gpu = pl.zeros({ 1 }).device ~= "cpu"
+  local n, side = gpu and 64 * 1024 * 1024 or 4 * 1024 * 1024, gpu and 4096 or 512
+  local x = pl.eval(pl.zeros { n })
+  local bytes = rate(8.0 * n, function() return x + 1 end)
+  x:free()
+  local a, b = pl.eval(pl.randn({ side, side }, { dtype = dtype }), pl.randn({ side, side }, { dtype = dtype }))
+  local flops = rate(2.0 * side ^ 3, function() return a:matmul(b) end)
+  a:free()
+  b:free()
+  return { bytes = bytes, flops = flops }
+end
+
+return ceiling
