@@ -73,6 +73,12 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values).and_then(|()| d.flush()))
     }
 
+    pub fn checkpoint(&mut self, step: u64, path: &std::path::Path) -> Result<(), Failure> {
+        let event = json!({ "event": "checkpoint", "step": step, "path": path.display().to_string() });
+        self.screen.event(&event);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
+    }
+
     pub fn warning(&self, message: &str) {
         self.screen.event(&json!({ "event": "warning", "message": message }));
         self.screen.warn(message);

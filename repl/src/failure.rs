@@ -11,6 +11,8 @@ pub enum Failure {
     Recipe(Box<RecipeError>),
     /// Device, memory or disk.
     System(String),
+    /// A checkpoint that is damaged or does not fit.
+    Refused(String),
     /// Ended by a signal, after a clean stop that has been reported already.
     Signal(u8),
 }
@@ -23,6 +25,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::Recipe(e) if e.system => 1,
             Failure::Recipe(_) => 3,
+            Failure::Refused(_) => 4,
             Failure::Signal(status) => *status,
         }
     }
@@ -30,7 +33,7 @@ impl Failure {
     /// What a person reads, without the word "error".
     pub fn message(&self) -> String {
         match self {
-            Failure::Usage(text) | Failure::System(text) => text.clone(),
+            Failure::Usage(text) | Failure::System(text) | Failure::Refused(text) => text.clone(),
             Failure::Recipe(e) => e.to_string(),
             Failure::Signal(_) => String::new(),
         }

@@ -3,6 +3,7 @@
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
 mod check;
+mod checkpoints;
 mod device;
 mod doctor;
 mod events;

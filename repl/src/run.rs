@@ -1,5 +1,6 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
+use crate::checkpoints::{Checkpoints, Resume};
 use crate::device::{DeviceArgs, key_value};
 use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
@@ -10,6 +11,7 @@ use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
 use crate::train::{End, Trainer};
+use perilune_checkpoint::Keep;
 use perilune_lua::{Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use serde_json::{Map, Value, json};
@@ -41,9 +43,14 @@ pub struct RunArgs {
     /// Print only results and what the recipe prints
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    #[arg(long, hide = true, value_name = "N")]
+    /// Write a checkpoint every N steps; one is written at the end, and when a signal stops the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
-    #[arg(long, hide = true)]
+    /// Keep the last N checkpoints; 0 keeps all
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    keep: usize,
+    /// Go on from the last checkpoint of the run in --run-dir, or of the recipe's newest run
+    #[arg(long)]
     resume: bool,
     #[arg(long, hide = true)]
     watch: bool,
@@ -52,11 +59,7 @@ pub struct RunArgs {
 impl RunArgs {
     /// Options that the design has and this version has not are refused, not ignored.
     fn refuse_later(&self) -> Result<(), Failure> {
-        let later = [
-            (self.checkpoint_every.is_some(), "--checkpoint-every", "checkpoints come"),
-            (self.resume, "--resume", "checkpoints come"),
-            (self.watch, "--watch", "live reload comes"),
-        ];
+        let later = [(self.watch, "--watch", "live reload comes")];
         match later.iter().find(|l| l.0) {
             Some((_, name, what)) => {
                 Err(Failure::Usage(format!("{name} is not in this version yet: {what} in a later one")))
@@ -66,7 +69,7 @@ impl RunArgs {
     }
 
     /// `--steps` and `--seed` as values for params of those names.
-    fn offered(&self) -> Result<Vec<(String, String)>, Failure> {
+    fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>, Failure> {
         let mut out = Vec::new();
         for (name, value) in [("steps", self.steps.map(i64::from)), ("seed", self.seed)] {
             let Some(value) = value else { continue };
@@ -76,6 +79,12 @@ impl RunArgs {
                 )));
             }
             out.push((name.to_string(), value.to_string()));
+        }
+        // A run that goes on has its params, unless the command line says otherwise.
+        for (name, value) in resume.map(Resume::params).unwrap_or_default() {
+            if !out.iter().chain(&self.set).any(|(key, _)| *key == name) {
+                out.push((name, value));
+            }
         }
         Ok(out)
     }
@@ -117,8 +126,13 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 }
 
 fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) -> Result<(), Failure> {
-    let offered = args.offered()?;
     let source = Source::read(&args.recipe)?;
+    let resume = match args.resume {
+        true => Some(Resume::find(args.run_dir.as_deref(), &source.path)?),
+        false => None,
+    };
+    let offered = args.offered(resume.as_ref())?;
+    let seed = args.seed.or_else(|| resume.as_ref().and_then(Resume::seed));
     let backend = args.device.open()?;
     let screen = events.screen.clone();
     let print = { move |text: &str| screen.print(text) };
@@ -126,11 +140,15 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.offer_params(offered);
-    if let Some(seed) = args.seed {
+    if let Some(seed) = seed {
         runtime.host().engine.borrow_mut().seed(seed as u64);
     }
     let mut about = about(args, &source, backend.as_ref(), args.device.threads());
     match source.load(&runtime)? {
+        Loaded::Script if args.resume => Err(Failure::Usage(format!(
+            "--resume: {} is a plain script; only recipes have checkpoints",
+            source.path.display()
+        ))),
         Loaded::Script => {
             finish_script(args, events, &runtime);
             about.insert("params".into(), json!({}));
@@ -139,8 +157,16 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
             Ok(())
         }
         Loaded::Recipe(recipe) => {
-            let job =
-                Job { args, source: &source, runtime: &runtime, recipe: &recipe, device: backend.describe(), begun };
+            let job = Job {
+                args,
+                source: &source,
+                runtime: &runtime,
+                recipe: &recipe,
+                device: backend.describe(),
+                begun,
+                seed,
+                resume,
+            };
             job.train(about, events, signals)
         }
     }
@@ -199,16 +225,24 @@ struct Job<'a> {
     recipe: &'a Recipe,
     device: String,
     begun: Instant,
+    seed: Option<i64>,
+    resume: Option<Resume>,
 }
 
 impl Job<'_> {
     fn start(&self) -> Result<Run, Failure> {
-        if let Some(steps) = self.args.steps
+        if let Some(steps) = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        Ok(self.recipe.start(self.args.seed, self.args.device.precision.as_deref())?)
+        let recorded = self.resume.as_ref().and_then(Resume::precision);
+        let precision = self.args.device.precision.clone().or(recorded);
+        let run = self.recipe.start(self.seed, precision.as_deref())?;
+        if let Some(resume) = &self.resume {
+            resume.restore(&run)?;
+        }
+        Ok(run)
     }
 
     fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {
@@ -226,21 +260,39 @@ impl Job<'_> {
 
         events.screen.training.set(true);
         signals.soften();
-        let dir = self.run_dir(&about)?;
-        about.insert("run_dir".into(), dir.path.display().to_string().into());
-        events.dir = Some(dir);
+        let said: Map<String, Value> = ["recipe", "params", "seed", "precision", "versions"]
+            .iter()
+            .map(|k| (k.to_string(), about[*k].clone()))
+            .collect();
+        let (run_dir, evaluated) = match &self.resume {
+            Some(resume) => RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?,
+            None => (self.run_dir(&about)?, None),
+        };
+        let dir = run_dir.path.clone();
+        about.insert("run_dir".into(), dir.display().to_string().into());
+        if let Some(resume) = &self.resume {
+            about.insert("resumed".into(), resume.step().into());
+        }
+        events.dir = Some(run_dir);
         events.start(&about);
         self.header(&run, &splits, events);
+        if let Some(resume) = &self.resume {
+            events.screen.line(&format!("going on from step {} of {}", grouped(resume.step()), resume.dir.display()));
+        }
 
         let data = run.time_data()?;
         let screen = events.screen.clone();
         let mut progress = Progress::new(screen, run.steps(), data);
-        let mut trainer = Trainer::new(&run, &params, events, &mut progress, signals);
+        let keep = Keep { last: self.args.keep, every: 0 };
+        let mut checkpoints = Checkpoints::new(&dir, self.args.checkpoint_every, keep, said);
+        let mut trainer = Trainer::new(&run, &params, events, &mut progress, signals, &mut checkpoints);
+        trainer.evaluated = evaluated.map(|values| (run.count(), values));
         trainer.notices();
         let mut end = trainer.train()?;
         if end == End::Finished {
             end = self.conclude(&mut trainer)?;
         }
+        checkpoints.finish(events)?;
         self.close(&run, end, events)
     }
 

@@ -4,7 +4,7 @@
 //!     recipe/                  the recipe and the files it required, as they were
 //!     metrics.jsonl            the step and eval events
 //!     tb/                      TensorBoard events (`tensorboard --logdir runs`)
-//!     checkpoints/step-N/      by a later version
+//!     checkpoints/step-N/      see `perilune_checkpoint`
 //!
 //! It comes into being when training starts: its name is claimed by creating it, so two runs never share one. `run.json` is
 //! replaced as a whole, so that a reader never meets half of it.
@@ -94,6 +94,46 @@ impl RunDir {
         let mut dir = RunDir { path, record, metrics, board, flushed: Instant::now() };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
+    }
+
+    /// Goes on in a directory whose last checkpoint is of `step`: what was logged after it will be logged again.
+    /// Also gives the metrics of the evaluation of `valid` at that step, if there was one.
+    pub fn resume(
+        path: &Path,
+        record: Map<String, Value>,
+        step: u64,
+    ) -> Result<(RunDir, Option<Vec<(String, f64)>>), Failure> {
+        let at = path.join("metrics.jsonl");
+        let text = match fs::read_to_string(&at) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+            Err(e) => return Err(disk("read", &at)(e)),
+        };
+        let (mut kept, mut evaluated) = (String::new(), None);
+        for line in text.lines() {
+            // The last one may be cut short by the end of the process that wrote it.
+            let event: Value = serde_json::from_str(line).unwrap_or_default();
+            if event["step"].as_u64().is_some_and(|s| s <= step) {
+                kept.extend([line, "\n"]);
+            }
+            if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
+                let metrics = event["metrics"].as_object().into_iter().flatten();
+                let valid = metrics.filter_map(|(k, v)| Some((k.strip_prefix("valid/")?.to_string(), v.as_f64()?)));
+                evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(evaluated);
+            }
+        }
+        let new = path.join(".metrics.jsonl.new");
+        fs::write(&new, kept).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
+        let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
+        let tb = path.join("tb");
+        fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
+        let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
+        let metrics = BufWriter::new(metrics);
+        let mut dir = RunDir { path: path.to_path_buf(), record, metrics, board, flushed: Instant::now() };
+        let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
+        resumed.push(step.into());
+        dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
+        Ok((dir, evaluated))
     }
 
     /// Sets fields of `run.json`.

@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM. Handlers only set flags: the first signal of a training run ends it after the step, the second one
+//! Ctrl-C, SIGTERM and SIGUSR1 (which asks for a checkpoint and to be started again). Handlers only set flags: the first signal of a training run ends it after the step, the second one
 //! ends the process at once. Before training, and in plain scripts, the first does.
 
 use crate::failure::{Failure, plain};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ pub struct Asked {
 impl Signals {
     pub fn install() -> Result<Signals, Failure> {
         let out = Signals { at_once: Arc::new(AtomicBool::new(true)), seen: Arc::default() };
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGUSR1] {
             // Actions run in the order of registration: look at the flag, then set it.
             flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
                 .and_then(|_| flag::register(signal, out.at_once.clone()))
@@ -42,6 +42,7 @@ impl Signals {
         match self.seen.load(Ordering::SeqCst) as i32 {
             0 => None,
             SIGTERM => Some(Asked { name: "SIGTERM", status: 143 }),
+            SIGUSR1 => Some(Asked { name: "SIGUSR1", status: 75 }),
             _ => Some(Asked { name: "SIGINT", status: 130 }),
         }
     }

@@ -3,6 +3,7 @@
 //! The numbers of step k are read when step k + 1 has been issued, so that reading never makes a device wait. Whether the
 //! loss is still a number is therefore known one step late, and said with the step it belongs to.
 
+use crate::checkpoints::Checkpoints;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::format::{metrics, short};
@@ -17,10 +18,11 @@ pub struct Trainer<'a> {
     pub events: &'a mut Events,
     pub progress: &'a mut Progress,
     pub signals: &'a Signals,
+    pub checkpoints: &'a mut Checkpoints,
     pending: Option<(u64, StepResult)>,
     last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
-    evaluated: Option<(u64, Vec<(String, f64)>)>,
+    pub evaluated: Option<(u64, Vec<(String, f64)>)>,
 }
 
 /// Why the loop ended.
@@ -37,8 +39,9 @@ impl<'a> Trainer<'a> {
         events: &'a mut Events,
         progress: &'a mut Progress,
         signals: &'a Signals,
+        checkpoints: &'a mut Checkpoints,
     ) -> Self {
-        Trainer { run, params, events, progress, signals, pending: None, last_loss: None, evaluated: None }
+        Trainer { run, params, events, progress, signals, checkpoints, pending: None, last_loss: None, evaluated: None }
     }
 
     /// Steps until the run is finished or a signal asks for the end.
@@ -52,7 +55,7 @@ impl<'a> Trainer<'a> {
         let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
         while !self.run.finished()? {
             if let Some(asked) = self.signals.asked() {
-                self.settle()?;
+                self.checkpoint()?;
                 return Ok(End::Asked(asked));
             }
             let start = Instant::now();
@@ -76,9 +79,20 @@ impl<'a> Trainer<'a> {
                 let values = self.evaluate("valid")?;
                 self.events.screen.line(&format!("step {step:>5} · valid {}", metrics(&values)));
             }
+            if self.checkpoints.due(step) {
+                self.checkpoint()?;
+            } else {
+                self.checkpoints.poll(self.events)?;
+            }
         }
-        self.settle()?;
+        self.checkpoint()?;
         Ok(End::Finished)
+    }
+
+    /// A checkpoint of the present step, once its loss has turned out to be a number.
+    fn checkpoint(&mut self) -> Result<(), Failure> {
+        self.settle()?;
+        self.checkpoints.save(self.run, self.events)
     }
 
     /// Reads what was still pending.

@@ -22,7 +22,7 @@ fn json_is_a_stream_of_events_and_nothing_else() {
     assert_eq!(r.status, Some(0), "{}", r.err);
     assert_eq!(r.err, "hello\nbye\n");
     let events = r.events();
-    assert_eq!(kinds(&events), ["start", "step", "step", "step", "step", "step", "step", "eval", "done"]);
+    assert_eq!(kinds(&events), ["start", "step", "step", "step", "step", "step", "step", "eval", "checkpoint", "done"]);
     let start = &events[0];
     assert_eq!(start["schema"], 1);
     assert_eq!(start["recipe"], "tiny");

@@ -93,12 +93,12 @@ fn what_is_not_built_yet_is_refused() {
     says(
         &["run", "tiny.lua", "--resume"],
         2,
-        "error: --resume is not in this version yet: checkpoints come in a later one",
+        "error: --resume: there is no run of tiny.lua below runs/; name its directory with --run-dir",
     );
     says(
-        &["run", "tiny.lua", "--checkpoint-every", "5"],
+        &["run", "tiny.lua", "--resume", "--run-dir", "none"],
         2,
-        "error: --checkpoint-every is not in this version yet: checkpoints come in a later one",
+        "error: --resume: there is no checkpoint in none/checkpoints; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
     );
     says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],

@@ -3,15 +3,17 @@
 use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
+use crate::tensor::Ref;
 use crate::{frames, loader, table};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
+use perilune_core::graph::RngState;
 use perilune_core::site::Site;
 use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -268,6 +270,18 @@ pub enum ParamValue {
     Other(String),
 }
 
+impl ParamValue {
+    fn of(v: Value) -> ParamValue {
+        match v {
+            Value::Integer(i) => ParamValue::Int(i),
+            Value::Number(n) => ParamValue::Float(n),
+            Value::Boolean(b) => ParamValue::Bool(b),
+            Value::String(s) => ParamValue::Str(s.to_string_lossy()),
+            other => ParamValue::Other(crate::args::show(&other)),
+        }
+    }
+}
+
 impl Recipe {
     pub fn name(&self) -> String {
         self.table.get::<Option<String>>("name").ok().flatten().unwrap_or_else(|| "recipe".into())
@@ -279,16 +293,7 @@ impl Recipe {
         let mut out = Vec::new();
         for pair in t.pairs::<String, Value>() {
             let (k, v) = pair?;
-            out.push((
-                k,
-                match v {
-                    Value::Integer(i) => ParamValue::Int(i),
-                    Value::Number(n) => ParamValue::Float(n),
-                    Value::Boolean(b) => ParamValue::Bool(b),
-                    Value::String(s) => ParamValue::Str(s.to_string_lossy()),
-                    other => ParamValue::Other(crate::args::show(&other)),
-                },
-            ));
+            out.push((k, ParamValue::of(v)));
         }
         out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
@@ -528,6 +533,81 @@ impl Run {
             f(path, table::read(&self.lua, &t)?);
         }
         Ok(())
+    }
+
+    /// The numbers of a run besides its States: position in the data, counts of updates, early stopping.
+    pub fn cursor(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
+        let f: Function = self.table.get("cursor")?;
+        let t: Table = f.call(&self.table)?;
+        let mut out = Vec::new();
+        for pair in t.pairs::<String, Value>() {
+            let (k, v) = pair?;
+            out.push((k, ParamValue::of(v)));
+        }
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// Goes to where `cursor` was taken.
+    pub fn seek(&self, cursor: &[(String, ParamValue)]) -> Result<(), Failed> {
+        let t = self.lua.create_table()?;
+        for (k, v) in cursor {
+            match v {
+                ParamValue::Int(i) => t.set(k.as_str(), *i)?,
+                ParamValue::Float(f) => t.set(k.as_str(), *f)?,
+                ParamValue::Bool(b) => t.set(k.as_str(), *b)?,
+                ParamValue::Str(s) | ParamValue::Other(s) => t.set(k.as_str(), s.as_str())?,
+            }
+        }
+        let f: Function = self.table.get("seek")?;
+        Ok(f.call((&self.table, t))?)
+    }
+
+    /// Gives every State its value by path. Nothing changes unless all of them are there and fit; the error says which
+    /// are not.
+    pub fn load_states(&self, values: &[(String, HostTensor)]) -> Result<(), String> {
+        let states = self.list_states().map_err(|e| e.to_string())?;
+        let given: BTreeMap<&str, &HostTensor> = values.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let mut wrong = Vec::new();
+        let mut plan = Vec::new();
+        for (path, state) in &states {
+            let id = match state.borrow::<crate::Tensor>().map(|t| t.what) {
+                Ok(Ref::State(id)) => id,
+                _ => return Err(format!("this is a bug: {path} is no State")),
+            };
+            let info = self.host.engine.borrow().state_info(id).map_err(|e| e.to_string())?;
+            match given.get(path.as_str()) {
+                None => wrong.push(format!("{path} is missing")),
+                Some(t) if t.shape != info.shape || t.dtype != info.dtype => wrong.push(format!(
+                    "{path} is {} {}, and the recipe's is {} {}",
+                    t.dtype, t.shape, info.dtype, info.shape
+                )),
+                Some(t) => plan.push((id, *t)),
+            }
+        }
+        let known: BTreeSet<&str> = states.iter().map(|s| s.0.as_str()).collect();
+        wrong.extend(given.keys().filter(|k| !known.contains(*k)).map(|k| format!("the recipe has no State {k}")));
+        if !wrong.is_empty() {
+            let more = if wrong.len() > 4 { format!("; and {} more", wrong.len() - 4) } else { String::new() };
+            wrong.truncate(4);
+            return Err(format!("{}{more}", wrong.join("; ")));
+        }
+        let mut engine = self.host.engine.borrow_mut();
+        for (id, t) in plan {
+            engine.write_state(id, t).map_err(|e| e.to_string())?;
+        }
+        engine.end_implicit_step().map_err(|e| e.error.to_string())?;
+        Ok(())
+    }
+
+    /// Seed and step of the random numbers.
+    pub fn rng(&self) -> (u64, u32) {
+        let rng = self.host.engine.borrow().graph.rng;
+        (rng.seed, rng.step)
+    }
+
+    pub fn set_rng(&self, (seed, step): (u64, u32)) {
+        self.host.engine.borrow_mut().graph.rng = RngState { seed, step, occurrence: 0 };
     }
 
     /// How many States the run has.

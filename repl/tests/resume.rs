@@ -1,0 +1,225 @@
+//! Checkpoints and `--resume`: a run that was stopped, killed or moved on later gives the bits of one that was not.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use support::{Place, Ran, place};
+
+/// Everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
+/// a schedule, evaluations, early stopping, and fp16's scale by `--precision`.
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local recipe = pl.recipe { name = "all", params = { lr = 0.05, steps = 12, seed = 3, width = 8, accumulate = 2, eval_every = 4 } }
+recipe.early_stop = { metric = "valid/loss", patience = 50 }
+recipe.ema = 0.9
+function recipe.data(p)
+  local x = pl.randn { 80, 4 }
+  local set = pl.data.tensors { x = x, y = x:sum(1) }
+  return { train = set:split("train", 0.75, p.seed):shuffle(p.seed):batch(8), valid = set:split("valid", 0.25, p.seed):batch(8) }
+end
+function recipe.model(p)
+  return nn.Sequential { nn.Linear(4, p.width), nn.BatchNorm1d(p.width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(p.width, 1) }
+end
+function recipe.optimizer(p, model)
+  return optim.AdamW(model, { lr = optim.cosine { peak = p.lr, warmup = 3, steps = p.steps }, clip_norm = 1 })
+end
+function recipe.loss(model, batch)
+  local error = model(batch.x):squeeze(-1) - batch.y
+  return (error * error):mean()
+end
+return recipe
+"#;
+
+fn all() -> Place {
+    let p = place();
+    p.file("all.lua", RECIPE);
+    p
+}
+
+fn run(p: &Place, dir: &str, more: &[&str]) -> Ran {
+    let mut args = vec!["run", "all.lua", "--quiet", "--run-dir", dir];
+    args.extend(more);
+    p.run(&args)
+}
+
+fn weights(p: &Place, dir: &str) -> String {
+    p.run_json(dir)["weights"].as_str().unwrap().to_string()
+}
+
+/// Steps and evaluations as they were logged, without the checkpoints between them.
+fn logged(p: &Place, dir: &str) -> Vec<Value> {
+    let lines = p.read(&format!("{dir}/metrics.jsonl"));
+    let events = lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    events.filter(|e| e["event"] != "checkpoint").collect()
+}
+
+fn same_log(p: &Place, a: &str, b: &str) {
+    let (x, y) = (logged(p, a), logged(p, b));
+    for (k, (x, y)) in x.iter().zip(&y).enumerate() {
+        assert_eq!(x, y, "event {k} of {a} and {b}");
+    }
+    assert_eq!(x.len(), y.len(), "events of {a} and {b}");
+}
+
+fn checkpoints(p: &Place, dir: &str) -> Vec<String> {
+    let mut out: Vec<String> = std::fs::read_dir(p.path(&format!("{dir}/checkpoints")))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    out.sort();
+    out
+}
+
+/// Copies a run as it was when only the checkpoints up to `step` were there.
+fn copy_until(p: &Place, from: &str, to: &str, step: u64) {
+    let status = Command::new("cp").args(["-r", from, to]).current_dir(p.dir.path()).status().unwrap();
+    assert!(status.success());
+    for name in checkpoints(p, to) {
+        if name["step-".len()..].parse::<u64>().unwrap() > step {
+            std::fs::remove_dir_all(p.path(&format!("{to}/checkpoints/{name}"))).unwrap();
+        }
+    }
+}
+
+#[test]
+fn from_every_step_a_run_goes_on_to_the_same_bits() {
+    for precision in ["f32", "fp16"] {
+        let p = all();
+        let r = run(&p, "straight", &["--precision", precision, "--checkpoint-every", "1", "--keep", "0"]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+        for step in [1, 3, 4, 7, 11, 12] {
+            let dir = format!("from-{step}");
+            copy_until(&p, "straight", &dir, step);
+            let r = run(&p, &dir, &["--resume"]);
+            assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{precision} from {step}");
+            assert_eq!(weights(&p, &dir), weights(&p, "straight"), "{precision} from {step}");
+            same_log(&p, &dir, "straight");
+            assert_eq!(p.run_json(&dir)["resumed"], serde_json::json!([step]));
+        }
+    }
+}
+
+#[test]
+fn checkpointing_changes_no_bit() {
+    let p = all();
+    run(&p, "with", &["--checkpoint-every", "5"]);
+    run(&p, "without", &[]);
+    assert_eq!(weights(&p, "with"), weights(&p, "without"));
+    assert_eq!(checkpoints(&p, "with"), ["step-10", "step-12", "step-5"]);
+    assert_eq!(checkpoints(&p, "without"), ["step-12"]);
+    run(&p, "one", &["--checkpoint-every", "1", "--keep", "1"]);
+    assert_eq!(checkpoints(&p, "one"), ["step-12"]);
+}
+
+/// Killed again and again, in the middle of steps and of saves, the run still comes to its end with the same weights.
+#[test]
+fn killed_runs_go_on() {
+    let p = all();
+    let more = ["--set", "steps=400"];
+    run(&p, "straight", &more);
+    let mut kills = 0u32;
+    loop {
+        let mut args = vec!["run", "all.lua", "--json", "--run-dir", "killed", "--checkpoint-every", "1"];
+        args.extend(more);
+        if checkpoints_begun(&p, "killed") {
+            args.push("--resume");
+        } else {
+            let _ = std::fs::remove_dir_all(p.path("killed"));
+        }
+        let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        // After a number of lines that differs from time to time; what the process does then is anybody's guess.
+        let mut left = 20 + 37 * kills % 61;
+        while left > 0 && out.read_line(&mut line).unwrap() > 0 {
+            line.clear();
+            left -= 1;
+        }
+        if left > 0 {
+            assert!(child.wait().unwrap().success());
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+        assert!(kills < 200, "it does not get anywhere");
+    }
+    assert!(kills >= 5, "killed {kills} times only");
+    assert_eq!(weights(&p, "killed"), weights(&p, "straight"));
+    same_log(&p, "killed", "straight");
+}
+
+fn checkpoints_begun(p: &Place, dir: &str) -> bool {
+    let entries = std::fs::read_dir(p.path(&format!("{dir}/checkpoints")));
+    entries.is_ok_and(|e| e.flatten().any(|e| e.file_name().to_string_lossy().starts_with("step-")))
+}
+
+#[test]
+fn signals_leave_a_checkpoint() {
+    for (signal, status) in [("-USR1", 75), ("-INT", 130), ("-TERM", 143)] {
+        let p = all();
+        let mut child = p
+            .command(&["run", "all.lua", "--json", "--steps", "300", "--run-dir", "r"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("\"step\":3,") {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
+        }
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let rest: Vec<Value> = out.lines().map(|l| serde_json::from_str(&l.unwrap()).unwrap()).collect();
+        let code = child.wait().unwrap().code();
+        assert_eq!(code, Some(status));
+        let said = rest.iter().find(|e| e["event"] == "checkpoint").unwrap();
+        let done = rest.last().unwrap();
+        assert_eq!(said["step"], done["steps"]);
+        assert!(run(&p, "r", &["--resume"]).status == Some(0));
+        run(&p, "straight", &["--steps", "300"]);
+        assert_eq!(weights(&p, "r"), weights(&p, "straight"));
+    }
+}
+
+#[test]
+fn the_newest_run_is_found_and_may_go_further() {
+    let p = all();
+    for _ in 0..2 {
+        assert_eq!(p.run(&["run", "all.lua", "--quiet", "--steps", "4"]).status, Some(0));
+        std::thread::sleep(std::time::Duration::from_millis(1100)); // `started` counts seconds
+    }
+    let newest = p.runs().last().unwrap().clone();
+    assert_eq!(p.run(&["run", "all.lua", "--quiet", "--resume", "--steps", "6"]).status, Some(0));
+    assert_eq!(p.run_json(&format!("runs/{newest}"))["steps_done"], 6);
+    assert_eq!(p.runs().len(), 2);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let p = all();
+    run(&p, "r", &["--checkpoint-every", "6"]);
+    let refused = |text: &str| {
+        let r = run(&p, "r", &["--resume"]);
+        assert_eq!(r.status, Some(4), "{}", r.err);
+        assert!(r.err.contains(text), "{text}: {}", r.err);
+    };
+    p.file("all.lua", RECIPE.replace("nn.Linear(4, p.width)", "nn.Linear(4, p.width, { bias = false })"));
+    refused("step-12: does not fit the recipe: the recipe has no State ");
+    p.file("all.lua", RECIPE);
+    let r = run(&p, "r", &["--resume", "--set", "width=9"]);
+    assert_eq!(r.status, Some(4));
+    assert!(r.err.contains("is f32 {8, 4}, and the recipe's is f32 {9, 4}"), "{}", r.err);
+    let at = p.path("r/checkpoints/step-12/model.safetensors");
+    let mut bytes = std::fs::read(&at).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&at, bytes).unwrap();
+    refused("model.safetensors: blake3: is ");
+    refused("hint: remove r/checkpoints/step-12 to go on from step 6");
+}

@@ -1,0 +1,64 @@
+//! Checkpoints: what a run is after a step, as files that another process can go on from.
+//!
+//! ```text
+//! checkpoints/step-N/model.safetensors        the weights, for any reader of the format
+//!                    optimizer.safetensors    every other State by path name
+//!                    run.json                 step, cursor, random numbers, params …, and the hash of each file
+//! ```
+//!
+//! Data, never code. A checkpoint is written to a hidden directory beside its place, flushed to the disk and renamed: after
+//! a crash at any instant it is whole or not there, and the ones before it are untouched. Reading trusts nothing: every
+//! file is checked against its BLAKE3 hash and its format's rules before a byte of it is used.
+
+#![deny(unsafe_code)]
+
+mod read;
+mod saver;
+mod write;
+
+pub use read::{Found, list, read};
+pub use saver::{Keep, Saver};
+pub use write::write;
+
+use perilune_core::HostTensor;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+pub const MODEL: &str = "model.safetensors";
+pub const OPTIMIZER: &str = "optimizer.safetensors";
+pub const RECORD: &str = "run.json";
+/// Version of the layout, `schema` in `run.json`.
+pub const SCHEMA: u64 = 1;
+
+/// All that a run is after a step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Snapshot {
+    pub step: u64,
+    /// Weights by path.
+    pub model: Vec<(String, HostTensor)>,
+    /// Every other State by path: moments, averages, the loss scale.
+    pub optimizer: Vec<(String, HostTensor)>,
+    /// What `run.json` says besides `schema`, `step` and `files`.
+    pub record: Map<String, Value>,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: cannot {action}: {source}")]
+    Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    /// Not what a checkpoint must be: `field` of the file at `path` breaks `rule`.
+    #[error("{path}: {field}: {rule}")]
+    Broken { path: PathBuf, field: String, rule: String },
+    #[error(transparent)]
+    Data(#[from] perilune_data::Error),
+    /// The thread that writes checkpoints is gone.
+    #[error("the checkpoint of step {0} was not written: its thread ended")]
+    Lost(u64),
+}
+
+fn io(path: &std::path::Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Io { path, action, source }
+}

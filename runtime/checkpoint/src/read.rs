@@ -1,0 +1,108 @@
+//! Finding and reading checkpoints.
+
+use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
+use perilune_core::HostTensor;
+use perilune_data::safetensors;
+use serde_json::{Map, Value};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `run.json` is small; what is larger is not one.
+const MAX_RECORD: u64 = 16 << 20;
+
+/// A checkpoint in a directory; it has not been read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    pub step: u64,
+    pub path: PathBuf,
+}
+
+/// The checkpoints `step-N` in a directory, by step; none if there is no such directory.
+pub fn list(dir: &Path) -> Result<Vec<Found>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(io(dir, "list")(e)),
+    };
+    let mut out = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(io(dir, "list"))?;
+        let name = entry.file_name();
+        let step = name.to_str().and_then(|n| n.strip_prefix("step-")).and_then(|n| n.parse().ok());
+        if let Some(step) = step
+            && entry.path().is_dir()
+        {
+            out.push(Found { step, path: entry.path() });
+        }
+    }
+    out.sort_by_key(|f| f.step);
+    Ok(out)
+}
+
+fn broken(path: &Path, field: impl Into<String>, rule: impl Into<String>) -> Error {
+    Error::Broken { path: path.to_path_buf(), field: field.into(), rule: rule.into() }
+}
+
+/// A regular file of its own: a link could lead anywhere.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let meta = fs::symlink_metadata(path).map_err(io(path, "open"))?;
+    if !meta.is_file() {
+        return Err(broken(path, "file", "is not a regular file"));
+    }
+    Ok((File::open(path).map_err(io(path, "open"))?, meta.len()))
+}
+
+fn record(path: &Path) -> Result<Map<String, Value>> {
+    let (file, len) = open(path)?;
+    if len > MAX_RECORD {
+        return Err(broken(path, "size", format!("is {len} bytes; a record has at most {MAX_RECORD}")));
+    }
+    let mut text = String::new();
+    file.take(MAX_RECORD).read_to_string(&mut text).map_err(io(path, "read"))?;
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(broken(path, "record", "is not a JSON object")),
+        Err(e) => Err(broken(path, "record", format!("is not JSON: {e}"))),
+    }
+}
+
+fn tensors(dir: &Path, file: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
+    let path = dir.join(file);
+    let said = &files[file];
+    let (Some(bytes), Some(hash)) = (said["bytes"].as_u64(), said["blake3"].as_str()) else {
+        return Err(broken(&dir.join(RECORD), format!("files.{file}"), "must have `bytes` and `blake3`"));
+    };
+    let (mut open, len) = open(&path)?;
+    if len != bytes {
+        return Err(broken(&path, "size", format!("is {len} bytes, and run.json says {bytes}")));
+    }
+    let mut hasher = blake3::Hasher::new();
+    std::io::copy(&mut open, &mut hasher).map_err(io(&path, "read"))?;
+    let found = hasher.finalize().to_hex();
+    if found.as_str() != hash {
+        return Err(broken(
+            &path,
+            "blake3",
+            format!("is {found}, and run.json says {hash}: the file was changed or damaged"),
+        ));
+    }
+    Ok(safetensors::load(&path)?.tensors)
+}
+
+/// Reads and checks the checkpoint at `path`.
+pub fn read(path: &Path) -> Result<Snapshot> {
+    let at = path.join(RECORD);
+    let mut record = record(&at)?;
+    match record.remove("schema").as_ref().and_then(Value::as_u64) {
+        Some(SCHEMA) => {}
+        Some(n) => return Err(broken(&at, "schema", format!("is {n}; this version reads {SCHEMA}"))),
+        None => return Err(broken(&at, "schema", "is missing")),
+    }
+    let step = record.remove("step").as_ref().and_then(Value::as_u64);
+    let step = step.ok_or_else(|| broken(&at, "step", "must be a whole number"))?;
+    let files = record.remove("files").ok_or_else(|| broken(&at, "files", "is missing"))?;
+    let model = tensors(path, MODEL, &files)?;
+    let optimizer = tensors(path, OPTIMIZER, &files)?;
+    Ok(Snapshot { step, model, optimizer, record })
+}

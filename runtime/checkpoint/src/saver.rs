@@ -1,0 +1,193 @@
+//! Saving in the background: the loop hands over a snapshot and goes on.
+
+use crate::write::discard;
+use crate::{Error, Result, Snapshot, list, write};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// Which checkpoints stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keep {
+    /// The last so many; 0 keeps all.
+    pub last: usize,
+    /// Every multiple of so many steps, too; 0: none.
+    pub every: u64,
+}
+
+/// Writes checkpoints of one run, one at a time, on a thread.
+#[derive(Debug)]
+pub struct Saver {
+    dir: PathBuf,
+    keep: Keep,
+    /// The best by a metric stays, whatever its age.
+    best: Option<u64>,
+    running: Option<(u64, JoinHandle<Result<PathBuf>>)>,
+}
+
+impl Saver {
+    /// `dir` is the run's `checkpoints`.
+    pub fn new(dir: PathBuf, keep: Keep) -> Saver {
+        Saver { dir, keep, best: None, running: None }
+    }
+
+    /// From now on this step's checkpoint is not removed, and the best before it may be.
+    pub fn set_best(&mut self, step: u64) {
+        self.best = Some(step);
+    }
+
+    /// Starts to write; waits for the one before. Returns what that one became.
+    pub fn save(&mut self, snapshot: Snapshot) -> Result<Option<(u64, PathBuf)>> {
+        let before = self.wait()?;
+        let (dir, keep, best, step) = (self.dir.clone(), self.keep, self.best, snapshot.step);
+        let thread = std::thread::Builder::new().name("perilune-checkpoint".into());
+        let work = move || {
+            let path = write(&dir, &snapshot)?;
+            prune(&dir, keep, best, step)?;
+            Ok(path)
+        };
+        let handle = thread.spawn(work).map_err(crate::io(&self.dir, "start a thread to write to"))?;
+        self.running = Some((step, handle));
+        Ok(before)
+    }
+
+    /// What was being written, if it is there by now.
+    pub fn poll(&mut self) -> Result<Option<(u64, PathBuf)>> {
+        if self.running.as_ref().is_some_and(|r| r.1.is_finished()) { self.wait() } else { Ok(None) }
+    }
+
+    /// Waits for what is being written.
+    pub fn wait(&mut self) -> Result<Option<(u64, PathBuf)>> {
+        let Some((step, handle)) = self.running.take() else { return Ok(None) };
+        match handle.join() {
+            Ok(result) => result.map(|path| Some((step, path))),
+            Err(_) => Err(Error::Lost(step)),
+        }
+    }
+}
+
+/// Removes what need not stay. The one just written always does.
+fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
+    if keep.last == 0 {
+        return Ok(());
+    }
+    let found = list(dir)?;
+    let first = found.len().saturating_sub(keep.last);
+    for f in &found[..first] {
+        let stays = f.step == now || Some(f.step) == best || (keep.every > 0 && f.step % keep.every == 0);
+        if !stays {
+            discard(&f.path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MODEL, OPTIMIZER, RECORD, read};
+    use perilune_core::{DType, HostTensor, Shape};
+    use serde_json::{Map, Value, json};
+
+    fn snapshot(step: u64) -> Snapshot {
+        let tensor = |x: f32| {
+            HostTensor::new(DType::F32, Shape::of(&[2]), [x, -x].iter().flat_map(|v| v.to_le_bytes()).collect())
+        };
+        let record = Map::from_iter([("cursor".to_string(), json!({ "index": step }))]);
+        Snapshot {
+            step,
+            model: vec![("0.weight".into(), tensor(step as f32)), ("0.bias".into(), tensor(0.5))],
+            optimizer: vec![("optim.adamw.m.0.weight".into(), tensor(7.0))],
+            record,
+        }
+    }
+
+    fn steps(dir: &Path) -> Vec<u64> {
+        list(dir).expect("a list").into_iter().map(|f| f.step).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(list(&dir.path().join("none")).expect("none"), []);
+        for _ in 0..2 {
+            let path = write(dir.path(), &snapshot(3)).expect("written");
+            assert_eq!(read(&path).expect("read"), snapshot(3));
+        }
+        let names: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").flatten().map(|e| e.file_name()).collect();
+        assert_eq!(names, ["step-3"]);
+    }
+
+    #[test]
+    fn the_last_the_best_and_the_milestones_stay() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 2, every: 4 });
+        for step in 1..=7 {
+            if step == 3 {
+                saver.set_best(2);
+            }
+            saver.save(snapshot(step)).expect("saved");
+        }
+        assert_eq!(saver.wait().expect("written"), Some((7, dir.path().join("step-7"))));
+        assert_eq!(saver.poll().expect("nothing"), None);
+        assert_eq!(steps(dir.path()), [2, 4, 6, 7]);
+    }
+
+    #[test]
+    fn a_crash_while_writing_leaves_nothing_that_counts() {
+        let dir = tempfile::tempdir().expect("a directory");
+        write(dir.path(), &snapshot(1)).expect("written");
+        let half = dir.path().join(".step-2.new");
+        std::fs::create_dir(&half).expect("made");
+        std::fs::write(half.join(MODEL), b"half").expect("written");
+        assert_eq!(steps(dir.path()), [1]);
+        write(dir.path(), &snapshot(2)).expect("written over");
+        assert_eq!(steps(dir.path()), [1, 2]);
+        assert_eq!(read(&dir.path().join("step-2")).expect("whole"), snapshot(2));
+    }
+
+    /// Each kind of damage is refused with the file and the rule, and nothing panics.
+    #[test]
+    fn damage_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = write(dir.path(), &snapshot(5)).expect("written");
+        let says = |text: &str| {
+            let e = read(&path).expect_err("refused").to_string();
+            assert!(e.contains(text), "{text}: {e}");
+        };
+        let record = std::fs::read_to_string(path.join(RECORD)).expect("a record");
+        let set = |f: &dyn Fn(&mut Value)| {
+            let mut v: Value = serde_json::from_str(&record).expect("JSON");
+            f(&mut v);
+            std::fs::write(path.join(RECORD), v.to_string()).expect("written");
+        };
+        set(&|v| v["schema"] = 9.into());
+        says("run.json: schema: is 9; this version reads 1");
+        set(&|v| v["step"] = (-1).into());
+        says("run.json: step: must be a whole number");
+        set(&|v| v["files"][OPTIMIZER] = Value::Null);
+        says("files.optimizer.safetensors: must have");
+        std::fs::write(path.join(RECORD), "[1]").expect("written");
+        says("record: is not a JSON object");
+        std::fs::write(path.join(RECORD), &record[..40]).expect("written");
+        says("record: is not JSON");
+        std::fs::write(path.join(RECORD), &record).expect("written");
+
+        let whole = std::fs::read(path.join(MODEL)).expect("bytes");
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            std::fs::write(path.join(MODEL), &bytes).expect("written");
+            says("model.safetensors: blake3: is ");
+        }
+        std::fs::write(path.join(MODEL), &whole[..whole.len() - 1]).expect("written");
+        says("model.safetensors: size: is ");
+        std::fs::remove_file(path.join(MODEL)).expect("removed");
+        says("model.safetensors: cannot open");
+        #[cfg(unix)]
+        {
+            std::fs::write(dir.path().join("elsewhere"), &whole).expect("written");
+            std::os::unix::fs::symlink(dir.path().join("elsewhere"), path.join(MODEL)).expect("linked");
+            says("model.safetensors: file: is not a regular file");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Writing one checkpoint.
+
+use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
+use perilune_data::safetensors;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Makes what a directory lists survive a power cut.
+fn sync_dir(dir: &Path) -> Result<()> {
+    #[cfg(unix)]
+    File::open(dir).and_then(|d| d.sync_all()).map_err(io(dir, "flush the directory"))?;
+    #[cfg(not(unix))]
+    let _ = dir;
+    Ok(())
+}
+
+/// Size and hash of a file, for `run.json`.
+fn describe(path: &Path) -> Result<Value> {
+    let mut hash = blake3::Hasher::new();
+    let bytes = File::open(path).and_then(|f| std::io::copy(&mut { f }, &mut hash)).map_err(io(path, "read back"))?;
+    Ok(json!({ "bytes": bytes, "blake3": hash.finalize().to_hex().as_str() }))
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io(dir, "remove")(e)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes `snapshot` as `dir/step-N` and returns that path. One that is there already is replaced.
+pub fn write(dir: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
+    let name = format!("step-{}", snapshot.step);
+    let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}.new")), dir.join(format!(".{name}.old")));
+    fs::create_dir_all(dir).map_err(io(dir, "create"))?;
+    // Left by a crash, if there.
+    remove(&new)?;
+    fs::create_dir(&new).map_err(io(&new, "create"))?;
+    let mut files = Map::new();
+    for (file, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
+        let path = new.join(file);
+        let format = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+        safetensors::save(&path, tensors, &format)?; // flushed to the disk
+        files.insert(file.into(), describe(&path)?);
+    }
+    let mut record = Map::new();
+    record.insert("schema".into(), SCHEMA.into());
+    record.insert("step".into(), snapshot.step.into());
+    record.extend(snapshot.record.clone());
+    record.insert("files".into(), files.into());
+    let path = new.join(RECORD);
+    let text = format!("{:#}\n", Value::Object(record));
+    File::create_new(&path)
+        .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
+        .map_err(io(&path, "write"))?;
+    sync_dir(&new)?;
+    if to.exists() {
+        remove(&old)?;
+        fs::rename(&to, &old).map_err(io(&to, "put aside"))?;
+    }
+    fs::rename(&new, &to).map_err(io(&to, "put in place"))?;
+    sync_dir(dir)?;
+    remove(&old)?;
+    Ok(to)
+}
+
+/// Takes a checkpoint away, in one instant as far as readers can see.
+pub(crate) fn discard(path: &Path) -> Result<()> {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let old = path.with_file_name(format!(".{name}.old"));
+    remove(&old)?;
+    match fs::rename(path, &old) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err::<(), Error>(io(path, "remove")(e)),
+        Ok(()) => remove(&old),
+    }
+}
