@@ -37,7 +37,8 @@ fn json_is_a_stream_of_events_and_nothing_else() {
     let eval = &events[7];
     assert_eq!(eval["step"], 6);
     assert!(eval["metrics"]["valid/loss"].is_f64() && eval["metrics"]["valid/off"].is_f64(), "{eval}");
-    let done = &events[8];
+    assert_eq!(events[8]["step"], 6);
+    let done = &events[9];
     assert_eq!((&done["status"], &done["steps"]), (&json!("done"), &json!(6)));
     assert_eq!(done["metrics"]["valid/loss"], eval["metrics"]["valid/loss"]);
     assert_eq!(done["metrics"]["loss"], events[6]["loss"]);
