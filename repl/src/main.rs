@@ -4,6 +4,7 @@
 
 mod check;
 mod checkpoints;
+mod ckpt;
 mod device;
 mod doctor;
 mod events;
@@ -29,7 +30,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "perilune", version, about = "A runtime for training recipes in Lua", arg_required_else_help = true)]
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
-Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 130 and 143 interrupted.")]
+Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 4 refused (a damaged checkpoint), 75 asks to be\nstarted again, 130 and 143 interrupted.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -45,6 +46,9 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Say where the time of a training step goes, kernel by kernel
     Profile(profile::ProfileArgs),
+    /// List, inspect, compare, verify and export checkpoints
+    #[command(subcommand)]
+    Ckpt(ckpt::CkptArgs),
     /// Begin a recipe in a new directory, with what an editor needs
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -56,7 +60,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 5] = ["repl", "watch", "bench", "bundle", "ckpt"];
+const LATER: [&str; 4] = ["repl", "watch", "bench", "bundle"];
 
 /// `perilune FILE.lua …` becomes `perilune run FILE.lua …`.
 fn arguments() -> Result<Vec<OsString>, Failure> {
@@ -80,6 +84,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profile(args) => profile::profile(args),
+        Command::Ckpt(args) => ckpt::ckpt(&args),
         Command::Init(args) => init::init(&args),
         Command::Reference => screen::say(&perilune_lua::reference_markdown()),
         Command::Stubs => screen::say(&perilune_lua::stubs()),

@@ -223,3 +223,49 @@ fn what_does_not_fit_is_refused() {
     refused("model.safetensors: blake3: is ");
     refused("hint: remove r/checkpoints/step-12 to go on from step 6");
 }
+
+#[test]
+fn ckpt_lists_inspects_compares_verifies_and_exports() {
+    let p = all();
+    run(&p, "r", &["--checkpoint-every", "6"]);
+    let ok = |args: &[&str]| {
+        let r = p.run(args);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{args:?}");
+        r.out
+    };
+    let listed = ok(&["ckpt", "list", "r"]);
+    assert!(
+        listed.contains("step        6")
+            && listed.contains("r/checkpoints/step-12  ")
+            && listed.contains("valid/loss "),
+        "{listed}"
+    );
+    let seen = ok(&["ckpt", "inspect", "r"]);
+    for part in [
+        "step-12: step 12",
+        "weights: ",
+        " f32   {8, 4} ",
+        "optim.adamw.m.1.weight",
+        "rng {\"seed\":3",
+    ] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+    let (a, b) = ("r/checkpoints/step-6", "r/checkpoints/step-12");
+    let changed = ok(&["ckpt", "diff", a, b]);
+    assert!(changed.starts_with("step 6 and step 12\n") && changed.contains("changed by "), "{changed}");
+    let same = ok(&["ckpt", "diff", b, "r"]);
+    assert!(same.lines().count() == 2 && same.ends_with(" tensors are equal\n"), "{same}");
+    assert_eq!(ok(&["ckpt", "verify", a, b]).lines().count(), 2);
+    ok(&["ckpt", "export", "r", "w.safetensors", "--dtype", "bf16"]);
+    p.file("see.lua", "print(require(\"perilune\").load(\"w.safetensors\")[\"1.weight\"].dtype)");
+    assert_eq!(ok(&["run", "see.lua"]), "bf16\n");
+    let r = p.run(&["ckpt", "export", "r", "w.safetensors", "--dtype", "i64"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(2), "error: --dtype i64: it must be one of f32, bf16, f16, f64\n"));
+    let r = p.run(&["ckpt", "inspect", "all.lua"]);
+    assert_eq!(r.status, Some(2));
+    let at = p.path("r/checkpoints/step-6/optimizer.safetensors");
+    std::fs::write(&at, &std::fs::read(&at).unwrap()[..100]).unwrap();
+    let r = p.run(&["ckpt", "verify", b, a]);
+    assert_eq!(r.status, Some(4));
+    assert!(r.err.contains("optimizer.safetensors: size: is 100 bytes"), "{}", r.err);
+}
