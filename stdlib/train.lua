@@ -33,6 +33,7 @@ local train = {}
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
 ---@field finish fun(run: perilune.Run)?
+---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? after a reload: fills States that changed their shape
 
 ---@class perilune.Run
 ---@field recipe perilune.Recipe
@@ -61,7 +62,7 @@ function meta.__index(run, key)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish", "precision" }
+                "steps", "eval_every", "early_stop", "finish", "precision", "migrate" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)

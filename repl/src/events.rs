@@ -79,6 +79,14 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
     }
 
+    /// A new version of the recipe was applied after a step, or refused.
+    pub fn reload(&mut self, step: u64, changed: &[String], error: Option<&str>) -> Result<(), Failure> {
+        let event =
+            json!({ "event": "reload", "step": step, "ok": error.is_none(), "changed": changed, "error": error });
+        self.screen.event(&event);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
+    }
+
     pub fn warning(&self, message: &str) {
         self.screen.event(&json!({ "event": "warning", "message": message }));
         self.screen.warn(message);

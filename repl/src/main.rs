@@ -21,6 +21,7 @@ mod signals;
 mod source;
 mod tensorboard;
 mod train;
+mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;

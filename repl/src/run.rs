@@ -11,6 +11,7 @@ use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
 use crate::train::{End, Trainer};
+use crate::watch::Watch;
 use perilune_checkpoint::Keep;
 use perilune_lua::{Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
@@ -52,22 +53,12 @@ pub struct RunArgs {
     /// Go on from the last checkpoint of the run in --run-dir, or of the recipe's newest run
     #[arg(long)]
     resume: bool,
-    #[arg(long, hide = true)]
+    /// Apply edits of the recipe and of the files it requires while it trains
+    #[arg(long)]
     watch: bool,
 }
 
 impl RunArgs {
-    /// Options that the design has and this version has not are refused, not ignored.
-    fn refuse_later(&self) -> Result<(), Failure> {
-        let later = [(self.watch, "--watch", "live reload comes")];
-        match later.iter().find(|l| l.0) {
-            Some((_, name, what)) => {
-                Err(Failure::Usage(format!("{name} is not in this version yet: {what} in a later one")))
-            }
-            None => Ok(()),
-        }
-    }
-
     /// `--steps` and `--seed` as values for params of those names.
     fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>, Failure> {
         let mut out = Vec::new();
@@ -92,7 +83,6 @@ impl RunArgs {
 
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let begun = Instant::now();
-    args.refuse_later()?;
     let mode = if args.json {
         Mode::Json
     } else if args.quiet {
@@ -285,13 +275,24 @@ impl Job<'_> {
         let mut progress = Progress::new(screen, run.steps(), data);
         let keep = Keep { last: self.args.keep, every: 0 };
         let mut checkpoints = Checkpoints::new(&dir, self.args.checkpoint_every, keep, said);
-        let mut trainer = Trainer::new(&run, &params, events, &mut progress, signals, &mut checkpoints);
+        let watch = match self.args.watch {
+            true => {
+                signals.hear_reload()?;
+                let steps = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps));
+                Some(Watch::new(self.runtime, self.source, self.seed, Some(run.precision()), steps)?)
+            }
+            false => None,
+        };
+        let run = Rc::new(run);
+        let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
         trainer.evaluated = evaluated.map(|values| (run.count(), values));
         trainer.notices();
         let mut end = trainer.train()?;
         if end == End::Finished {
             end = self.conclude(&mut trainer)?;
         }
+        let run = trainer.run.clone();
+        drop(trainer);
         checkpoints.finish(events)?;
         self.close(&run, end, events)
     }

@@ -11,6 +11,7 @@ pub struct Signals {
     /// The next signal ends the process.
     at_once: Arc<AtomicBool>,
     seen: Arc<AtomicUsize>,
+    reload: Arc<AtomicBool>,
 }
 
 /// A signal that asked for the end.
@@ -22,7 +23,7 @@ pub struct Asked {
 
 impl Signals {
     pub fn install() -> Result<Signals, Failure> {
-        let out = Signals { at_once: Arc::new(AtomicBool::new(true)), seen: Arc::default() };
+        let out = Signals { at_once: Arc::new(AtomicBool::new(true)), seen: Arc::default(), reload: Arc::default() };
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
             // Actions run in the order of registration: look at the flag, then set it.
             flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
@@ -31,6 +32,16 @@ impl Signals {
                 .map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
         }
         Ok(out)
+    }
+
+    /// From now on SIGHUP asks to read the recipe again, instead of ending the process.
+    pub fn hear_reload(&self) -> Result<(), Failure> {
+        let heard = flag::register(signal_hook::consts::SIGHUP, self.reload.clone());
+        heard.map(|_| ()).map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))
+    }
+
+    pub fn reload_asked(&self) -> bool {
+        self.reload.swap(false, Ordering::SeqCst)
     }
 
     /// From now on the first signal is a request.

@@ -9,16 +9,22 @@ use crate::failure::Failure;
 use crate::format::{metrics, short};
 use crate::progress::Progress;
 use crate::signals::{Asked, Signals};
+use crate::watch::{self, TRIAL, Trial, Watch};
 use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Instant;
 
 pub struct Trainer<'a> {
-    pub run: &'a Run,
-    pub params: &'a [(String, ParamValue)],
+    pub run: Rc<Run>,
+    pub params: Vec<(String, ParamValue)>,
     pub events: &'a mut Events,
     pub progress: &'a mut Progress,
     pub signals: &'a Signals,
     pub checkpoints: &'a mut Checkpoints,
+    /// With `--watch`; and the version that has just been applied.
+    pub watch: Option<Watch<'a>>,
+    trial: Option<Trial>,
     pending: Option<(u64, StepResult)>,
     last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
@@ -34,14 +40,27 @@ pub enum End {
 
 impl<'a> Trainer<'a> {
     pub fn new(
-        run: &'a Run,
-        params: &'a [(String, ParamValue)],
+        run: Rc<Run>,
+        params: Vec<(String, ParamValue)>,
         events: &'a mut Events,
         progress: &'a mut Progress,
         signals: &'a Signals,
         checkpoints: &'a mut Checkpoints,
+        watch: Option<Watch<'a>>,
     ) -> Self {
-        Trainer { run, params, events, progress, signals, checkpoints, pending: None, last_loss: None, evaluated: None }
+        Trainer {
+            run,
+            params,
+            events,
+            progress,
+            signals,
+            checkpoints,
+            watch,
+            trial: None,
+            pending: None,
+            last_loss: None,
+            evaluated: None,
+        }
     }
 
     /// Steps until the run is finished or a signal asks for the end.
@@ -52,8 +71,9 @@ impl<'a> Trainer<'a> {
     }
 
     fn steps(&mut self) -> Result<End, Failure> {
-        let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
         while !self.run.finished()? {
+            let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
+            self.look()?;
             if let Some(asked) = self.signals.asked() {
                 self.checkpoint()?;
                 return Ok(End::Asked(asked));
@@ -64,6 +84,10 @@ impl<'a> Trainer<'a> {
             self.notices();
             let result = match result {
                 Ok(result) => result,
+                Err(e) if self.trial.is_some() => {
+                    self.take_back(e.into())?;
+                    continue;
+                }
                 Err(e) => {
                     // The step before is complete; a loss that is no number may well be why this one failed.
                     self.settle()?;
@@ -71,6 +95,7 @@ impl<'a> Trainer<'a> {
                 }
             };
             let step = self.run.count();
+            self.judge(step)?;
             if let Some(before) = self.pending.replace((step, result)) {
                 self.report(before)?;
             }
@@ -89,10 +114,101 @@ impl<'a> Trainer<'a> {
         Ok(End::Finished)
     }
 
+    /// Applies a new version of the recipe, if there is one.
+    fn look(&mut self) -> Result<(), Failure> {
+        let at_once = self.signals.reload_asked();
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        let Some(files) = watch.changed(at_once) else { return Ok(()) };
+        // What is pending was recorded by the old version.
+        if let Some(pending) = self.pending.take() {
+            self.report(pending)?;
+        }
+        let step = self.run.count();
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        match watch.load(files.clone(), &self.run, &self.params) {
+            Ok(next) => {
+                // Plans of the step, not those that copied the State.
+                let misses = self.run.host().engine.borrow().stats().misses;
+                let (old, old_files) = (std::mem::replace(&mut self.run, Rc::new(next.run)), watch.running());
+                let old_params = std::mem::replace(&mut self.params, next.params);
+                let (files, changed, begun) = (next.files, next.changed, next.begun);
+                // A version on trial is replaced: the one before it is still the one to go back to.
+                let rng = self.run.rng();
+                let trial = Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses };
+                self.trial = Some(trial);
+                self.evaluated = None;
+                Ok(())
+            }
+            Err(failure) => self.refused(step, &files, &failure),
+        }
+    }
+
+    fn refused(&mut self, step: u64, files: &[(PathBuf, String)], failure: &Failure) -> Result<(), Failure> {
+        self.events.reload(step, &[], Some(&failure.message()))?;
+        self.events.screen.warn(&format!(
+            "step {step} · {} · the version before goes on",
+            failure.message().lines().next().unwrap_or_default()
+        ));
+        match &self.events.dir {
+            Some(dir) => watch::record(&dir.path, step, &[], &files.to_vec(), Some(&failure.message())),
+            None => Ok(()),
+        }
+    }
+
+    /// After a step of a version on trial: the first says that it is applied, the last that it stays.
+    fn judge(&mut self, step: u64) -> Result<(), Failure> {
+        let Some(trial) = &self.trial else { return Ok(()) };
+        if step == trial.since + 1 {
+            let plans = self.run.host().engine.borrow().stats().misses - trial.misses;
+            let ms = trial.begun.elapsed().as_secs_f64() * 1e3;
+            let what = if trial.changed.is_empty() { "no change of the text".into() } else { trial.changed.join(", ") };
+            self.events.screen.line(&format!(
+                "step {} · {what} · applied at step {step} · {plans} plans compiled · {ms:.0} ms",
+                trial.since
+            ));
+            self.events.reload(trial.since, &trial.changed, None)?;
+            if let Some(dir) = &self.events.dir {
+                watch::record(&dir.path, trial.since, &trial.changed, &trial.files, None)?;
+            }
+        }
+        if step >= trial.since + TRIAL
+            && let Some(trial) = self.trial.take()
+            && let Some(watch) = &mut self.watch
+        {
+            watch.accept(trial.files)?;
+        }
+        Ok(())
+    }
+
+    /// The version on trial threw: the one before goes on, from the State that the last good step left where it fits.
+    fn take_back(&mut self, failure: Failure) -> Result<(), Failure> {
+        let Some(trial) = self.trial.take() else { return Ok(()) };
+        if let Some(pending) = self.pending.take() {
+            self.report(pending)?;
+        }
+        let step = self.run.count();
+        let applied = step > trial.since;
+        let new = std::mem::replace(&mut self.run, trial.old);
+        self.params = trial.old_params;
+        if applied {
+            let rng = new.rng();
+            self.run.take_over(&new)?;
+            self.run.set_rng(rng);
+        } else {
+            // Nothing was done; the random numbers of the step that failed are drawn again.
+            self.run.set_rng(trial.rng);
+        }
+        self.refused(step, &trial.files, &failure)?;
+        if applied && let Some(dir) = &self.events.dir {
+            watch::record(&dir.path, step, &["the version before".to_string()], &trial.old_files, None)?;
+        }
+        Ok(())
+    }
+
     /// A checkpoint of the present step, once its loss has turned out to be a number.
     fn checkpoint(&mut self) -> Result<(), Failure> {
         self.settle()?;
-        self.checkpoints.save(self.run, self.events)
+        self.checkpoints.save(&self.run, self.events)
     }
 
     /// Reads what was still pending.
@@ -158,7 +274,7 @@ impl<'a> Trainer<'a> {
         let switches =
             |on: bool| std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on);
         let before = switches(false);
-        let result = f(self.run);
+        let result = f(&self.run);
         switches(before);
         self.notices();
         Ok(result?)

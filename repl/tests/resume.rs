@@ -241,13 +241,7 @@ fn ckpt_lists_inspects_compares_verifies_and_exports() {
         "{listed}"
     );
     let seen = ok(&["ckpt", "inspect", "r"]);
-    for part in [
-        "step-12: step 12",
-        "weights: ",
-        " f32   {8, 4} ",
-        "optim.adamw.m.1.weight",
-        "rng {\"seed\":3",
-    ] {
+    for part in ["step-12: step 12", "weights: ", " f32   {8, 4} ", "optim.adamw.m.1.weight", "rng {\"seed\":3"] {
         assert!(seen.contains(part), "{part}: {seen}");
     }
     let (a, b) = ("r/checkpoints/step-6", "r/checkpoints/step-12");

@@ -86,11 +86,6 @@ fn recipes() {
 #[test]
 fn what_is_not_built_yet_is_refused() {
     says(
-        &["run", "tiny.lua", "--watch"],
-        2,
-        "error: --watch is not in this version yet: live reload comes in a later one",
-    );
-    says(
         &["run", "tiny.lua", "--resume"],
         2,
         "error: --resume: there is no run of tiny.lua below runs/; name its directory with --run-dir",

@@ -199,6 +199,29 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
 }
 
 /// `require`: the standard library, then files beside the recipe. Each module runs once.
+/// Forgets the modules that are files of the recipe's own, and returns them.
+pub fn forget_own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    let is_ours = |name: &str| name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name);
+    let mut own = Vec::new();
+    for pair in loaded.pairs::<String, Value>() {
+        let (name, value) = pair?;
+        if !is_ours(&name) {
+            own.push((name, value));
+        }
+    }
+    for (name, _) in &own {
+        loaded.raw_set(name.as_str(), Value::Nil)?;
+    }
+    Ok(own)
+}
+
+/// Undoes `forget_own`.
+pub fn recall(lua: &Lua, own: Vec<(String, Value)>) -> mlua::Result<()> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    own.into_iter().try_for_each(|(name, value)| loaded.raw_set(name, value))
+}
+
 fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let found: Value = loaded.raw_get(name.as_str())?;

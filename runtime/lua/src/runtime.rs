@@ -10,6 +10,7 @@ use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
 use perilune_core::site::Site;
 use perilune_engine::Engine;
+use perilune_engine::StateId;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
 use std::cell::{Cell, RefCell};
@@ -174,6 +175,37 @@ impl Runtime {
         };
         self.set_place(path.parent().unwrap_or(Path::new(".")));
         self.load_text(&text, &loader::chunk_name(path))
+    }
+
+    /// Loads a changed recipe: files of its own are read anew, the engine with its plans and States stays. On an error all
+    /// is as before.
+    pub fn reload(&self, text: &str, name: &str) -> Result<Recipe, Failed> {
+        let (params, place) = (self.params(), self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default());
+        let own = loader::forget_own(&self.lua)?;
+        let fresh = Params { given: params.given.clone(), offered: params.offered.clone(), ..Params::default() };
+        self.lua.set_app_data(fresh);
+        self.lua.set_app_data(Place { dir: place.dir.clone(), required: Vec::new() });
+        let loaded = match self.load_text(text, name) {
+            Ok(Loaded::Recipe(recipe)) => Ok(recipe),
+            Ok(Loaded::Script) => {
+                let file = name.trim_start_matches(['@', '=']);
+                let hint = Some("end it with `return recipe`".into());
+                Err(Failed::Recipe(Box::new(RecipeError::at(
+                    file,
+                    None,
+                    format!("{file} returns no recipe any more"),
+                    hint,
+                ))))
+            }
+            Err(e) => Err(e),
+        };
+        if loaded.is_err() {
+            loader::forget_own(&self.lua)?;
+            loader::recall(&self.lua, own)?;
+            self.lua.set_app_data(params);
+            self.lua.set_app_data(place);
+        }
+        loaded
     }
 
     /// Parses source text and runs nothing.
@@ -598,6 +630,47 @@ impl Run {
         }
         engine.end_implicit_step().map_err(|e| e.error.to_string())?;
         Ok(())
+    }
+
+    /// Puts this freshly built run where `old` is: States of the same path, shape and dtype get the old values, then
+    /// `recipe.migrate(old, new)` may fill others (both are tables from path to State), then the cursor is set.
+    /// The random numbers are the caller's. `old` is not changed.
+    pub fn take_over(&self, old: &Run) -> Result<(), Failed> {
+        let (from, to) = (old.list_states()?, self.list_states()?);
+        let theirs: BTreeMap<&str, &mlua::AnyUserData> = from.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let id_of = |u: &mlua::AnyUserData| -> mlua::Result<StateId> {
+            match u.borrow::<crate::Tensor>()?.what {
+                Ref::State(id) => Ok(id),
+                _ => Err(mlua::Error::runtime("this is a bug: a State is none")),
+            }
+        };
+        for (path, state) in &to {
+            let Some(source) = theirs.get(path.as_str()) else { continue };
+            let (a, b) = (id_of(source)?, id_of(state)?);
+            let value = source.borrow::<crate::Tensor>()?;
+            self.host.record(&self.lua, |engine| {
+                let (x, y) = (engine.state_info(a)?, engine.state_info(b)?);
+                if x.shape == y.shape && x.dtype == y.dtype {
+                    let value = value.node(engine)?;
+                    engine.assign(b, value)?;
+                }
+                Ok(())
+            })?;
+        }
+        if let Value::Function(migrate) = self.recipe.get::<Value>("migrate")? {
+            let table = |list: &[(String, mlua::AnyUserData)]| -> mlua::Result<Table> {
+                let t = self.lua.create_table()?;
+                for (path, state) in list {
+                    t.raw_set(path.as_str(), state)?;
+                }
+                Ok(t)
+            };
+            migrate.call::<()>((table(&from)?, table(&to)?))?;
+        }
+        let ended = self.host.engine.borrow_mut().end_implicit_step();
+        let site = self.host.site(&self.lua);
+        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, site)))?;
+        self.seek(&old.cursor()?)
     }
 
     /// Seed and step of the random numbers.

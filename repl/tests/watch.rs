@@ -1,0 +1,256 @@
+//! `--watch`: a run whose recipe is edited while it trains, against one that is stopped and restarted at each edit.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use support::{Place, place};
+
+/// `ACT`, `WIDTH`, `OPT`, `LR`, `STEPS` and `LOSS` are what the edits replace.
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local parts = require "parts"
+local recipe = pl.recipe { name = "edited", params = { lr = LR, steps = STEPS, seed = 3, width = WIDTH } }
+function recipe.data(p)
+  local x = pl.randn { 80, 4 }
+  local set = pl.data.tensors { x = x, y = x:sum(1) }
+  return { train = set:split("train", 0.75, p.seed):shuffle(p.seed):batch(8) }
+end
+function recipe.model(p)
+  return nn.Sequential { nn.Linear(4, p.width), nn.ACT(), nn.Dropout(0.1), nn.Linear(p.width, 1) }
+end
+function recipe.optimizer(p, model) return optim.OPT end
+local calls = 0
+function recipe.loss(model, batch)
+  calls = calls + 1
+  local error = model(batch.x):squeeze(-1) - batch.y
+  LOSS
+  return parts.square(error):mean()
+end
+MIGRATE
+return recipe
+"#;
+
+/// A wider layer keeps what it had, and begins with zeros beside it.
+const MIGRATE: &str = r#"
+function recipe.migrate(old, new)
+  for path, w in pairs(new) do
+    local was = old[path]
+    if was and table.concat(was.shape, ",") ~= table.concat(w.shape, ",") then
+      local value = was:detach()
+      for d = 1, #w.shape do
+        local shape = {}
+        for k, n in ipairs(value.shape) do shape[k] = n end
+        shape[d] = w.shape[d] - value.shape[d]
+        if shape[d] > 0 then value = pl.cat({ value, pl.zeros(shape) }, d - 1) end
+      end
+      w:assign(value)
+    end
+  end
+end
+"#;
+
+const PARTS: &str = "local parts = {}\nfunction parts.square(x) return x * x end\nreturn parts\n";
+
+#[derive(Clone)]
+struct Version {
+    lr: &'static str,
+    width: u32,
+    act: &'static str,
+    opt: &'static str,
+    loss: &'static str,
+    steps: u64,
+    migrate: &'static str,
+}
+
+impl Version {
+    fn text(&self) -> String {
+        RECIPE
+            .replace("STEPS", &self.steps.to_string())
+            .replace("LR", self.lr)
+            .replace("WIDTH", &self.width.to_string())
+            .replace("nn.ACT", &format!("nn.{}", self.act))
+            .replace("optim.OPT", &format!("optim.{}", self.opt))
+            .replace("LOSS", self.loss)
+            .replace("MIGRATE", self.migrate)
+    }
+}
+
+const FIRST: Version = Version {
+    lr: "0.01",
+    width: 8,
+    act: "Tanh",
+    opt: "SGD(model, { lr = p.lr, momentum = 0.5 })",
+    loss: "",
+    steps: 1_000_000,
+    migrate: "",
+};
+
+/// As editors save: beside, then renamed over.
+fn save(p: &Place, name: &str, text: &str) {
+    p.file("new~", text);
+    std::fs::rename(p.path("new~"), p.path(name)).unwrap();
+}
+
+struct Running {
+    child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(p: &Place) -> Running {
+        let args = ["run", "edited.lua", "--json", "--watch", "--run-dir", "r", "--threads", "1"];
+        let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Running { child, out }
+    }
+
+    fn next(&mut self, kind: &str) -> Value {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.out.read_line(&mut line).unwrap(), 0, "the run ended before a {kind} event");
+            if line.contains(&format!("\"event\":\"{kind}\"")) {
+                return serde_json::from_str(&line).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn edits_land_and_bad_ones_leave_the_run_going() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p);
+    run.next("step");
+
+    // What ran from which step on, to be repeated by stopping and restarting.
+    let mut history: Vec<(u64, Version)> = vec![(0, FIRST)];
+    let mut now = FIRST;
+    let mut good = |run: &mut Running, next: Version, says: &str| {
+        save(&p, "edited.lua", &next.text());
+        let event = run.next("reload");
+        assert_eq!(event["ok"], true, "{event}");
+        assert!(event["changed"].to_string().contains(says), "{says}: {event}");
+        history.push((event["step"].as_u64().unwrap(), next));
+    };
+    let bad = |run: &mut Running, name: &str, text: &str, says: &str| {
+        save(&p, name, text);
+        let event = run.next("reload");
+        assert_eq!(event["ok"], false, "{event}");
+        assert!(event["error"].as_str().unwrap().contains(says), "{says}: {event}");
+        run.next("step");
+    };
+
+    now.lr = "0.02";
+    good(&mut run, now.clone(), "lr 0.01 -> 0.02");
+    bad(&mut run, "edited.lua", &now.text().replace("return recipe", "return recipe }"), "edited.lua:");
+    bad(
+        &mut run,
+        "edited.lua",
+        &now.text().replace("nn.Linear(p.width, 1)", "nn.Linear(p.width + 1, 1)"),
+        "linear: x {8, 8} and weight {1, 9}",
+    );
+    bad(&mut run, "edited.lua", &now.text().replace("p.seed):batch", "p.sead):batch"), "did you mean 'seed'?");
+    now.act = "ReLU";
+    good(&mut run, now.clone(), "edited.lua:");
+    (now.width, now.migrate) = (12, MIGRATE);
+    good(&mut run, now.clone(), "width 8 -> 12");
+    now.opt = "AdamW(model, { lr = p.lr })";
+    good(&mut run, now.clone(), "edited.lua:");
+    bad(&mut run, "parts.lua", "return {", "parts.lua:");
+    std::fs::remove_file(p.path("parts.lua")).unwrap();
+    let gone = run.next("reload");
+    assert!(gone["error"].as_str().unwrap().contains("there is no module \"parts\""), "{gone}");
+    // Restored: the text that runs is read again, and nothing is different from before.
+    save(&p, "parts.lua", PARTS);
+    let back = run.next("reload");
+    assert_eq!((&back["ok"], &back["changed"]), (&Value::Bool(true), &serde_json::json!([])));
+
+    // It throws in its third step: two steps of it count.
+    let late = Version { loss: "if calls == 3 then error('three is too many') end", ..now.clone() };
+    save(&p, "edited.lua", &late.text());
+    let applied = run.next("reload");
+    assert_eq!(applied["ok"], true);
+    let refused = run.next("reload");
+    assert!(refused["error"].as_str().unwrap().contains("three is too many"), "{refused}");
+    let (from, to) = (applied["step"].as_u64().unwrap(), refused["step"].as_u64().unwrap());
+    assert_eq!(to, from + 2);
+    let mut history = history;
+    history.push((from, late));
+    history.push((to, now.clone()));
+
+    run.next("step");
+    let step = run.next("step")["step"].as_u64().unwrap();
+    now.steps = step + 2000;
+    save(&p, "edited.lua", &now.text());
+    let event = run.next("reload");
+    history.push((event["step"].as_u64().unwrap(), now.clone()));
+    let done = run.next("done");
+    assert!(run.child.wait().unwrap().success());
+    assert_eq!(done["steps"], now.steps);
+
+    // The ledger has every version that was applied, and its files.
+    let ledger: Vec<Value> = p.read("r/ledger.jsonl").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(ledger.iter().filter(|e| e["ok"] == false).count() >= 6);
+    for (step, version) in &history[1..] {
+        let entry = ledger.iter().find(|e| e["ok"] == true && e["step"] == *step);
+        assert!(entry.is_some(), "no entry for step {step}");
+        if version.loss.is_empty() {
+            assert_eq!(p.read(&format!("r/recipe@{step}/edited.lua")), version.text());
+        }
+    }
+
+    // The same by stopping and restarting.
+    for (k, (_, version)) in history.iter().enumerate() {
+        let end = history.get(k + 1).map_or(now.steps, |next| next.0);
+        let stop = Version { steps: end, ..version.clone() };
+        p.file("edited.lua", stop.text().replace("calls == 3", "calls == 99"));
+        let (width, lr, steps) = (format!("width={}", stop.width), format!("lr={}", stop.lr), format!("steps={end}"));
+        let mut args = vec!["run", "edited.lua", "--quiet", "--run-dir", "s", "--threads", "1"];
+        args.extend(["--set", &width, "--set", &lr, "--set", &steps]);
+        let r = if k == 0 {
+            p.run(&args)
+        } else if version.width != history[k - 1].1.width || version.opt != history[k - 1].1.opt {
+            // `--resume` wants States that fit: a reload that migrates has no other way of saying it.
+            break;
+        } else {
+            args.push("--resume");
+            p.run(&args)
+        };
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "part {k}");
+    }
+}
+
+#[test]
+fn a_learning_rate_or_a_comment_compiles_nothing() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let args = ["run", "edited.lua", "--watch", "--run-dir", "r", "--threads", "1"];
+    let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        while !line.contains("applied at step") {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
+        }
+        line
+    };
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    save(&p, "edited.lua", &Version { lr: "0.02", ..FIRST }.text());
+    let line = next();
+    assert!(line.contains("lr 0.01 -> 0.02, edited.lua:5 ") && line.contains(" 0 plans compiled"), "{line}");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    save(&p, "edited.lua", &Version { lr: "0.02", ..FIRST }.text().replace("local calls", "-- why not\nlocal calls"));
+    let line = next();
+    assert!(line.contains(" 0 plans compiled"), "{line}");
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
