@@ -12,13 +12,15 @@ local schedule = require "perilune.optim.schedule"
 
 ---@class perilune.Rule
 ---@field name string first part of the path of its slots
----@field slots fun(weight: perilune.State, options: table): table<string, perilune.Tensor> starting values
----@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: table, lr: number, step: integer)
+---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> starting values
+---@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: integer)
 
 ---@class perilune.Optimizer
 ---@field kind string
 ---@field count integer updates made so far
 ---@field groups {options: table, params: table[]}[]
+---@field clip_norm number?
+---@field clip_value number?
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
@@ -150,7 +152,10 @@ end
 ---@param i integer?
 ---@return number
 function Optimizer:lr(i)
-  return schedule.at("optim." .. self.kind, self.groups[i or 1].options.lr, self.count)
+  local op, group = "optim." .. self.kind, self.groups[i or 1]
+  if group then return schedule.at(op, group.options.lr, self.count) end
+  pl.error(op .. ":lr", ("there is no group %s"):format(tostring(i)), ("groups are 1 to %d"):format(#self.groups))
+  return 0
 end
 
 ---Every slot, as { path = "adamw.m.<parameter's path>", state = } in a stable order.
@@ -169,7 +174,7 @@ end
 
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
 ---Outside of a step scope this ends the implicit step.
----@param opts {scale: number|perilune.Tensor}? a factor for all gradients, taken before clipping
+---@param opts {scale?: number|perilune.Tensor}? a factor for all gradients, taken before clipping
 ---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` is set
 function Optimizer:step(opts)
   local op = "optim." .. self.kind
