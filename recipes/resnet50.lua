@@ -76,7 +76,8 @@ end
 
 -- x (B, from, H, W) -> (B, 4 * width, H / stride, W / stride).
 local function Bottleneck(from, width, stride)
-  local m = {
+  local m ---@type any
+  m = {
     conv1 = conv(from, width, 1, 1), bn1 = nn.BatchNorm2d(width),
     conv2 = conv(width, width, 3, stride), bn2 = nn.BatchNorm2d(width),
     conv3 = conv(width, 4 * width, 1, 1), bn3 = nn.BatchNorm2d(4 * width),
@@ -84,14 +85,12 @@ local function Bottleneck(from, width, stride)
   if stride ~= 1 or from ~= 4 * width then
     m.downsample = { conv = conv(from, 4 * width, 1, stride), bn = nn.BatchNorm2d(4 * width) }
   end
-  ---@param x perilune.Tensor
   function m:forward(x)
     local y = self.bn1(self.conv1(x)):relu()
     y = self.bn2(self.conv2(y)):relu()
     y = self.bn3(self.conv3(y))
     local short = self.downsample and self.downsample.bn(self.downsample.conv(x)) or x
-    local sum = y + short ---@type perilune.Tensor
-    return sum:relu()
+    return (y + short):relu()
   end
   return nn.module(m)
 end

@@ -2,6 +2,7 @@
 //!
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
+mod bench;
 mod check;
 mod device;
 mod doctor;
@@ -44,6 +45,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Say where the time of a training step goes, kernel by kernel
     Profile(profile::ProfileArgs),
+    /// Time ours and PyTorch's for the same work, on the same device
+    Bench(bench::BenchArgs),
     /// Begin a recipe in a new directory, with what an editor needs
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -55,7 +58,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 5] = ["repl", "watch", "bench", "bundle", "ckpt"];
+const LATER: [&str; 4] = ["repl", "watch", "bundle", "ckpt"];
 
 /// `perilune FILE.lua …` becomes `perilune run FILE.lua …`.
 fn arguments() -> Result<Vec<OsString>, Failure> {
@@ -79,6 +82,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profile(args) => profile::profile(args),
+        Command::Bench(args) => bench::bench(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => screen::say(&perilune_lua::reference_markdown()),
         Command::Stubs => screen::say(&perilune_lua::stubs()),

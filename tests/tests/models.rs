@@ -47,7 +47,7 @@ fn llama_is_that_of_transformers() {
 #[test]
 fn resnet50_is_that_of_torchvision() {
     agrees("resnet50", &[("classes", "10"), ("pixels", "40")], 100);
-    let count = "local r = require 'resnet50'\nprint(r.model(r.params):num_parameters())";
+    let count = "local r = require 'resnet50'\nprint(r.model(r.params):num_parameters())\nreturn r";
     assert_eq!(run(count, &[]).unwrap().trim(), "25557032");
 }
 
