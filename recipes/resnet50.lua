@@ -74,25 +74,25 @@ local function conv(from, to, kernel, stride)
   return c
 end
 
+---@param x perilune.Tensor
+---@return perilune.Tensor
+local function bottleneck(self, x)
+  local y = self.bn1(self.conv1(x)):relu()
+  y = self.bn2(self.conv2(y)):relu()
+  if self.downsample then x = self.downsample.bn(self.downsample.conv(x)) end
+  return x:add(self.bn3(self.conv3(y))):relu()
+end
+
 -- x (B, from, H, W) -> (B, 4 * width, H / stride, W / stride).
 local function Bottleneck(from, width, stride)
-  local m ---@type any
-  m = {
+  local reshaped = stride ~= 1 or from ~= 4 * width
+  return nn.module {
     conv1 = conv(from, width, 1, 1), bn1 = nn.BatchNorm2d(width),
     conv2 = conv(width, width, 3, stride), bn2 = nn.BatchNorm2d(width),
     conv3 = conv(width, 4 * width, 1, 1), bn3 = nn.BatchNorm2d(4 * width),
+    downsample = reshaped and { conv = conv(from, 4 * width, 1, stride), bn = nn.BatchNorm2d(4 * width) } or nil,
+    forward = bottleneck,
   }
-  if stride ~= 1 or from ~= 4 * width then
-    m.downsample = { conv = conv(from, 4 * width, 1, stride), bn = nn.BatchNorm2d(4 * width) }
-  end
-  function m:forward(x)
-    local y = self.bn1(self.conv1(x)):relu()
-    y = self.bn2(self.conv2(y)):relu()
-    y = self.bn3(self.conv3(y))
-    local short = self.downsample and self.downsample.bn(self.downsample.conv(x)) or x
-    return (y + short):relu()
-  end
-  return nn.module(m)
 end
 
 -- Our names and torchvision's.

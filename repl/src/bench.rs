@@ -213,7 +213,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         if !all.contains(name) {
             let near = perilune_core::error::did_you_mean(name, all.iter().map(String::as_str));
             let near = near.map(|n| format!(". Did you mean {n}?")).unwrap_or_default();
-            return Err(Failure::Usage(format!("there is no case '{name}' on {family}{near} --list shows them")));
+            return Err(Failure::Usage(format!("there is no case '{name}' on {family}{near} (--list shows them)")));
         }
     }
     let mut rival = match args.no_rival {
@@ -231,7 +231,8 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Ok(r) => format!("PyTorch {}", r.version),
         Err(why) => format!("ours alone ({why})"),
     };
-    screen.line(&format!("{about} · {against} · {rounds} rounds; medians in microseconds"));
+    let plural = if rounds == 1 { "" } else { "s" };
+    screen.line(&format!("{about} · {against} · {rounds} round{plural}; medians in microseconds"));
     screen.line(&format!("{:<24}{:>12}{:>12}{:>12}{:>8}{:>7}", "case", "ours", "eager", "compile", "ratio", "goal"));
     let names = if args.names.is_empty() { &all } else { &args.names };
     let mut failed = 0;
