@@ -362,6 +362,15 @@ describe("weights under other names", function()
     expect(to.table_.weight):to_equal { { 0, 1 }, { 2, 3 }, { 4, 5 }, { 6, 7 }, { 0, 0 } }
   end)
 
+  it("may lack the prefix of the rules", function()
+    local to = model(4)
+    local long = rules(4)
+    long[1][2] = "net.emb"
+    nn.load_weights(to, path, long, { prefix = "net." })
+    expect(to.table_.weight:sum():item()):to_be(28)
+    expect(function() nn.load_weights(to, path, long) end):to_raise "has no 'net.emb.weight'"
+  end)
+
   it("say what does not fit", function()
     expect(function() nn.load_weights(model(3), path, rules()) end):to_raise "the file belongs to a model of another size"
     expect(function() nn.load_weights(model(5), path, { { "table_", "emb" } }) end):to_raise "no rule names 'blocks.1.bias'"
