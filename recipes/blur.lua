@@ -21,6 +21,7 @@ end
 
 -- One kernel for every channel: image (C, H, W), kernel (h, w). Zeros lie outside the image; where the kernel is an average,
 -- dividing by the filtered weight of the inside takes their darkness away from the border.
+---@return perilune.Tensor
 local function filter(image, kernel, average)
   local function apply(x, h, w)
     local rows, columns = kernel:size(0), kernel:size(1)

@@ -1,4 +1,4 @@
--- recipes/gpt2.lua: GPT-2 on files of tokens, from scratch
+-- recipes/gpt2.lua: GPT-2 on files of tokens, from scratch or from weights
 --
 --   perilune run recipes/gpt2.lua --device cuda --precision bf16 --set tokens=FILE --set size=124M
 --
@@ -6,8 +6,11 @@
 -- by tanh, learned positions, an output layer that shares the embedding. The vocabulary is padded to a multiple of 128,
 -- which matrix products like; nothing ever asks for the extra tokens. The optimizer's settings are nanoGPT's.
 --
--- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them (u16). Without one the
+-- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them. Without one the
 -- recipe trains on random tokens, which says how fast a machine is and nothing else.
+--
+-- `weights` names a model.safetensors of transformers' GPT2LMHeadModel to start from, OpenAI's own among them; `export` one to
+-- write at the end. It needs a config.json beside it, which transformers writes, with the same sizes.
 --
 -- Letters: B batch, T positions, C width, V vocabulary.
 
@@ -15,7 +18,7 @@ local pl = require "perilune"
 local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
 
 local sizes = { -- layers, heads, width
-  ["tiny"] = { 2, 2, 128 },
+  ["tiny"] = { 2, 2, 64 },
   ["124M"] = { 12, 12, 768 },
   ["350M"] = { 24, 16, 1024 },
   ["774M"] = { 36, 20, 1280 },
@@ -28,24 +31,33 @@ local recipe = pl.recipe {
   params = {
     size = "124M",                     -- tiny, 124M, 350M, 774M or 1558M
     tokens = "",                       -- a file of token ids; random tokens without one
+    weights = "", export = "",         -- model.safetensors to start from, and to write at the end
     vocab = 50304,                     -- 50257 tokens, padded
     context = 1024, batch = 32, accumulate = 1,
     steps = 1000, lr = 6e-4, warmup = 100, seed = 1337,
   },
 }
 
-function recipe.data(p)
-  local ids
-  if p.tokens == "" then
-    ids = pl.randint(0, math.min(50257, p.vocab), { 64 * p.context * p.batch + 1 }, { dtype = "i32" })
-  else
-    ids = data.tokens(p.tokens)
-  end
-  local text = data.sequence(ids)
+-- How many of the rows of the embedding are tokens.
+local function num_tokens(p) return math.min(50257, p.vocab) end
+
+-- Our names and those of transformers, whose matrices are (in, out).
+local function names(p)
   return {
-    train = text:split("train", 0.95):windows { length = p.context, batch = p.batch, seed = p.seed },
-    valid = text:split("valid", 0.05):windows { length = p.context, batch = p.batch },
+    { "wte", "transformer.wte", rows = num_tokens(p) },
+    { "wpe", "transformer.wpe" },
+    { "blocks.#.norm1", "transformer.h.#.ln_1" },
+    { "blocks.#.attn.qkv", "transformer.h.#.attn.c_attn", transpose = true },
+    { "blocks.#.attn.out", "transformer.h.#.attn.c_proj", transpose = true },
+    { "blocks.#.norm2", "transformer.h.#.ln_2" },
+    { "blocks.#.mlp.up", "transformer.h.#.mlp.c_fc", transpose = true },
+    { "blocks.#.mlp.down", "transformer.h.#.mlp.c_proj", transpose = true },
+    { "norm", "transformer.ln_f" },
   }
+end
+
+function recipe.data(p)
+  return data.language { tokens = p.tokens, vocab = num_tokens(p), context = p.context, batch = p.batch, seed = p.seed }
 end
 
 function recipe.model(p)
@@ -78,22 +90,26 @@ function recipe.model(p)
     start(block.attn.qkv, 0.02); start(block.attn.out, small)
     start(block.mlp.up, 0.02); start(block.mlp.down, small)
   end
-  return nn.module(m)
+  local model = nn.module(m)
+  if p.weights ~= "" then   -- OpenAI's file names its tensors without "transformer." and holds the causal masks as well
+    nn.load_weights(model, p.weights, names(p), { prefix = "transformer.", ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" } })
+  end
+  return model
 end
 
 function recipe.optimizer(p, model)
-  local groups = {
-    model = model,
-    { params = function(_, w) return #w.shape >= 2 end, weight_decay = 0.1 },
-    { weight_decay = 0 },
-  }
   local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = p.warmup, steps = p.steps }
-  return optim.AdamW(groups, { lr = lr, betas = { 0.9, 0.95 }, clip_norm = 1.0 })
+  return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = lr, betas = { 0.9, 0.95 }, clip_norm = 1.0 })
 end
 
 function recipe.loss(model, batch)
   local logits_BTV = model(batch.x)
   return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+end
+
+function recipe.finish(run)
+  local p = run.params
+  if p.export ~= "" then nn.save_weights(run.model, p.export, names(p)) end
 end
 
 return recipe

@@ -7,9 +7,9 @@ local pl = require "perilune"
 
 local p = pl.params { samples = 1e6, chunk = 1e6, seed = 1 }
 
-pl.seed(math.tointeger(p.seed))
-local chunk = math.tointeger(math.min(p.chunk, p.samples) // 1)
-local rounds = math.max(1, math.tointeger(p.samples // chunk))
+pl.seed(p.seed)
+local chunk = math.floor(math.min(p.chunk, p.samples))
+local rounds = math.max(1, p.samples // chunk)
 
 local hits = 0
 for _ = 1, rounds do                       -- by chunks, so that memory stays flat however many samples there are

@@ -32,7 +32,8 @@ function recipe.data(p)
   local rows = data.csv(p.csv)
   local names = column_names(rows)
   local target = p.target ~= "" and p.target or names[#names]
-  local inputs, y = {}, nil                  -- (rows, 1) a number, (rows, words) a word
+  local inputs = {}                          -- (rows, 1) a number, (rows, words) a word
+  local y                                    ---@type perilune.Tensor
   for _, name in ipairs(names) do
     local words = rows:words(name)
     if name == target then
@@ -51,7 +52,7 @@ function recipe.data(p)
 
   -- Mean 0 and deviation 1 for every column, measured on the training part alone.
   local ids = pl.tensor(train.index, { dtype = "i64" })
-  local x_train, y_train = set.columns.x:index_select(0, ids), y:index_select(0, ids)
+  local x_train, y_train = set.columns.x:index_select(0, ids), y:index_select(0, ids) ---@type perilune.Tensor, perilune.Tensor
   local scale = {
     x_mean = pl.state(x_train:mean(0), { trainable = false }), x_std = pl.state(x_train:std(0) + 1e-6, { trainable = false }),
     y_mean = pl.state(y_train:mean(), { trainable = false }), y_std = pl.state(y_train:std() + 1e-6, { trainable = false }),
@@ -77,7 +78,7 @@ function recipe.optimizer(p, model)
 end
 
 function recipe.loss(model, batch)
-  local y = model(batch.x)
+  local y = model(batch.x)                                    ---@type perilune.Tensor
   local y_std = model.scale.y_std                             -- the loss counts in deviations, so that lr suits any unit
   return (((y - batch.y) / y_std) ^ 2):mean(), { r2 = metrics.r2(y, batch.y), rmse = metrics.rmse(y, batch.y) }
 end

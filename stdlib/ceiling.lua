@@ -7,9 +7,9 @@ local pl = require "perilune"
 local function rate(work, fn)
   local function round(n)
     local start = pl.clock()
-    local y
-    for _ = 1, n do
-      if y then y:free() end
+    local y = pl.step(fn)
+    for _ = 2, n do
+      y:free()
       y = pl.step(fn)
     end
     pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() -- waits for the device

@@ -46,10 +46,10 @@ end
 ---@param given table?
 ---@param defaults table<string, any>
 ---@param loose table<string, string>? option -> kinds, such as { clip_norm = "number" }
----@return table
+---@return any options
 function check.options(op, given, defaults, loose)
   if not loose then return pl.options(op, given, defaults) end
-  if given ~= nil and type(given) ~= "table" then return pl.options(op, given, defaults) end
+  if given ~= nil and type(given) ~= "table" then return pl.options(op, given --[[@as any]], defaults) end
   -- A loose option is its own default, so that its type passes and its name is known to "did you mean".
   local full = {}
   for k, v in pairs(defaults) do full[k] = v end

@@ -22,9 +22,13 @@ local function place(shape, k)
 end
 
 ---`fn`'s results as one number: a weighted sum, with fixed weights from 0.5 to 1.5 that are not alike.
+---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
+---@param inputs perilune.Tensor[]
+---@return perilune.Tensor
 local function scalar(fn, inputs)
-  local sum
-  for i, y in ipairs { fn(table.unpack(inputs)) } do
+  local sum ---@type any
+  local results = { fn(table.unpack(inputs --[[@as any]])) }
+  for i, y in ipairs(results) do
     if not pl.is_tensor(y) then pl.error(op, ("result %d of the function is %s"):format(i, check.show(y)), "it returns tensors") end
     if y.dtype == "f64" or y.dtype == "f32" then
       local n = y:numel()
@@ -39,12 +43,13 @@ end
 
 ---True, or raises with the worst element: its gradient and what the difference says.
 ---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
----@param inputs perilune.Tensor[] floats; States count with their value
----@param opts {eps: number, tolerance: number}? tolerance is relative to the larger of 1 and the gradient
+---@param inputs perilune.Tensor|perilune.Tensor[] floats; States count with their value
+---@param opts {eps?: number, tolerance?: number}? tolerance is relative to the larger of 1 and the gradient
 ---@return boolean
 local function gradcheck(fn, inputs, opts)
   if not check.is(fn, "function") then pl.error(op, "fn is " .. check.show(fn), "pl.gradcheck(function(x) ... end, { x })") end
-  if pl.is_tensor(inputs) then inputs = { inputs } end
+  if pl.is_tensor(inputs) then inputs = { inputs --[[@as perilune.Tensor]] } end
+  ---@cast inputs perilune.Tensor[]
   if type(inputs) ~= "table" or #inputs == 0 then pl.error(op, "inputs is " .. check.show(inputs), "a list of tensors: { x, w }") end
   local o = check.options(op, opts, { eps = 1e-6, tolerance = 1e-5 })
   if o.eps <= 0 then pl.error(op, ("eps is %g, but must be above 0"):format(o.eps)) end
@@ -60,7 +65,7 @@ local function gradcheck(fn, inputs, opts)
   pl.eval(table.unpack(wide))
 
   local grads = { pl.grad(scalar(fn, wide), wide, { allow_unused = true }) }
-  local worst = { error = -1 }
+  local worst = { error = -1.0 }
   for i, x in ipairs(wide) do
     local shape, n = x.shape, x:numel()
     local given = grads[i] and grads[i]:reshape(n):tolist() or {}

@@ -20,7 +20,8 @@ function init.fans(shape)
   end
   local kernel = 1
   for i = 3, #shape do kernel = kernel * shape[i] end
-  return shape[2] * kernel, shape[1] * kernel
+  local out_dim, in_dim = shape[1] --[[@as integer]], shape[2] --[[@as integer]]
+  return in_dim * kernel, out_dim * kernel
 end
 
 ---The recommended gain of a nonlinearity (PyTorch: calculate_gain).
@@ -31,53 +32,57 @@ function init.gain(nonlinearity, a)
   local gains = { linear = 1, conv = 1, sigmoid = 1, tanh = 5 / 3, relu = math.sqrt(2), selu = 3 / 4,
                   leaky_relu = math.sqrt(2 / (1 + (a or 0.01) ^ 2)) }
   check.word("init.gain", "nonlinearity", nonlinearity, { "linear", "conv", "sigmoid", "tanh", "relu", "leaky_relu", "selu" })
-  return gains[nonlinearity]
+  return gains[nonlinearity] --[[@as number]]
 end
 
 ---@param shape integer[]
----@param opts {dtype: string}?
+---@param opts {dtype?: string}?
 function init.zeros(shape, opts)
   return pl.zeros(shape, check.options("init.zeros", opts, { dtype = "f32" }))
 end
 
 ---@param shape integer[]
----@param opts {dtype: string}?
+---@param opts {dtype?: string}?
 function init.ones(shape, opts)
   return pl.ones(shape, check.options("init.ones", opts, { dtype = "f32" }))
 end
 
 ---@param shape integer[]
 ---@param value number
----@param opts {dtype: string}?
+---@param opts {dtype?: string}?
 function init.constant(shape, value, opts)
   return pl.full(shape, value, check.options("init.constant", opts, { dtype = "f32" }))
 end
 
 ---The identity map: 1 where row and column agree.
 ---@param shape integer[] (rows, columns)
----@param opts {dtype: string}?
+---@param opts {dtype?: string}?
 function init.eye(shape, opts)
   local o = check.options("init.eye", opts, { dtype = "f32" })
   if #shape ~= 2 then pl.error("init.eye", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
-  local row, column = pl.arange(shape[1]):unsqueeze(1), pl.arange(shape[2])
+  local rows, columns = shape[1] --[[@as integer]], shape[2] --[[@as integer]]
+  local row, column = pl.arange(rows):unsqueeze(1), pl.arange(columns)
   return row:eq(column):to(o.dtype)
 end
 
 ---Uniform in [a, b).
 ---@param shape integer[]
----@param opts {a: number, b: number, dtype: string}?
+---@param opts {a?: number, b?: number, dtype?: string}?
 function init.uniform(shape, opts)
   local o = check.options("init.uniform", opts, { a = 0, b = 1, dtype = "f32" })
   return pl.rand(shape, { dtype = o.dtype }) * (o.b - o.a) + o.a
 end
 
 ---@param shape integer[]
----@param opts {mean: number, std: number, dtype: string}?
+---@param opts {mean?: number, std?: number, dtype?: string}?
 function init.normal(shape, opts)
   local o = check.options("init.normal", opts, { mean = 0, std = 1, dtype = "f32" })
   return pl.randn(shape, { dtype = o.dtype }) * o.std + o.mean
 end
 
+---@param x perilune.Tensor
+---@param coefficients any numbers, the highest power's first
+---@return perilune.Tensor
 local function horner(x, coefficients)
   local y = coefficients[1] * x + coefficients[2]
   for i = 3, #coefficients do y = y * x + coefficients[i] end
@@ -85,6 +90,8 @@ local function horner(x, coefficients)
 end
 
 ---Inverse of erf for x in (-1, 1). M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011): error 4e-7.
+---@param x perilune.Tensor
+---@return perilune.Tensor
 local function erfinv(x)
   local w = -(1 - x * x):log()
   local central = horner(w - 2.5, { 2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
@@ -103,7 +110,7 @@ end
 
 ---Normal numbers kept within [a, b], by inversion: no value is drawn twice.
 ---@param shape integer[]
----@param opts {mean: number, std: number, a: number, b: number, dtype: string}?
+---@param opts {mean?: number, std?: number, a?: number, b?: number, dtype?: string}?
 function init.trunc_normal(shape, opts)
   local o = check.options("init.trunc_normal", opts, { mean = 0, std = 1, a = -2, b = 2, dtype = "f32" })
   if o.a >= o.b then pl.error("init.trunc_normal", ("a = %g must be less than b = %g"):format(o.a, o.b)) end
@@ -115,7 +122,7 @@ end
 
 ---Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010).
 ---@param shape integer[]
----@param opts {gain: number, dtype: string}?
+---@param opts {gain?: number, dtype?: string}?
 function init.xavier_uniform(shape, opts)
   local o = check.options("init.xavier_uniform", opts, { gain = 1, dtype = "f32" })
   local fan_in, fan_out = init.fans(shape)
@@ -124,7 +131,7 @@ function init.xavier_uniform(shape, opts)
 end
 
 ---@param shape integer[]
----@param opts {gain: number, dtype: string}?
+---@param opts {gain?: number, dtype?: string}?
 function init.xavier_normal(shape, opts)
   local o = check.options("init.xavier_normal", opts, { gain = 1, dtype = "f32" })
   local fan_in, fan_out = init.fans(shape)
@@ -140,7 +147,7 @@ end
 
 ---He et al., Delving deep into rectifiers (2015).
 ---@param shape integer[]
----@param opts {a: number, mode: string, nonlinearity: string, dtype: string}?
+---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
 function init.kaiming_uniform(shape, opts)
   local std, dtype = kaiming_std("init.kaiming_uniform", shape, opts)
   local bound = math.sqrt(3) * std
@@ -148,7 +155,7 @@ function init.kaiming_uniform(shape, opts)
 end
 
 ---@param shape integer[]
----@param opts {a: number, mode: string, nonlinearity: string, dtype: string}?
+---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
 function init.kaiming_normal(shape, opts)
   local std, dtype = kaiming_std("init.kaiming_normal", shape, opts)
   return init.normal(shape, { std = std, dtype = dtype })
@@ -159,12 +166,13 @@ end
 ---The polar factor of a Gaussian matrix has the same law as PyTorch's QR and needs only matmuls: Newton-Schulz in f64,
 ---15 fast quintic steps to bring every singular value near 1, then 8 cubic ones that converge.
 ---@param shape integer[]
----@param opts {gain: number, dtype: string}?
+---@param opts {gain?: number, dtype?: string}?
 function init.orthogonal(shape, opts)
   local o = check.options("init.orthogonal", opts, { gain = 1, dtype = "f32" })
   local fan_in = init.fans(shape)
-  local rows, columns = shape[1], fan_in
-  local x = pl.randn({ math.min(rows, columns), math.max(rows, columns) }, { dtype = "f64" })
+  local rows, columns = shape[1] --[[@as integer]], fan_in
+  local few, many = math.min(rows, columns) --[[@as integer]], math.max(rows, columns) --[[@as integer]]
+  local x = pl.randn({ few, many }, { dtype = "f64" })
   x = x / (x * x):sum():sqrt()
   for _ = 1, 15 do
     local s = x:matmul(x:transpose(0, 1))

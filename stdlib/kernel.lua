@@ -78,7 +78,7 @@ local function parse(op, text, known)
   local function expect(symbol)
     if not take(symbol) then fail(("expected '%s'"):format(symbol)) end
   end
-  local ternary
+  local ternary ---@type fun(): function
 
   local function call(name, start)
     local args = {}
@@ -134,9 +134,9 @@ local function parse(op, text, known)
     fail(("unexpected '%s'"):format(text:sub(at, at)))
   end
 
-  local unary_level
+  local unary_level ---@type fun(): function
   local function power()
-    local base = primary()
+    local base = primary() ---@type function
     if not take "^" then return base end
     local exponent = unary_level() -- to the right, and -x is a fine exponent
     return function(v) return arithmetic["^"](base(v), exponent(v)) end
@@ -219,7 +219,7 @@ local function kernel(given)
     if v ~= nil and not check.is(v, wanted) then pl.error(op, ("%s is %s"):format(key, check.show(v)), ("it must be a %s"):format(wanted)) end
   end
   if type(given) ~= "table" then pl.error(op, "the argument is " .. check.show(given), 'pl.kernel { inputs = "x", expr = "x * x" }') end
-  if given.source ~= nil then
+  if given["source"] ~= nil then
     pl.error(op, "kernels from CUDA source are not in this version", "write an elementwise one as expr, or compose tensor functions")
   end
   check.options(op, given, {}, { name = "string", inputs = "string", scalars = "string", expr = "string", backward = "function" })

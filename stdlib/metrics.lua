@@ -24,7 +24,7 @@ end
 ---The share of labels hit by the highest score. scores (..., C) or labels (...), target (...) -> scalar f32.
 ---@param scores perilune.Tensor
 ---@param target perilune.Tensor
----@param opts {ignore_index: integer}?
+---@param opts {ignore_index?: integer}?
 ---@return perilune.Tensor
 function metrics.accuracy(scores, target, opts)
   local o = check.options("metrics.accuracy", opts, {}, { ignore_index = "number" })
@@ -36,7 +36,7 @@ end
 ---@param scores perilune.Tensor
 ---@param target perilune.Tensor
 ---@param k integer
----@param opts {ignore_index: integer}?
+---@param opts {ignore_index?: integer}?
 ---@return perilune.Tensor
 function metrics.top_k(scores, target, k, opts)
   check.whole("metrics.top_k", "k", k)
@@ -66,7 +66,7 @@ end
 ---average: "macro" (mean over classes), "micro", "weighted" (by labels) or "none" (one a class).
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
----@param opts {average: string, classes: integer}?
+---@param opts {average?: string, classes?: integer}?
 ---@return perilune.Tensor # scalar, or (C) for "none"
 function metrics.f1(scores, target, opts)
   local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number" })
@@ -89,6 +89,10 @@ function metrics.perplexity(loss)
   return loss:exp()
 end
 
+---@param op string
+---@param prediction perilune.Tensor
+---@param target perilune.Tensor
+---@return perilune.Tensor
 local function residual(op, prediction, target)
   if prediction:dim() ~= target:dim() or prediction:numel() ~= target:numel() then
     pl.error(op, ("shapes {%s} and {%s} differ"):format(table.concat(prediction.shape, ", "), table.concat(target.shape, ", ")),
@@ -140,6 +144,7 @@ function metrics.throughput(count, seconds)
 end
 
 ---@class perilune.Mean
+---@field parts {values: table<string, perilune.Tensor|number>, count: number|perilune.Tensor}[]
 local Mean = {}
 local mean_meta = { __index = Mean }
 
@@ -157,15 +162,18 @@ function Mean:add(values, count)
   self.parts[#self.parts + 1] = { values = values, count = count }
 end
 
+---@param value perilune.Tensor|number
+---@return number
 local function number(value)
-  return type(value) == "number" and value or value:item()
+  if type(value) == "number" then return value end
+  return value:item()
 end
 
 ---The means as plain numbers, and the number of samples. Reads all tensors, so it waits for them.
 ---@return table<string, number>
 ---@return number count
 function Mean:result()
-  local sums, counts, total = {}, {}, 0
+  local sums, counts, total = {}, {}, 0.0
   for _, part in ipairs(self.parts) do
     local n = number(part.count)
     total = total + n

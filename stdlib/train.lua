@@ -29,6 +29,7 @@ local train = {}
 ---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? instead of the standard step
 ---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? weights averaged; evaluation uses them
 ---@field accumulate integer?
+---@field steps integer? where params has none
 ---@field precision "f32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
@@ -48,6 +49,9 @@ local train = {}
 ---@field precision string
 ---@field scaler perilune.LossScaler? with precision "fp16"
 ---@field eval_every integer?
+---@field seed integer
+---@field stopped boolean early stopping has ended the run
+---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
 ---@field batch table the training batch at the run's position, recorded anew when read
 local Run = {}
 
@@ -115,7 +119,7 @@ end
 ---A run at its first step: builds data, model and optimizer, with all random numbers from the seed.
 ---@param recipe perilune.Recipe
 ---@param params table? every param with its final value; recipe.params by default
----@param opts {seed: integer, precision: string}? params.seed by default, else 0; recipe.precision by default, else "f32"
+---@param opts {seed?: integer, precision?: string}? params.seed by default, else 0; recipe.precision by default, else "f32"
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
@@ -146,8 +150,8 @@ function train.new(recipe, params, opts)
   end
   if precision == "fp16" then run.scaler = require("perilune.optim.scaler").LossScaler() end
   if recipe.ema then
-    local new = type(recipe.ema) == "number" and function() return require("perilune.optim.ema").EMA(run.model, recipe.ema) end or recipe.ema
-    run.ema = new(params, run.model)
+    local ema = recipe.ema
+    if type(ema) == "number" then run.ema = require("perilune.optim.ema").EMA(run.model, ema) else run.ema = ema(params, run.model) end
   end
   part(recipe, "loss", recipe.step == nil)
 
@@ -161,6 +165,9 @@ function train.new(recipe, params, opts)
 end
 
 ---What a loss function returned, checked: the loss, its metrics, the weight.
+---@return perilune.Tensor
+---@return table<string, perilune.Tensor|number>
+---@return any weight a number or a tensor
 local function outcome(recipe, name, count, loss, values, weight)
   if not pl.is_tensor(loss) or loss:numel() ~= 1 then
     local got = pl.is_tensor(loss) and ("a tensor of shape {%s}"):format(table.concat(loss.shape, ", ")) or check.show(loss)
@@ -173,10 +180,13 @@ local function outcome(recipe, name, count, loss, values, weight)
 end
 
 ---Sums over micro-batches of weight * value.
+---@param sums table<string, perilune.Tensor|number>
+---@param values table<string, perilune.Tensor|number>
+---@param weight perilune.Tensor|number
 local function add(sums, values, weight)
   for _, name in ipairs(tree.names(values)) do
     local v = values[name] * weight
-    if pl.is_tensor(v) then v = v:detach() end
+    if pl.is_tensor(v) then v = (v --[[@as perilune.Tensor]]):detach() end
     sums[name] = sums[name] and sums[name] + v or v
   end
 end
@@ -200,7 +210,8 @@ local function record(run, batches)
     if run.ema then run.ema:update() end
     return outcome(recipe, "step", 1, loss, values)
   end
-  local loss, values, norm
+  local loss, norm
+  local values = {}
   if #batches == 1 then
     local batch, count = table.unpack(batches[1])
     loss, values = outcome(recipe, "loss", count, call(run, recipe.loss, model, batch))
@@ -209,7 +220,8 @@ local function record(run, batches)
   else
     -- Micro-batch by micro-batch, so that activations of only one are alive; the weights' sum, perhaps known only on the
     -- device, divides at the end.
-    local sums, extra, total, unit = {}, {}, nil, nil
+    local sums, extra = {}, {}
+    local total, unit ---@type any, any the weights' sum and the first of them: numbers or tensors
     for _, b in ipairs(batches) do
       local l, v, weight = outcome(recipe, "loss", b[2], call(run, recipe.loss, model, b[1]))
       if pl.is_tensor(weight) then weight = weight:to("f32") end
@@ -221,7 +233,7 @@ local function record(run, batches)
       total = total and total + weight or weight
     end
     norm = run.opt:step { scale = unit / total, scaler = run.scaler }
-    loss, values = sums.loss / total, {}
+    loss = sums.loss / total
     for _, name in ipairs(tree.names(extra)) do values[name] = extra[name] / total end
   end
   if norm and values.grad_norm == nil then values.grad_norm = norm end
@@ -238,8 +250,10 @@ local function unzip(values)
 end
 
 ---Runs `fn` as a step scope; `fn` returns a table of tensors and numbers, which comes back evaluated.
+---@param fn fun(): table<string, any>
+---@return table<string, any>
 local function evaluated(fn)
-  local names
+  local names = {} ---@type string[]
   local results = { pl.step(function()
     local list
     names, list = unzip(fn())
@@ -250,14 +264,20 @@ local function evaluated(fn)
   return out
 end
 
+---@class perilune.StepResult
+---@field loss perilune.Tensor
+---@field metrics table<string, perilune.Tensor>
+---@field samples integer
+
+---@return perilune.StepResult
 local function take_step(run, get_batches)
   local samples = 0
   local values = evaluated(function()
     local batches = get_batches()
     for _, b in ipairs(batches) do samples = samples + b[2] end
-    local loss, values = record(run, batches)
+    local loss, extra = record(run, batches)
     local all = { loss = loss }
-    for name, value in pairs(values) do all["." .. name] = value end
+    for name, value in pairs(extra) do all["." .. name] = value end
     return all
   end)
   run.count = run.count + 1
@@ -270,9 +290,9 @@ end
 
 ---One optimizer step. With `n`, that many, and the result of the last.
 ---@param n integer?
----@return {loss: perilune.Tensor, metrics: table<string, perilune.Tensor>, samples: integer}
+---@return perilune.StepResult
 function Run:step(n)
-  local result
+  local result ---@type perilune.StepResult
   self.model:train()
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
     result = take_step(self, function()
@@ -345,8 +365,8 @@ function Run:evaluate(split, limit)
     end)
     weight, values.weight = weight or values.weight, nil
     local named = { loss = values.loss }
-    for name, value in pairs(values) do
-      if name ~= "loss" then named[name:sub(2)] = value end
+    for key, value in pairs(values) do
+      if key ~= "loss" then named[key:sub(2)] = value end
     end
     mean:add(named, weight)
   end
@@ -397,13 +417,13 @@ end
 ---Trains on the first training batch until its loss is at most `threshold`.
 ---@param recipe perilune.Recipe
 ---@param params table?
----@param opts {steps: integer, threshold: number, seed: integer}?
+---@param opts {steps?: integer, threshold?: number, seed?: integer}?
 ---@return {ok: boolean, first: number, last: number, steps: integer}
 function train.memorise(recipe, params, opts)
   local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })
   local run = train.new(recipe, params, { seed = o.seed })
   run.model:train()
-  local first, last, done = nil, math.huge, 0
+  local first, last, done = math.huge, math.huge, 0
   while done < o.steps and last > o.threshold do
     local result = take_step(run, function() return { { run.data.train:batch_at(0) } } end)
     done = done + 1

@@ -1,6 +1,9 @@
 ---@meta perilune
 -- Made by `perilune stubs` from the op registry: types for editors. Never run.
 
+---A whole number: 64, or 64.0, as arithmetic may give it.
+---@alias perilune.Whole number
+
 ---@alias perilune.DType "f64"|"f32"|"bf16"|"f16"|"i64"|"i32"|"u8"|"bool"
 
 ---@class perilune.Tensor
@@ -29,7 +32,8 @@ function Tensor:size(dim) end
 function Tensor:numel() end
 ---@return integer
 function Tensor:dim() end
----@return number|boolean
+---The one value there is, evaluated now; a boolean if the tensor is bool.
+---@return number
 function Tensor:item() end
 ---@return any
 function Tensor:tolist() end
@@ -46,13 +50,13 @@ function Tensor:free() end
 ---@class perilune.State: perilune.Tensor
 
 ---@class perilune
----@field nn table
----@field optim table
----@field data table
----@field metrics table
----@field train table
----@field init table
----@field tree table
+---@field nn any
+---@field optim any
+---@field data any
+---@field metrics any
+---@field train any
+---@field init any
+---@field tree any
 ---@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
@@ -122,7 +126,7 @@ function pl.switches(switches, fn, ...) end
 ---@param op string
 ---@param given table?
 ---@param defaults table
----@return table
+---@return any options
 function pl.options(op, given, defaults) end
 ---@param op string
 ---@param message string
@@ -130,10 +134,10 @@ function pl.options(op, given, defaults) end
 ---@param at? function where the fault is written, if it is not the line being run
 function pl.error(op, message, hint, at) end
 ---@param recipe table
----@return table
+---@return any recipe the table, to which the recipe's functions are added
 function pl.recipe(recipe) end
 ---@param defaults table
----@return table
+---@return table<string, any>
 function pl.params(defaults) end
 ---Tensors by name of a .safetensors or .npz file, the tensor of an .npy file. A relative path is one of the current
 ---directory, where `pl.save` writes, else one beside the recipe.
@@ -149,55 +153,48 @@ function pl.save(path, tensors) end
 function pl.help(name) end
 
 ---zeros({d0, d1, ...}) -> (d0, d1, ...), all 0.
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.zeros(shape, options, ...) end
 
 ---ones({d0, d1, ...}) -> (d0, d1, ...), all 1.
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.ones(shape, options, ...) end
 
 ---full({d0, ...}, value) -> (d0, ...), all `value`.
 ---dtype defaults to i64 for an integer value and f32 for a float. The value is a run-time number: changing it
 ---recompiles nothing.
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param value number
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.full(shape, value, options) end
 
 ---x (...) -> (...), all 0, of x's dtype unless one is given.
 ---@param x perilune.Tensor
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.zeros_like(x, options) end
 
 ---x (...) -> (...), all 0, of x's dtype unless one is given.
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:zeros_like(options) end
 
 ---x (...) -> (...), all 1, of x's dtype unless one is given.
 ---@param x perilune.Tensor
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.ones_like(x, options) end
 
 ---x (...) -> (...), all 1, of x's dtype unless one is given.
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:ones_like(options) end
 
 ---x (...) -> (...), all `value`, of x's dtype unless one is given.
@@ -205,14 +202,12 @@ function Tensor:ones_like(options) end
 ---@param value number
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.full_like(x, value, options) end
 
 ---x (...) -> (...), all `value`, of x's dtype unless one is given.
 ---@param value number
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:full_like(value, options) end
 
 ---arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).
@@ -222,111 +217,105 @@ function Tensor:full_like(value, options) end
 ---@param stop? number
 ---@param step? number
 ---@param options? {dtype?: perilune.DType}
+---@overload fun(start: number, options: {dtype?: perilune.DType}): perilune.Tensor
+---@overload fun(start: number, stop: number, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.arange(start, stop, step, options) end
 
 ---linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.
 ---One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.
 ---@param start number
 ---@param stop number
----@param steps integer
+---@param steps perilune.Whole
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.linspace(start, stop, steps, options) end
 
 ---eye(n[, m]) -> (n, m): 1 where row equals column, else 0.
----@param n integer
----@param m? integer
+---@param n perilune.Whole
+---@param m? perilune.Whole
 ---@param options? {dtype?: perilune.DType}
+---@overload fun(n: perilune.Whole, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.eye(n, m, options) end
 
 ---rand({d0, ...}) -> (d0, ...): uniform in [0, 1).
 ---f32 has 24 random bits, f64 48, f16 11, bf16 8. Philox 4x32-10 of (seed, step, call, element).
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.rand(shape, options, ...) end
 
 ---uniform({d0, ...}, low, high) -> (d0, ...): uniform in [low, high); rounding may reach high.
 ---low and high are run-time numbers.
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param low? number
 ---@param high? number
 ---@param options? {dtype?: perilune.DType}
+---@overload fun(shape: perilune.Whole|perilune.Whole[], options: {dtype?: perilune.DType}): perilune.Tensor
+---@overload fun(shape: perilune.Whole|perilune.Whole[], low: number, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.uniform(shape, low, high, options) end
 
 ---randn({d0, ...}) -> (d0, ...): normal with mean 0 and variance 1, by Box and Muller's method from two uniform
 ---draws. f32 reaches 5.77 standard deviations, f64 8.15. 16-bit floats are rounded from f32.
----@param shape integer|integer[]
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.randn(shape, options, ...) end
 
 ---randint(low, high, {d0, ...}) -> (d0, ...): integers, uniform in [low, high).
 ---Ranges to 4096 use one draw of 24 bits, wider ones two (48 bits), so no value is favoured by more than 1 in
 ---4096; high - low is at most 2^36. low and high are run-time numbers.
----@param low integer
----@param high integer
----@param shape integer|integer[]
+---@param low perilune.Whole
+---@param high perilune.Whole
+---@param shape perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.randint(low, high, shape, options, ...) end
 
 ---p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32
 ---for a number p, which is a run-time number. Probabilities are honoured to 2^-24.
 ---@param p perilune.Tensor|number
----@param shape? integer|integer[]
+---@param shape? perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(p: perilune.Tensor|number, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.bernoulli(p, shape, options, ...) end
 
 ---p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32
 ---for a number p, which is a run-time number. Probabilities are honoured to 2^-24.
----@param shape? integer|integer[]
+---@param shape? perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:bernoulli(shape, options, ...) end
 
 ---x (...) -> (...): uniform in [0, 1), of x's dtype unless one is given. See `rand`.
 ---@param x perilune.Tensor
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.rand_like(x, options) end
 
 ---x (...) -> (...): uniform in [0, 1), of x's dtype unless one is given. See `rand`.
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:rand_like(options) end
 
 ---x (...) -> (...): normal with mean 0 and variance 1, of x's dtype unless one is given. See `randn`.
 ---@param x perilune.Tensor
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.randn_like(x, options) end
 
 ---x (...) -> (...): normal with mean 0 and variance 1, of x's dtype unless one is given. See `randn`.
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:randn_like(options) end
 
 ---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1); at 0 the
@@ -334,14 +323,12 @@ function Tensor:randn_like(options) end
 ---@param x perilune.Tensor
 ---@param p? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.dropout(x, p) end
 
 ---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1); at 0 the
 ---result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).
 ---@param p? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:dropout(p) end
 
 ---x (...) -> (...) with elements of `dtype`.
@@ -349,286 +336,236 @@ function Tensor:dropout(p) end
 ---@param x perilune.Tensor
 ---@param dtype perilune.DType
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.to(x, dtype) end
 
 ---x (...) -> (...) with elements of `dtype`.
 ---Floats round to nearest even; floats to integers truncate toward zero; anything to bool is "not zero".
 ---@param dtype perilune.DType
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:to(dtype) end
 
 ---x (...) -> (...), the same values laid out in row-major order in memory of their own.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.contiguous(x) end
 
 ---x (...) -> (...), the same values laid out in row-major order in memory of their own.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:contiguous() end
 
 ---x (...) -> (...): -x. Also the operator `-x`.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.neg(x) end
 
 ---x (...) -> (...): -x. Also the operator `-x`.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:neg() end
 
 ---x (...) -> (...): |x|. The gradient at 0 is 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.abs(x) end
 
 ---x (...) -> (...): |x|. The gradient at 0 is 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:abs() end
 
 ---x (...) -> (...): -1, 0 or 1; NaN stays NaN.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sign(x) end
 
 ---x (...) -> (...): -1, 0 or 1; NaN stays NaN.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sign() end
 
 ---x (...) -> (...): e^x.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.exp(x) end
 
 ---x (...) -> (...): e^x.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:exp() end
 
 ---x (...) -> (...): natural logarithm; -inf at 0, NaN below.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.log(x) end
 
 ---x (...) -> (...): natural logarithm; -inf at 0, NaN below.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:log() end
 
 ---x (...) -> (...): log(1 + x), accurate near 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.log1p(x) end
 
 ---x (...) -> (...): log(1 + x), accurate near 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:log1p() end
 
 ---x (...) -> (...): e^x - 1, accurate near 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.expm1(x) end
 
 ---x (...) -> (...): e^x - 1, accurate near 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:expm1() end
 
 ---x (...) -> (...): square root; NaN below 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sqrt(x) end
 
 ---x (...) -> (...): square root; NaN below 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sqrt() end
 
 ---x (...) -> (...): 1 / sqrt(x).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.rsqrt(x) end
 
 ---x (...) -> (...): 1 / sqrt(x).
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:rsqrt() end
 
 ---x (...) -> (...): 1 / x.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.reciprocal(x) end
 
 ---x (...) -> (...): 1 / x.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:reciprocal() end
 
 ---x (...) -> (...): sine of x in radians.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sin(x) end
 
 ---x (...) -> (...): sine of x in radians.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sin() end
 
 ---x (...) -> (...): cosine of x in radians.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.cos(x) end
 
 ---x (...) -> (...): cosine of x in radians.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:cos() end
 
 ---x (...) -> (...): tangent of x in radians.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.tan(x) end
 
 ---x (...) -> (...): tangent of x in radians.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:tan() end
 
 ---x (...) -> (...): hyperbolic tangent.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.tanh(x) end
 
 ---x (...) -> (...): hyperbolic tangent.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:tanh() end
 
 ---x (...) -> (...): 1 / (1 + e^-x).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sigmoid(x) end
 
 ---x (...) -> (...): 1 / (1 + e^-x).
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sigmoid() end
 
 ---x (...) -> (...): the error function, 2/sqrt(pi) times the integral of e^-t^2 from 0 to x.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.erf(x) end
 
 ---x (...) -> (...): the error function, 2/sqrt(pi) times the integral of e^-t^2 from 0 to x.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:erf() end
 
 ---x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.floor(x) end
 
 ---x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:floor() end
 
 ---x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.ceil(x) end
 
 ---x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:ceil() end
 
 ---x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.round(x) end
 
 ---x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:round() end
 
 ---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.add(x, y) end
 
 ---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:add(y) end
 
 ---x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sub(x, y) end
 
 ---x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sub(y) end
 
 ---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.mul(x, y) end
 
 ---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:mul(y) end
 
 ---x (...), y (...) -> broadcast: x / y, always a float (integers are converted to f32). Also the operator `/`.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.div(x, y) end
 
 ---x (...), y (...) -> broadcast: x / y, always a float (integers are converted to f32). Also the operator `/`.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:div(y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
@@ -636,14 +573,12 @@ function Tensor:div(y) end
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.floor_div(x, y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
 ---An integer divided by 0 gives 0. Gradient 0.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:floor_div(y) end
 
 ---x (...), y (...) -> broadcast: x - floor(x / y) * y, with the sign of y. Also the operator `%`.
@@ -651,14 +586,12 @@ function Tensor:floor_div(y) end
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.remainder(x, y) end
 
 ---x (...), y (...) -> broadcast: x - floor(x / y) * y, with the sign of y. Also the operator `%`.
 ---An integer modulo 0 gives 0.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:remainder(y) end
 
 ---x (...), y (...) -> broadcast: x to the power y. Also the operator `^`.
@@ -667,7 +600,6 @@ function Tensor:remainder(y) end
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.pow(x, y) end
 
 ---x (...), y (...) -> broadcast: x to the power y. Also the operator `^`.
@@ -675,183 +607,154 @@ function pl.pow(x, y) end
 ---other number is a run-time slot. Integers wrap; an integer to a negative power is 0 unless x is 1 or -1.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:pow(y) end
 
 ---x (...), y (...) -> broadcast: the larger of the two; NaN if either is. Equal values share the gradient.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.maximum(x, y) end
 
 ---x (...), y (...) -> broadcast: the larger of the two; NaN if either is. Equal values share the gradient.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:maximum(y) end
 
 ---x (...), y (...) -> broadcast: the smaller of the two; NaN if either is. Equal values share the gradient.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.minimum(x, y) end
 
 ---x (...), y (...) -> broadcast: the smaller of the two; NaN if either is. Equal values share the gradient.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:minimum(y) end
 
 ---x (...), y (...) -> broadcast bool: x == y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.eq(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x == y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:eq(y) end
 
 ---x (...), y (...) -> broadcast bool: x != y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.ne(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x != y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:ne(y) end
 
 ---x (...), y (...) -> broadcast bool: x < y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.lt(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x < y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:lt(y) end
 
 ---x (...), y (...) -> broadcast bool: x <= y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.le(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x <= y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:le(y) end
 
 ---x (...), y (...) -> broadcast bool: x > y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.gt(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x > y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:gt(y) end
 
 ---x (...), y (...) -> broadcast bool: x >= y. A method, since Lua's own comparisons return plain booleans.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.ge(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x >= y. A method, since Lua's own comparisons return plain booleans.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:ge(y) end
 
 ---x (...) -> bool (...): whether the element is NaN.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.isnan(x) end
 
 ---x (...) -> bool (...): whether the element is NaN.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:isnan() end
 
 ---x (...) -> bool (...): whether the element is positive or negative infinity.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.isinf(x) end
 
 ---x (...) -> bool (...): whether the element is positive or negative infinity.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:isinf() end
 
 ---x (...), y (...) -> broadcast bool: both are not zero.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logical_and(x, y) end
 
 ---x (...), y (...) -> broadcast bool: both are not zero.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logical_and(y) end
 
 ---x (...), y (...) -> broadcast bool: at least one is not zero.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logical_or(x, y) end
 
 ---x (...), y (...) -> broadcast bool: at least one is not zero.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logical_or(y) end
 
 ---x (...), y (...) -> broadcast bool: exactly one is not zero.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logical_xor(x, y) end
 
 ---x (...), y (...) -> broadcast bool: exactly one is not zero.
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logical_xor(y) end
 
 ---x (...) -> bool (...): the element is zero.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logical_not(x) end
 
 ---x (...) -> bool (...): the element is zero.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logical_not() end
 
 ---cond (...) bool, x (...), y (...) -> broadcast: x where cond is true, else y. `cond:where(x, y)` works too.
@@ -859,14 +762,12 @@ function Tensor:logical_not() end
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.where(cond, x, y) end
 
 ---cond (...) bool, x (...), y (...) -> broadcast: x where cond is true, else y. `cond:where(x, y)` works too.
 ---@param x perilune.Tensor|number
 ---@param y perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:where(x, y) end
 
 ---x (...) -> (...): x limited to [min, max]; either bound may be nil. NaN stays NaN. No gradient flows where x is
@@ -875,7 +776,6 @@ function Tensor:where(x, y) end
 ---@param min? perilune.Tensor|number
 ---@param max? perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.clamp(x, min, max) end
 
 ---x (...) -> (...): x limited to [min, max]; either bound may be nil. NaN stays NaN. No gradient flows where x is
@@ -883,29 +783,24 @@ function pl.clamp(x, min, max) end
 ---@param min? perilune.Tensor|number
 ---@param max? perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:clamp(min, max) end
 
 ---x (...) -> bool (...): whether the element is neither infinite nor NaN.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.isfinite(x) end
 
 ---x (...) -> bool (...): whether the element is neither infinite nor NaN.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:isfinite() end
 
 ---x (...) -> (...): max(x, 0); NaN stays NaN. The gradient at 0 is 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.relu(x) end
 
 ---x (...) -> (...): max(x, 0); NaN stays NaN. The gradient at 0 is 0.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:relu() end
 
 ---x (...) -> (...): x times the normal distribution function at x; `approximate = "tanh"` is the form of GPT-2,
@@ -913,25 +808,21 @@ function Tensor:relu() end
 ---@param x perilune.Tensor
 ---@param options? {approximate?: "none"|"tanh"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.gelu(x, options) end
 
 ---x (...) -> (...): x times the normal distribution function at x; `approximate = "tanh"` is the form of GPT-2,
 ---0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Hendrycks and Gimpel, arXiv:1606.08415.
 ---@param options? {approximate?: "none"|"tanh"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:gelu(options) end
 
 ---x (...) -> (...): x * sigmoid(x), also called swish.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.silu(x) end
 
 ---x (...) -> (...): x * sigmoid(x), also called swish.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:silu() end
 
 ---x (...) -> (...): log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
@@ -939,739 +830,681 @@ function Tensor:silu() end
 ---@param beta? number
 ---@param threshold? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.softplus(x, beta, threshold) end
 
 ---x (...) -> (...): log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
 ---@param beta? number
 ---@param threshold? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:softplus(beta, threshold) end
 
 ---x (...) -> (...): x where x > 0, else alpha (exp(x) - 1). The gradient at 0 is alpha.
 ---@param x perilune.Tensor
 ---@param alpha? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.elu(x, alpha) end
 
 ---x (...) -> (...): x where x > 0, else alpha (exp(x) - 1). The gradient at 0 is alpha.
 ---@param alpha? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:elu(alpha) end
 
 ---x (...) -> (...): 1.0507 * elu(x, 1.67326), the self-normalising unit of Klambauer et al., arXiv:1706.02515.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.selu(x) end
 
 ---x (...) -> (...): 1.0507 * elu(x, 1.67326), the self-normalising unit of Klambauer et al., arXiv:1706.02515.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:selu() end
 
 ---x (...) -> (...): x where x > 0, else slope x. The gradient at 0 is slope.
 ---@param x perilune.Tensor
 ---@param slope? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.leaky_relu(x, slope) end
 
 ---x (...) -> (...): x where x > 0, else slope x. The gradient at 0 is slope.
 ---@param slope? number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:leaky_relu(slope) end
 
 ---x (...) -> (...): x tanh(log(1 + exp(x))). Misra, arXiv:1908.08681. Computed with one exponential, as
 ---x w / (w + 2) with w = e^x (e^x + 2).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.mish(x) end
 
 ---x (...) -> (...): x tanh(log(1 + exp(x))). Misra, arXiv:1908.08681. Computed with one exponential, as
 ---x w / (w + 2) with w = e^x (e^x + 2).
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:mish() end
 
 ---x (...) -> (...): x relu6(x + 3) / 6. Howard et al., arXiv:1905.02244.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.hardswish(x) end
 
 ---x (...) -> (...): x relu6(x + 3) / 6. Howard et al., arXiv:1905.02244.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:hardswish() end
 
 ---x (...) -> (...): relu6(x + 3) / 6.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.hardsigmoid(x) end
 
 ---x (...) -> (...): relu6(x + 3) / 6.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:hardsigmoid() end
 
 ---x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.relu6(x) end
 
 ---x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:relu6() end
 
 ---x (...) -> (...): log(sigmoid(x)), without overflow: min(x, 0) - log(1 + exp(-|x|)).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logsigmoid(x) end
 
 ---x (...) -> (...): log(sigmoid(x)), without overflow: min(x, 0) - log(1 + exp(-|x|)).
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logsigmoid() end
 
 ---x (...) -> (...): x / (1 + |x|).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.softsign(x) end
 
 ---x (...) -> (...): x / (1 + |x|).
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:softsign() end
 
 ---x (...) -> the sum over `dims` (all when absent).
 ---Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.sum(x, dims, options, ...) end
 
 ---x (...) -> the sum over `dims` (all when absent).
 ---Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:sum(dims, options, ...) end
 
 ---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
 ---is 1. The gradient divides by the element: it is NaN where an element is 0.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.prod(x, dims, options, ...) end
 
 ---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
 ---is 1. The gradient divides by the element: it is NaN where an element is 0.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:prod(dims, options, ...) end
 
 ---x (...) -> the largest element over `dims` (all when absent); NaN if one is. Equal elements share the gradient.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.amax(x, dims, options, ...) end
 
 ---x (...) -> the largest element over `dims` (all when absent); NaN if one is. Equal elements share the gradient.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:amax(dims, options, ...) end
 
 ---x (...) -> the smallest element over `dims` (all when absent); NaN if one is. Equal elements share the gradient.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.amin(x, dims, options, ...) end
 
 ---x (...) -> the smallest element over `dims` (all when absent); NaN if one is. Equal elements share the gradient.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:amin(dims, options, ...) end
 
 ---x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
 ---@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor?
 function pl.max(x, dim, options) end
 
 ---x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
 ---@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor?
 function Tensor:max(dim, options) end
 
 ---x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
 ---@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor?
 function pl.min(x, dim, options) end
 
 ---x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
 ---@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor?
 function Tensor:min(dim, options) end
 
 ---x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.mean(x, dims, options, ...) end
 
 ---x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:mean(dims, options, ...) end
 
 ---x (...) -> the variance over `dims` (all when absent), two-pass; divided by n - 1 if `unbiased`, else by n.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {unbiased?: boolean, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.var(x, dims, options, ...) end
 
 ---x (...) -> the variance over `dims` (all when absent), two-pass; divided by n - 1 if `unbiased`, else by n.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {unbiased?: boolean, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:var(dims, options, ...) end
 
 ---x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {unbiased?: boolean, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.std(x, dims, options, ...) end
 
 ---x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {unbiased?: boolean, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:std(dims, options, ...) end
 
 ---x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {p?: number, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {p?: number, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.norm(x, dims, options, ...) end
 
 ---x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {p?: number, keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {p?: number, keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:norm(dims, options, ...) end
 
 ---x (...) -> log(sum(exp(x))) over `dims` (all when absent), without overflow.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.logsumexp(x, dims, options, ...) end
 
 ---x (...) -> log(sum(exp(x))) over `dims` (all when absent), without overflow.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:logsumexp(dims, options, ...) end
 
 ---x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.any(x, dims, options, ...) end
 
 ---x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:any(dims, options, ...) end
 
 ---x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.all(x, dims, options, ...) end
 
 ---x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.
----@param dims? integer|integer[]
+---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
----@param ... integer
+---@param ... perilune.Whole
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:all(dims, options, ...) end
 
 ---x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN
 ---counts as largest.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.argmax(x, dim, options) end
 
 ---x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN
 ---counts as largest.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:argmax(dim, options) end
 
 ---x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN
 ---counts as smallest.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(x: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.argmin(x, dim, options) end
 
 ---x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN
 ---counts as smallest.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
+---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:argmin(dim, options) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the sum of elements 0 to i along `dim`. Integers and bools sum in
 ---i64.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.cumsum(x, dim) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the sum of elements 0 to i along `dim`. Integers and bools sum in
 ---i64.
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:cumsum(dim) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools
 ---multiply in i64. The gradient divides by the element: it is NaN where an element is 0.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.cumprod(x, dim) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools
 ---multiply in i64. The gradient divides by the element: it is NaN where an element is 0.
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:cumprod(dim) end
 
 ---x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.
 ---Costs nothing where strides can say it; else the elements are copied.
 ---@param x perilune.Tensor
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.reshape(x, shape, ...) end
 
 ---x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.
 ---Costs nothing where strides can say it; else the elements are copied.
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:reshape(shape, ...) end
 
 ---x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.
 ---@param x perilune.Tensor
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.view(x, shape, ...) end
 
 ---x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:view(shape, ...) end
 
 ---x (...) -> dims start to stop (both included) merged into one.
 ---@param x perilune.Tensor
----@param start? integer
----@param stop? integer
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.flatten(x, start, stop) end
 
 ---x (...) -> dims start to stop (both included) merged into one.
----@param start? integer
----@param stop? integer
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:flatten(start, stop) end
 
 ---x (...) -> dim `dim` split into `sizes`, of which one may be -1.
 ---@param x perilune.Tensor
----@param dim integer
----@param sizes integer|integer[]
----@param ... integer
+---@param dim perilune.Whole
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.unflatten(x, dim, sizes, ...) end
 
 ---x (...) -> dim `dim` split into `sizes`, of which one may be -1.
----@param dim integer
----@param sizes integer|integer[]
----@param ... integer
+---@param dim perilune.Whole
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:unflatten(dim, sizes, ...) end
 
 ---x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.
 ---@param x perilune.Tensor
----@param dims? integer|integer[]
----@param ... integer
+---@param dims? perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.squeeze(x, dims, ...) end
 
 ---x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.
----@param dims? integer|integer[]
----@param ... integer
+---@param dims? perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:squeeze(dims, ...) end
 
 ---x (...) -> with a new dim of size 1 at `dim` (-1 puts it last).
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.unsqueeze(x, dim) end
 
 ---x (...) -> with a new dim of size 1 at `dim` (-1 puts it last).
----@param dim integer
+---@param dim perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:unsqueeze(dim) end
 
 ---x (...) -> dims in the order named: dim i of the result is dim dims[i] of x.
 ---@param x perilune.Tensor
----@param dims integer|integer[]
----@param ... integer
+---@param dims perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.permute(x, dims, ...) end
 
 ---x (...) -> dims in the order named: dim i of the result is dim dims[i] of x.
----@param dims integer|integer[]
----@param ... integer
+---@param dims perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:permute(dims, ...) end
 
 ---x (...) -> with dims dim0 and dim1 exchanged.
 ---@param x perilune.Tensor
----@param dim0 integer
----@param dim1 integer
+---@param dim0 perilune.Whole
+---@param dim1 perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.transpose(x, dim0, dim1) end
 
 ---x (...) -> with dims dim0 and dim1 exchanged.
----@param dim0 integer
----@param dim1 integer
+---@param dim0 perilune.Whole
+---@param dim1 perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:transpose(dim0, dim1) end
 
 ---x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.t(x) end
 
 ---x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:t() end
 
 ---x (...) -> (shape): dims of size 1, and new leading dims, repeat without a copy; -1 keeps a dim.
 ---@param x perilune.Tensor
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.expand(x, shape, ...) end
 
 ---x (...) -> (shape): dims of size 1, and new leading dims, repeat without a copy; -1 keeps a dim.
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:expand(shape, ...) end
 
 ---x (...) -> (shape): as `expand`.
 ---@param x perilune.Tensor
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.broadcast_to(x, shape, ...) end
 
 ---x (...) -> (shape): as `expand`.
----@param shape integer|integer[]
----@param ... integer
+---@param shape perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:broadcast_to(shape, ...) end
 
 ---x (...) -> `length` elements of dim `dim` from `start` on.
 ---@param x perilune.Tensor
----@param dim integer
----@param start integer
----@param length integer
+---@param dim perilune.Whole
+---@param start perilune.Whole
+---@param length perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.narrow(x, dim, start, length) end
 
 ---x (...) -> `length` elements of dim `dim` from `start` on.
----@param dim integer
----@param start integer
----@param length integer
+---@param dim perilune.Whole
+---@param start perilune.Whole
+---@param length perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:narrow(dim, start, length) end
 
 ---x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.
 ---@param x perilune.Tensor
----@param dim integer
----@param index integer
+---@param dim perilune.Whole
+---@param index perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.select(x, dim, index) end
 
 ---x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.
----@param dim integer
----@param index integer
+---@param dim perilune.Whole
+---@param index perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:select(dim, index) end
 
 ---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
 ---beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
 ---@param x perilune.Tensor
----@param dim integer
----@param start? integer
----@param stop? integer
----@param step? integer
+---@param dim perilune.Whole
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
+---@param step? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.slice(x, dim, start, stop, step) end
 
 ---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
 ---beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
----@param dim integer
----@param start? integer
----@param stop? integer
----@param step? integer
+---@param dim perilune.Whole
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
+---@param step? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:slice(dim, start, stop, step) end
 
 ---x (...) -> with the order of elements along `dims` reversed.
 ---@param x perilune.Tensor
----@param dims integer|integer[]
----@param ... integer
+---@param dims perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.flip(x, dims, ...) end
 
 ---x (...) -> with the order of elements along `dims` reversed.
----@param dims integer|integer[]
----@param ... integer
+---@param dims perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:flip(dims, ...) end
 
 ---x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the
 ---flattened tensor is rolled.
 ---@param x perilune.Tensor
----@param shifts integer|integer[]
----@param dims? integer|integer[]
----@param ... integer
+---@param shifts perilune.Whole|perilune.Whole[]
+---@param dims? perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.roll(x, shifts, dims, ...) end
 
 ---x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the
 ---flattened tensor is rolled.
----@param shifts integer|integer[]
----@param dims? integer|integer[]
----@param ... integer
+---@param shifts perilune.Whole|perilune.Whole[]
+---@param dims? perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:roll(shifts, dims, ...) end
 
 ---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
 ---N = (L - size) // step + 1. A view: windows that overlap share memory.
 ---@param x perilune.Tensor
----@param dim integer
----@param size integer
----@param step? integer
+---@param dim perilune.Whole
+---@param size perilune.Whole
+---@param step? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.unfold(x, dim, size, step) end
 
 ---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
 ---N = (L - size) // step + 1. A view: windows that overlap share memory.
----@param dim integer
----@param size integer
----@param step? integer
+---@param dim perilune.Whole
+---@param size perilune.Whole
+---@param step? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:unfold(dim, size, step) end
 
 ---x (...) -> (...): the same values; no gradient flows back through it.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.detach(x) end
 
 ---x (...) -> (...): the same values; no gradient flows back through it.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:detach() end
 
 ---xs of (..., Ni, ...) -> (..., sum of Ni, ...): joined along `dim`; all other dims must be equal.
 ---@param xs perilune.Tensor[]
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.cat(xs, dim) end
 
 ---xs of (...), n of them -> (..., n, ...): joined along a new dim at `dim`; all shapes must be equal.
 ---@param xs perilune.Tensor[]
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.stack(xs, dim) end
 
 ---x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
 ---@param x perilune.Tensor
----@param sizes integer|integer[]
----@param dim? integer
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function pl.split(x, sizes, dim) end
 
 ---x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
----@param sizes integer|integer[]
----@param dim? integer
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function Tensor:split(sizes, dim) end
 
 ---x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
 ---@param x perilune.Tensor
----@param chunks integer
----@param dim? integer
+---@param chunks perilune.Whole
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function pl.chunk(x, chunks, dim) end
 
 ---x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
----@param chunks integer
----@param dim? integer
+---@param chunks perilune.Whole
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function Tensor:chunk(chunks, dim) end
 
 ---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function pl.unbind(x, dim) end
 
 ---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function Tensor:unbind(dim) end
@@ -1679,194 +1512,169 @@ function Tensor:unbind(dim) end
 ---x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in
 ---PyTorch. Negative pads cut.
 ---@param x perilune.Tensor
----@param pads integer|integer[]
+---@param pads perilune.Whole|perilune.Whole[]
 ---@param options? {value?: number}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.pad(x, pads, options, ...) end
 
 ---x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in
 ---PyTorch. Negative pads cut.
----@param pads integer|integer[]
+---@param pads perilune.Whole|perilune.Whole[]
 ---@param options? {value?: number}
----@param ... integer
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:pad(pads, options, ...) end
 
 ---x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.
 ---@param x perilune.Tensor
----@param diagonal? integer
+---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.tril(x, diagonal) end
 
 ---x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.
----@param diagonal? integer
+---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:tril(diagonal) end
 
 ---x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.
 ---@param x perilune.Tensor
----@param diagonal? integer
+---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.triu(x, diagonal) end
 
 ---x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.
----@param diagonal? integer
+---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:triu(diagonal) end
 
 ---x (...) -> the whole tensor repeated along each dim, as NumPy's tile: repeats align at the last dim.
 ---@param x perilune.Tensor
----@param repeats integer|integer[]
----@param ... integer
+---@param repeats perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.tile(x, repeats, ...) end
 
 ---x (...) -> the whole tensor repeated along each dim, as NumPy's tile: repeats align at the last dim.
----@param repeats integer|integer[]
----@param ... integer
+---@param repeats perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:tile(repeats, ...) end
 
 ---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
 ---@param x perilune.Tensor
----@param repeats integer
----@param dim? integer
+---@param repeats perilune.Whole
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.repeat_interleave(x, repeats, dim) end
 
 ---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
----@param repeats integer
----@param dim? integer
+---@param repeats perilune.Whole
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:repeat_interleave(repeats, dim) end
 
 ---x (..., N, N) -> (..., N): the elements whose last two coordinates are equal.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.diagonal(x) end
 
 ---x (..., N, N) -> (..., N): the elements whose last two coordinates are equal.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:diagonal() end
 
 ---Another name of `cat`.
 ---@param xs perilune.Tensor[]
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.concat(xs, dim) end
 
 ---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.gather(x, dim, index) end
 
 ---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:gather(dim, index) end
 
 ---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather` (NumPy's take_along_axis).
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.take_along(x, dim, index) end
 
 ---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather` (NumPy's take_along_axis).
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:take_along(dim, index) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced
 ---by src[.., k, ..]. Of several writes to one place the last in row-major order stays.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.scatter(x, dim, index, src) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced
 ---by src[.., k, ..]. Of several writes to one place the last in row-major order stays.
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:scatter(dim, index, src) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with src[.., k, ..] added at
 ---[.., index[.., k, ..], ..], in row-major order of index.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.scatter_add(x, dim, index, src) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with src[.., k, ..] added at
 ---[.., index[.., k, ..], ..], in row-major order of index.
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:scatter_add(dim, index, src) end
 
 ---x (..., N, ...), index (K) int -> (..., K, ...): the slices of dim `dim` that index names.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.index_select(x, dim, index) end
 
 ---x (..., N, ...), index (K) int -> (..., K, ...): the slices of dim `dim` that index names.
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:index_select(dim, index) end
 
 ---x (..., N, ...), index (K) int, src (..., K, ...) -> x with slice k of src added to slice index[k], in order.
 ---@param x perilune.Tensor
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.index_add(x, dim, index, src) end
 
 ---x (..., N, ...), index (K) int, src (..., K, ...) -> x with slice k of src added to slice index[k], in order.
----@param dim integer
+---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:index_add(dim, index, src) end
 
 ---x (...), mask (...) bool -> broadcast: `value` where mask is true, else x.
@@ -1874,27 +1682,23 @@ function Tensor:index_add(dim, index, src) end
 ---@param mask perilune.Tensor
 ---@param value perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.masked_fill(x, mask, value) end
 
 ---x (...), mask (...) bool -> broadcast: `value` where mask is true, else x.
 ---@param mask perilune.Tensor
 ---@param value perilune.Tensor|number
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:masked_fill(mask, value) end
 
 ---ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.
 ---@param ids perilune.Tensor
----@param classes integer
+---@param classes perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.one_hot(ids, classes) end
 
 ---ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.
----@param classes integer
+---@param classes perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:one_hot(classes) end
 
 ---weight (V, D), ids (...) int -> (..., D): row ids[...] of weight. The gradient adds rows in order of position. An id
@@ -1902,27 +1706,23 @@ function Tensor:one_hot(classes) end
 ---@param weight perilune.Tensor
 ---@param ids perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.embedding(weight, ids) end
 
 ---weight (V, D), ids (...) int -> (..., D): row ids[...] of weight. The gradient adds rows in order of position. An id
 ---outside 0 to V - 1 is an error when the step runs.
 ---@param ids perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:embedding(ids) end
 
 ---x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.
 ---Reads the tensor on the host: it splits the step.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.nonzero(x) end
 
 ---x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.
 ---Reads the tensor on the host: it splits the step.
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:nonzero() end
 
 ---x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.
@@ -1930,65 +1730,67 @@ function Tensor:nonzero() end
 ---@param x perilune.Tensor
 ---@param mask perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.masked_select(x, mask) end
 
 ---x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.
 ---Reads the tensors on the host: it splits the step.
 ---@param mask perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:masked_select(mask) end
 
 ---x (..., N, ...) -> (..., N, ...) i64: the positions along `dim` in the order of their elements. Equal elements keep
 ---their order; NaN comes last, or first if `descending`.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {descending?: boolean}
+---@overload fun(x: perilune.Tensor, options: {descending?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.argsort(x, dim, options) end
 
 ---x (..., N, ...) -> (..., N, ...) i64: the positions along `dim` in the order of their elements. Equal elements keep
 ---their order; NaN comes last, or first if `descending`.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {descending?: boolean}
+---@overload fun(self: perilune.Tensor, options: {descending?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:argsort(dim, options) end
 
 ---x (..., N, ...) -> values (..., N, ...), positions (..., N, ...) i64: in order along `dim`. See `argsort`.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {descending?: boolean}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@overload fun(x: perilune.Tensor, options: {descending?: boolean}): perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor values
+---@return perilune.Tensor positions
 function pl.sort(x, dim, options) end
 
 ---x (..., N, ...) -> values (..., N, ...), positions (..., N, ...) i64: in order along `dim`. See `argsort`.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {descending?: boolean}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@overload fun(self: perilune.Tensor, options: {descending?: boolean}): perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor values
+---@return perilune.Tensor positions
 function Tensor:sort(dim, options) end
 
 ---x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the
 ---smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.
 ---@param x perilune.Tensor
----@param k integer
----@param dim? integer
+---@param k perilune.Whole
+---@param dim? perilune.Whole
 ---@param options? {largest?: boolean, sorted?: boolean}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@overload fun(x: perilune.Tensor, k: perilune.Whole, options: {largest?: boolean, sorted?: boolean}): perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor values
+---@return perilune.Tensor positions
 function pl.topk(x, k, dim, options) end
 
 ---x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the
 ---smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.
----@param k integer
----@param dim? integer
+---@param k perilune.Whole
+---@param dim? perilune.Whole
 ---@param options? {largest?: boolean, sorted?: boolean}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@overload fun(self: perilune.Tensor, k: perilune.Whole, options: {largest?: boolean, sorted?: boolean}): perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor values
+---@return perilune.Tensor positions
 function Tensor:topk(k, dim, options) end
 
 ---x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,
@@ -1997,7 +1799,6 @@ function Tensor:topk(k, dim, options) end
 ---@param x perilune.Tensor
 ---@param options? {return_inverse?: boolean, return_counts?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.unique(x, options) end
 
 ---x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,
@@ -2005,7 +1806,6 @@ function pl.unique(x, options) end
 ---Reads the tensor on the host: it splits the step.
 ---@param options? {return_inverse?: boolean, return_counts?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:unique(options) end
 
 ---a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim
@@ -2014,7 +1814,6 @@ function Tensor:unique(options) end
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.matmul(a, b) end
 
 ---a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim
@@ -2022,33 +1821,28 @@ function pl.matmul(a, b) end
 ---Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:matmul(b) end
 
 ---a (M, K), b (K, N) -> (M, N).
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.mm(a, b) end
 
 ---a (M, K), b (K, N) -> (M, N).
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:mm(b) end
 
 ---a (B, M, K), b (B, K, N) -> (B, M, N).
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.bmm(a, b) end
 
 ---a (B, M, K), b (B, K, N) -> (B, M, N).
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:bmm(b) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
@@ -2056,40 +1850,34 @@ function Tensor:bmm(b) end
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.linear(x, weight, bias) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:linear(weight, bias) end
 
 ---a (N), b (N) -> scalar: sum of products.
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.dot(a, b) end
 
 ---a (N), b (N) -> scalar: sum of products.
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:dot(b) end
 
 ---a (M), b (N) -> (M, N): out[i, j] = a[i] * b[j].
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.outer(a, b) end
 
 ---a (M), b (N) -> (M, N): out[i, j] = a[i] * b[j].
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:outer(b) end
 
 ---einsum("bij,bjk->bik", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.
@@ -2098,7 +1886,6 @@ function Tensor:outer(b) end
 ---@param equation string
 ---@param xs perilune.Tensor[]
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.einsum(equation, xs) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
@@ -2107,9 +1894,9 @@ function pl.einsum(equation, xs) end
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[]|"same"|"valid", dilation?: integer|integer[], groups?: integer}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.conv1d(x, weight, bias, options) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
@@ -2117,9 +1904,9 @@ function pl.conv1d(x, weight, bias, options) end
 ---M = L, with a stride of 1 only (of an odd number the last is at the end); "valid" adds none.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[]|"same"|"valid", dilation?: integer|integer[], groups?: integer}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:conv1d(weight, bias, options) end
 
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
@@ -2129,9 +1916,9 @@ function Tensor:conv1d(weight, bias, options) end
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[]|"same"|"valid", dilation?: integer|integer[], groups?: integer}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.conv2d(x, weight, bias, options) end
 
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
@@ -2140,9 +1927,9 @@ function pl.conv2d(x, weight, bias, options) end
 ---number the last is at the end); "valid" adds none.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[]|"same"|"valid", dilation?: integer|integer[], groups?: integer}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:conv2d(weight, bias, options) end
 
 ---x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.
@@ -2150,18 +1937,18 @@ function Tensor:conv2d(weight, bias, options) end
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[], output_padding?: integer|integer[], groups?: integer, dilation?: integer|integer[]}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.conv_transpose1d(x, weight, bias, options) end
 
 ---x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.
 ---M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L).
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[], output_padding?: integer|integer[], groups?: integer, dilation?: integer|integer[]}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:conv_transpose1d(weight, bias, options) end
 
 ---x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to
@@ -2170,9 +1957,9 @@ function Tensor:conv_transpose1d(weight, bias, options) end
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[], output_padding?: integer|integer[], groups?: integer, dilation?: integer|integer[]}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.conv_transpose2d(x, weight, bias, options) end
 
 ---x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to
@@ -2180,26 +1967,24 @@ function pl.conv_transpose2d(x, weight, bias, options) end
 ---int or {h, w}. x may be (C, H, W).
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {stride?: integer|integer[], padding?: integer|integer[], output_padding?: integer|integer[], groups?: integer, dilation?: integer|integer[]}
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:conv_transpose2d(weight, bias, options) end
 
 ---x (N, C, L) -> (N, C, M): the largest element of each window. See max_pool2d.
 ---@param x perilune.Tensor
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], dilation?: integer|integer[], ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.max_pool1d(x, kernel, options, ...) end
 
 ---x (N, C, L) -> (N, C, M): the largest element of each window. See max_pool2d.
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], dilation?: integer|integer[], ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:max_pool1d(kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart
@@ -2207,39 +1992,35 @@ function Tensor:max_pool1d(kernel, options, ...) end
 ---the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it
 ---starts inside x or the padding before it. x may be (C, H, W).
 ---@param x perilune.Tensor
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], dilation?: integer|integer[], ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.max_pool2d(x, kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart
 ---(the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to
 ---the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it
 ---starts inside x or the padding before it. x may be (C, H, W).
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], dilation?: integer|integer[], ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:max_pool2d(kernel, options, ...) end
 
 ---x (N, C, L) -> (N, C, M): the mean of each window. See avg_pool2d.
 ---@param x perilune.Tensor
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], count_include_pad?: boolean, ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.avg_pool1d(x, kernel, options, ...) end
 
 ---x (N, C, L) -> (N, C, M): the mean of each window. See avg_pool2d.
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], count_include_pad?: boolean, ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:avg_pool1d(kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the
@@ -2247,39 +2028,35 @@ function Tensor:avg_pool1d(kernel, options, ...) end
 ---with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding
 ---before it; what is beyond the padding never counts. x may be (C, H, W).
 ---@param x perilune.Tensor
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], count_include_pad?: boolean, ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.avg_pool2d(x, kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the
 ---kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;
 ---with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding
 ---before it; what is beyond the padding never counts. x may be (C, H, W).
----@param kernel integer|integer[]
----@param options? {stride?: integer|integer[], padding?: integer|integer[], count_include_pad?: boolean, ceil_mode?: boolean}
----@param ... integer
+---@param kernel perilune.Whole|perilune.Whole[]
+---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:avg_pool2d(kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole
 ---elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).
 ---@param x perilune.Tensor
----@param size integer|integer[]
----@param ... integer
+---@param size perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.adaptive_avg_pool2d(x, size, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole
 ---elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).
----@param size integer|integer[]
----@param ... integer
+---@param size perilune.Whole|perilune.Whole[]
+---@param ... perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:adaptive_avg_pool2d(size, ...) end
 
 ---x (N, C, L) or (N, C, H, W) -> (N, C, out...): resampled to `size`, one int or one for each dim, or by the factor
@@ -2287,46 +2064,40 @@ function Tensor:adaptive_avg_pool2d(size, ...) end
 ---centres of the corner elements if align_corners. "linear" is for one dim, "bilinear" for two; f32 for 16-bit
 ---floats. Nearest computes its indices exactly.
 ---@param x perilune.Tensor
----@param options? {size?: integer|integer[], scale?: number, mode?: "nearest"|"linear"|"bilinear", align_corners?: boolean}
+---@param options? {size?: perilune.Whole|perilune.Whole[], scale?: number, mode?: "nearest"|"linear"|"bilinear", align_corners?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.interpolate(x, options) end
 
 ---x (N, C, L) or (N, C, H, W) -> (N, C, out...): resampled to `size`, one int or one for each dim, or by the factor
 ---`scale` (sizes rounded down). Coordinates as in PyTorch: element centres coincide at the ends of the image, or the
 ---centres of the corner elements if align_corners. "linear" is for one dim, "bilinear" for two; f32 for 16-bit
 ---floats. Nearest computes its indices exactly.
----@param options? {size?: integer|integer[], scale?: number, mode?: "nearest"|"linear"|"bilinear", align_corners?: boolean}
+---@param options? {size?: perilune.Whole|perilune.Whole[], scale?: number, mode?: "nearest"|"linear"|"bilinear", align_corners?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:interpolate(options) end
 
 ---x (..., C, ...) -> (..., C, ...): exp(x) / sum(exp(x)) along `dim`, without overflow. Integers are converted to
 ---f32. A row of -inf gives NaN.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.softmax(x, dim) end
 
 ---x (..., C, ...) -> (..., C, ...): exp(x) / sum(exp(x)) along `dim`, without overflow. Integers are converted to
 ---f32. A row of -inf gives NaN.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:softmax(dim) end
 
 ---x (..., C, ...) -> (..., C, ...): x - log(sum(exp(x))) along `dim`, without overflow. Integers are converted to f32.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.log_softmax(x, dim) end
 
 ---x (..., C, ...) -> (..., C, ...): x - log(sum(exp(x))) along `dim`, without overflow. Integers are converted to f32.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:log_softmax(dim) end
 
 ---x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased
@@ -2335,9 +2106,10 @@ function Tensor:log_softmax(dim) end
 ---@param x perilune.Tensor
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {eps?: number, dims?: integer}
+---@param options? {eps?: number, dims?: perilune.Whole}
+---@overload fun(x: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.layer_norm(x, weight, bias, options) end
 
 ---x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased
@@ -2345,9 +2117,10 @@ function pl.layer_norm(x, weight, bias, options) end
 ---Arithmetic in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
----@param options? {eps?: number, dims?: integer}
+---@param options? {eps?: number, dims?: perilune.Whole}
+---@overload fun(self: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:layer_norm(weight, bias, options) end
 
 ---x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;
@@ -2355,41 +2128,43 @@ function Tensor:layer_norm(weight, bias, options) end
 ---arXiv:1910.07467.
 ---@param x perilune.Tensor
 ---@param weight? perilune.Tensor
----@param options? {eps?: number, dims?: integer}
+---@param options? {eps?: number, dims?: perilune.Whole}
+---@overload fun(x: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.rms_norm(x, weight, options) end
 
 ---x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;
 ---without weight over the last `dims` dims (1). Arithmetic in f32 for 16-bit floats. Zhang and Sennrich,
 ---arXiv:1910.07467.
 ---@param weight? perilune.Tensor
----@param options? {eps?: number, dims?: integer}
+---@param options? {eps?: number, dims?: perilune.Whole}
+---@overload fun(self: perilune.Tensor, options: {eps?: number, dims?: perilune.Whole}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:rms_norm(weight, options) end
 
 ---x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to
 ---mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.
 ---Wu and He, arXiv:1803.08494.
 ---@param x perilune.Tensor
----@param groups integer
+---@param groups perilune.Whole
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number}
+---@overload fun(x: perilune.Tensor, groups: perilune.Whole, options: {eps?: number}): perilune.Tensor
+---@overload fun(x: perilune.Tensor, groups: perilune.Whole, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.group_norm(x, groups, weight, bias, options) end
 
 ---x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to
 ---mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.
 ---Wu and He, arXiv:1803.08494.
----@param groups integer
+---@param groups perilune.Whole
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number}
+---@overload fun(self: perilune.Tensor, groups: perilune.Whole, options: {eps?: number}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, groups: perilune.Whole, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:group_norm(groups, weight, bias, options) end
 
 ---x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias
@@ -2401,8 +2176,9 @@ function Tensor:group_norm(groups, weight, bias, options) end
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number}
+---@overload fun(x: perilune.Tensor, mean: perilune.Tensor, var: perilune.Tensor, options: {eps?: number}): perilune.Tensor
+---@overload fun(x: perilune.Tensor, mean: perilune.Tensor, var: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.batch_norm(x, mean, var, weight, bias, options) end
 
 ---x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias
@@ -2413,23 +2189,24 @@ function pl.batch_norm(x, mean, var, weight, bias, options) end
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number}
+---@overload fun(self: perilune.Tensor, mean: perilune.Tensor, var: perilune.Tensor, options: {eps?: number}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, mean: perilune.Tensor, var: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:batch_norm(mean, var, weight, bias, options) end
 
 ---x (..., C, ...) -> (..., C, ...): x / max(|x|, eps), with |x| the Euclidean norm along `dim`. A row of zeros stays 0.
 ---@param x perilune.Tensor
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {eps?: number}
+---@overload fun(x: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.normalize(x, dim, options) end
 
 ---x (..., C, ...) -> (..., C, ...): x / max(|x|, eps), with |x| the Euclidean norm along `dim`. A row of zeros stays 0.
----@param dim? integer
+---@param dim? perilune.Whole
 ---@param options? {eps?: number}
+---@overload fun(self: perilune.Tensor, options: {eps?: number}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:normalize(dim, options) end
 
 ---q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.
@@ -2441,9 +2218,8 @@ function Tensor:normalize(dim, options) end
 ---@param q perilune.Tensor
 ---@param k perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: integer, enable_gqa?: boolean}
+---@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.scaled_dot_product_attention(q, k, v, options) end
 
 ---q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.
@@ -2454,30 +2230,29 @@ function pl.scaled_dot_product_attention(q, k, v, options) end
 ---Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.
 ---@param k perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: integer, enable_gqa?: boolean}
+---@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:scaled_dot_product_attention(k, v, options) end
 
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
----position * base^(-2i / D), i from 0 to D/2 - 1. Positions are 0 to T - 1 unless given. A pair is elements i and
----i + D/2 (Llama, NeoX), or 2i and 2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic
----too. Su et al., arXiv:2104.09864.
+---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch
+---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and
+---2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.
 ---@param x perilune.Tensor
 ---@param positions? perilune.Tensor
----@param options? {base?: number, interleaved?: boolean}
+---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
+---@overload fun(x: perilune.Tensor, options: {base?: number, interleaved?: boolean, rates?: perilune.Tensor}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.rope(x, positions, options) end
 
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
----position * base^(-2i / D), i from 0 to D/2 - 1. Positions are 0 to T - 1 unless given. A pair is elements i and
----i + D/2 (Llama, NeoX), or 2i and 2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic
----too. Su et al., arXiv:2104.09864.
+---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch
+---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and
+---2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.
 ---@param positions? perilune.Tensor
----@param options? {base?: number, interleaved?: boolean}
+---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
+---@overload fun(self: perilune.Tensor, options: {base?: number, interleaved?: boolean, rates?: perilune.Tensor}): perilune.Tensor
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:rope(positions, options) end
 
 ---logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = "none".
@@ -2488,9 +2263,8 @@ function Tensor:rope(positions, options) end
 ---target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.
 ---@param logits perilune.Tensor
 ---@param target perilune.Tensor
----@param options? {ignore_index?: integer, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
+---@param options? {ignore_index?: perilune.Whole, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.cross_entropy(logits, target, options) end
 
 ---logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = "none".
@@ -2500,9 +2274,8 @@ function pl.cross_entropy(logits, target, options) end
 ---of each class; for ids "mean" then divides by the sum of the weights of those that count. label_smoothing mixes the
 ---target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.
 ---@param target perilune.Tensor
----@param options? {ignore_index?: integer, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
+---@param options? {ignore_index?: perilune.Whole, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:cross_entropy(target, options) end
 
 ---logp (..., C), target (...) int -> scalar, or (...) with reduction = "none": minus the log-probability of the
@@ -2511,9 +2284,8 @@ function Tensor:cross_entropy(target, options) end
 ---weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids that count.
 ---@param logp perilune.Tensor
 ---@param target perilune.Tensor
----@param options? {ignore_index?: integer, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
+---@param options? {ignore_index?: perilune.Whole, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.nll_loss(logp, target, options) end
 
 ---logp (..., C), target (...) int -> scalar, or (...) with reduction = "none": minus the log-probability of the
@@ -2521,9 +2293,8 @@ function pl.nll_loss(logp, target, options) end
 ---"mean" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.
 ---weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids that count.
 ---@param target perilune.Tensor
----@param options? {ignore_index?: integer, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
+---@param options? {ignore_index?: perilune.Whole, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:nll_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
@@ -2532,7 +2303,6 @@ function Tensor:nll_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.mse_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
@@ -2540,7 +2310,6 @@ function pl.mse_loss(x, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:mse_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": |x - target|. The gradient at 0 is 0.
@@ -2548,14 +2317,12 @@ function Tensor:mse_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.l1_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": |x - target|. The gradient at 0 is 0.
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:l1_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / (2 beta)
@@ -2564,7 +2331,6 @@ function Tensor:l1_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {beta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.smooth_l1_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / (2 beta)
@@ -2572,7 +2338,6 @@ function pl.smooth_l1_loss(x, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {beta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:smooth_l1_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / 2 where
@@ -2581,7 +2346,6 @@ function Tensor:smooth_l1_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {delta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.huber_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / 2 where
@@ -2589,7 +2353,6 @@ function pl.huber_loss(x, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {delta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:huber_loss(target, options) end
 
 ---logits (...), target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
@@ -2598,7 +2361,6 @@ function Tensor:huber_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {pos_weight?: perilune.Tensor, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.bce_with_logits(logits, target, options) end
 
 ---logits (...), target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
@@ -2606,7 +2368,6 @@ function pl.bce_with_logits(logits, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {pos_weight?: perilune.Tensor, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:bce_with_logits(target, options) end
 
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
@@ -2615,7 +2376,6 @@ function Tensor:bce_with_logits(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.bce_loss(x, target, options) end
 
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
@@ -2623,7 +2383,6 @@ function pl.bce_loss(x, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:bce_loss(target, options) end
 
 ---x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = "none":
@@ -2633,7 +2392,6 @@ function Tensor:bce_loss(target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function pl.kl_div(x, target, options) end
 
 ---x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = "none":
@@ -2642,7 +2400,6 @@ function pl.kl_div(x, target, options) end
 ---@param target perilune.Tensor|number
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
 ---@return perilune.Tensor
----@return perilune.Tensor ...
 function Tensor:kl_div(target, options) end
 
 ---w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`
@@ -2655,8 +2412,9 @@ function Tensor:kl_div(target, options) end
 ---@param m perilune.Tensor
 ---@param v perilune.Tensor
 ---@param options? {lr: perilune.Tensor|number, beta1?: perilune.Tensor|number, beta2?: perilune.Tensor|number, eps?: perilune.Tensor|number, weight_decay?: perilune.Tensor|number, step: perilune.Tensor|number}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor w
+---@return perilune.Tensor m
+---@return perilune.Tensor v
 function pl.adamw_update(w, g, m, v, options) end
 
 ---w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`
@@ -2668,8 +2426,9 @@ function pl.adamw_update(w, g, m, v, options) end
 ---@param m perilune.Tensor
 ---@param v perilune.Tensor
 ---@param options? {lr: perilune.Tensor|number, beta1?: perilune.Tensor|number, beta2?: perilune.Tensor|number, eps?: perilune.Tensor|number, weight_decay?: perilune.Tensor|number, step: perilune.Tensor|number}
----@return perilune.Tensor
----@return perilune.Tensor ...
+---@return perilune.Tensor w
+---@return perilune.Tensor m
+---@return perilune.Tensor v
 function Tensor:adamw_update(g, m, v, options) end
 
 return pl

@@ -2,6 +2,7 @@
 //!
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
+mod bench;
 mod check;
 mod checkpoints;
 mod ckpt;
@@ -50,6 +51,8 @@ enum Command {
     /// List, inspect, compare, verify and export checkpoints
     #[command(subcommand)]
     Ckpt(ckpt::CkptArgs),
+    /// Time ours and PyTorch's for the same work, on the same device
+    Bench(bench::BenchArgs),
     /// Begin a recipe in a new directory, with what an editor needs
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -61,7 +64,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 4] = ["repl", "watch", "bench", "bundle"];
+const LATER: [&str; 3] = ["repl", "watch", "bundle"];
 
 /// `perilune FILE.lua …` becomes `perilune run FILE.lua …`.
 fn arguments() -> Result<Vec<OsString>, Failure> {
@@ -86,6 +89,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profile(args) => profile::profile(args),
         Command::Ckpt(args) => ckpt::ckpt(&args),
+        Command::Bench(args) => bench::bench(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => screen::say(&perilune_lua::reference_markdown()),
         Command::Stubs => screen::say(&perilune_lua::stubs()),

@@ -8,6 +8,7 @@ return {
   text = require("perilune.data.text").text,
   sequence = require("perilune.data.text").sequence,
   tokens = require("perilune.data.text").tokens,
+  language = require("perilune.data.text").language,
   tensors = require("perilune.data.set").tensors,
   png = require("perilune.data.image").png,
   save_png = require("perilune.data.image").save_png,

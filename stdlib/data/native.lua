@@ -5,16 +5,23 @@ local pl = require "perilune"
 
 local native = {}
 
+---@class perilune.NativeRows a table in Rust
+---@field size fun(self): integer, integer rows, columns
+---@field names fun(self): string[]?
+---@field columns fun(self, columns: (integer|string)[], options: table): perilune.Tensor
+---@field is_numeric fun(self, column: integer|string): boolean
+---@field codes fun(self, column: integer|string, words: string[]?): perilune.Tensor, string[]
+
 ---The table in a CSV file (plain or gzip), beside the recipe unless the path is absolute.
 ---@param path string
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
----@return any rows with :size() -> rows, columns; :names() -> list of names or nil; :columns, :is_numeric and :codes as below
+---@return perilune.NativeRows
 function native.csv(path, opts)
   return pl.native.csv(path, opts)
 end
 
 ---Columns as one tensor (rows, #columns), each value times `scale`.
----@param rows any
+---@param rows perilune.NativeRows
 ---@param columns (integer|string)[] indices from 0, or names of the header
 ---@param dtype string
 ---@param scale number
@@ -24,7 +31,7 @@ function native.columns(rows, columns, dtype, scale)
 end
 
 ---Whether every cell of a column is a number (or missing).
----@param rows any
+---@param rows perilune.NativeRows
 ---@param column integer|string
 ---@return boolean
 function native.is_numeric(rows, column)
@@ -32,7 +39,7 @@ function native.is_numeric(rows, column)
 end
 
 ---A column of words as codes (rows) i64: the place of each word in `words`, or in the sorted list of those that occur.
----@param rows any
+---@param rows perilune.NativeRows
 ---@param column integer|string
 ---@param words string[]?
 ---@return perilune.Tensor codes

@@ -10,7 +10,7 @@ local check = require "perilune.check"
 ---@field n integer samples to share out
 ---@field front number share given to "train"
 ---@field back number share given to the others
----@field [string] {low: integer, high: integer, fraction: number}
+---@field by_name table<string, {low: integer, high: integer, fraction: number}>
 
 ---An empty record of the parts of `n` samples.
 ---@param n integer
@@ -29,7 +29,7 @@ end
 local function take(op, parts, name, fraction)
   if type(name) ~= "string" then pl.error(op, "the part's name is " .. check.show(name), "as in set:split(\"train\", 0.8, seed)") end
   check.between(op, "fraction", fraction, 0, 1)
-  local known = parts.by_name[name]
+  local known = parts.by_name[name] ---@type {low: integer, high: integer, fraction: number}?
   if known then
     if known.fraction ~= fraction then
       pl.error(op, ("part '%s' was %g of the samples and is now asked to be %g"):format(name, known.fraction, fraction),

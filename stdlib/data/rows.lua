@@ -8,6 +8,7 @@ local set = require "perilune.data.set"
 
 ---@class perilune.Rows
 ---@field path string
+---@field native perilune.NativeRows
 local Rows = {}
 local meta = { __index = Rows }
 
@@ -76,7 +77,7 @@ function Rows:tensors(specs)
     local o = check.options(op .. " " .. tostring(name), spec, { dtype = "f32", scale = 1 },
       { columns = "table", column = "number|string", shape = "table", labels = "boolean|table" })
     local columns, single = columns_of(op, name, o)
-    local t
+    local t ---@type perilune.Tensor
     if o.labels then
       if not single then pl.error(op, ("'%s' has labels in several columns"):format(name), "labels need one `column`") end
       t = native.codes(self.native, columns[1], o.labels ~= true and o.labels or nil)
@@ -84,7 +85,7 @@ function Rows:tensors(specs)
       t = native.columns(self.native, columns, o.dtype, o.scale)
     end
     if o.shape then
-      t = t:reshape({ t:size(0), table.unpack(o.shape) })
+      t = t:reshape({ (t:size(0)), table.unpack(o.shape) })
     elseif single then
       t = t:reshape({ t:size(0) })
     end

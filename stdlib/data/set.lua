@@ -72,7 +72,7 @@ function Set:split(name, fraction, seed)
   local low, high = part.take("set:split", self.parts[seed], name, fraction)
   local order, index = native.split_order(seed, self.n), {}
   for i = low + 1, high do
-    local at = order[i]
+    local at = order[i] --[[@as integer]]
     index[#index + 1] = self.index and self.index[at + 1] or at
   end
   return view(self, { index = index, n = #index })
@@ -107,11 +107,13 @@ end
 
 ---Batches of `size` samples: endless if shuffled, else once through in order. See data/loader.lua.
 ---@param size integer
----@param opts {drop_last: boolean}?
+---@param opts {drop_last?: boolean}?
 ---@return perilune.Loader
 function Set:batch(size, opts)
   local o = check.options("set:batch", opts, { drop_last = false })
-  local set, epoch, order = self, nil, nil
+  local set, epoch, order = self, nil, {}
+  ---@param sample integer
+  ---@return integer
   local function row(sample) -- of the stream: sample number -> row of the columns
     local at = sample % set.n
     if set.seed then
@@ -119,7 +121,7 @@ function Set:batch(size, opts)
         epoch = sample // set.n
         order = native.permutation(set.seed, epoch, set.n)
       end
-      at = order[at + 1]
+      at = order[at + 1] --[[@as integer]]
     end
     return set.index and set.index[at + 1] or at
   end

@@ -15,12 +15,13 @@ local loader = require "perilune.data.loader"
 ---@field tokens perilune.Tensor (N) i64
 ---@field low integer first token of this part
 ---@field high integer end of this part
+---@field parts perilune.Parts those given away already
 local Text = {}
 local meta = { __index = Text }
 
 ---Reads a UTF-8 text file.
 ---@param path string beside the recipe, or absolute
----@param opts {level: string}? "char"
+---@param opts {level?: string}? "char"
 ---@return perilune.Text
 local function text(path, opts)
   if type(path) ~= "string" then pl.error("data.text", "the path is " .. check.show(path)) end
@@ -45,8 +46,7 @@ local function sequence(ids)
   return setmetatable({ tokens = ids, low = 0, high = ids:size(0), parts = part.new(ids:size(0)) }, meta)
 end
 
----Token ids in a file: (N). `.bin` is u16, as llm.c and nanoGPT write it (i32 here); .npy and .safetensors hold one integer
----tensor.
+---Token ids in a file: (N). `.bin` is as llm.c and nanoGPT write it (i32 here); .npy and .safetensors hold one integer tensor.
 ---@param path string beside the recipe, or absolute
 ---@return perilune.Tensor
 local function tokens(path)
@@ -58,7 +58,28 @@ local function tokens(path)
   if name == nil or next(found, name) ~= nil then
     pl.error("data.tokens", ("'%s' does not hold exactly one tensor"):format(path), "pick one yourself: data.sequence(pl.load(path).name)")
   end
-  return more:flatten()
+  return (more --[[@as perilune.Tensor]]):flatten()
+end
+
+---Data for a language model: windows of a file of tokens, the first 95 in 100 to train on; random tokens where `tokens` is empty,
+---which say how fast a machine is and nothing else.
+---@param opts {tokens: string, vocab: integer, context: integer, batch: integer, seed: integer}
+---@return {train: perilune.Loader, valid: perilune.Loader}
+local function language(opts)
+  local op = "data.language"
+  local o = check.options(op, opts, {}, { tokens = "string", vocab = "number", context = "number", batch = "number", seed = "number" })
+  check.required(op, o, { "tokens", "vocab", "context", "batch", "seed" })
+  local ids
+  if o.tokens == "" then
+    ids = pl.randint(0, o.vocab, { 64 * o.context * o.batch + 1 }, { dtype = "i32" })
+  else
+    ids = tokens(o.tokens)
+  end
+  local all = sequence(ids)
+  return {
+    train = all:split("train", 0.95):windows { length = o.context, batch = o.batch, seed = o.seed },
+    valid = all:split("valid", 0.05):windows { length = o.context, batch = o.batch },
+  }
 end
 
 ---The number of tokens.
@@ -87,10 +108,10 @@ function Text:windows(opts)
   if n < T + 1 then
     pl.error(op, ("a window of %d tokens and the one behind it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
   end
-  local tokens, low = self.tokens, self.low
+  local ids, low = self.tokens, self.low
   local windows = (n - 1) // T
   local function make(first, count)
-    local starts
+    local starts ---@type perilune.Tensor
     if o.seed then
       starts = native.text_windows(o.seed, first, count, n, T + 1)
     else
@@ -99,11 +120,11 @@ function Text:windows(opts)
       starts = pl.tensor(list, { dtype = "i64" })
     end
     local at_BT = (starts + low):unsqueeze(1) + pl.arange(T + 1)
-    local both_BT = tokens:index_select(0, at_BT:flatten()):view(count, T + 1)
+    local both_BT = ids:index_select(0, at_BT:flatten()):view(count, T + 1)
     if both_BT.dtype ~= "i64" then both_BT = both_BT:to("i64") end
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
   return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make })
 end
 
-return { text = text, sequence = sequence, tokens = tokens }
+return { text = text, sequence = sequence, tokens = tokens, language = language }

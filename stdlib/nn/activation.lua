@@ -20,7 +20,7 @@ end
 local function gelu(self, x) return x:gelu(self.options) end
 
 ---Hendrycks and Gimpel, Gaussian Error Linear Units (2016); approximate is "none" (by erf) or "tanh".
----@param opts {approximate: string}?
+---@param opts {approximate?: string}?
 ---@return perilune.Module
 function activation.GELU(opts)
   local o = check.options("nn.GELU", opts, { approximate = "none" })

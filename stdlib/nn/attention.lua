@@ -12,6 +12,12 @@ local nn = require "perilune.nn.module"
 local Linear = require("perilune.nn.linear").Linear
 
 ---Attention by plain ops, for the one thing the fused op has not: dropout of the attention weights.
+---@param q_BHTD perilune.Tensor
+---@param k_BKSD perilune.Tensor
+---@param v_BKSD perilune.Tensor
+---@param opts {is_causal: boolean?, window: integer?, mask: perilune.Tensor?}
+---@param p number
+---@return perilune.Tensor
 local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
   local H, K = q_BHTD:size(1), k_BKSD:size(1)
   if H ~= K then
@@ -33,6 +39,9 @@ local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
 end
 
 ---Queries (B, H, T, D) of x, keys and values (B, K, S, D) of x or of `memory`.
+---@param self any
+---@param x_BTC perilune.Tensor
+---@param memory_BSC perilune.Tensor?
 local function project(self, x_BTC, memory_BSC)
   local H, K, D = self.heads, self.kv_heads, self.head_dim
   local B, T = x_BTC:size(0), x_BTC:size(1)
@@ -48,9 +57,44 @@ local function project(self, x_BTC, memory_BSC)
   return q, kv:narrow(1, 0, K), kv:narrow(1, K, K)
 end
 
+---How far each pair of a head turns from one position to the next: (head_dim / 2), for the option `rope = { rates = ... }`.
+---`scaling` is Llama 3.1's way to longer texts: pairs that turn less than `low` times within `original` positions turn `factor`
+---times slower, those that turn more than `high` times stay, those between are blended. Grattafiori et al., The Llama 3 Herd
+---of Models (2024); the arithmetic is that of transformers' "llama3".
+---@param head_dim integer
+---@param opts {base?: number, scaling?: {factor: number, low: number, high: number, original: integer}}?
+---@return perilune.Tensor
+local function rope_rates(head_dim, opts)
+  local op = "nn.rope_rates"
+  check.whole(op, "head_dim", head_dim, 2)
+  local o = check.options(op, opts, { base = 10000.0 }, { scaling = "table" })
+  local s
+  if o.scaling then
+    local fields = { "factor", "low", "high", "original" }
+    s = check.options(op .. " scaling", o.scaling, {}, { factor = "number", low = "number", high = "number", original = "number" })
+    check.required(op .. " scaling", s, fields)
+    for _, name in ipairs(fields) do check.between(op .. " scaling", name, s[name], 0, math.huge) end
+    if s.low >= s.high then pl.error(op, ("low = %g must be below high = %g"):format(s.low, s.high)) end
+  end
+  local rates = {}
+  for i = 0, head_dim // 2 - 1 do
+    local rate = o.base ^ (-2 * i / head_dim)
+    if s then
+      local turns = s.original * rate / (2 * math.pi)
+      local kept = math.max(0, math.min(1, (turns - s.low) / (s.high - s.low)))
+      rate = rate * (kept + (1 - kept) / s.factor)
+    end
+    rates[i + 1] = rate
+  end
+  return (pl.eval(pl.tensor(rates, { dtype = "f32" })))
+end
+
 local per_call = { mask = "tensor", positions = "tensor", memory = "tensor" }
 
 ---x (B, T, C) -> (B, T, C).
+---@param self any
+---@param x_BTC perilune.Tensor
+---@param given {mask?: perilune.Tensor, positions?: perilune.Tensor, memory?: perilune.Tensor}?
 local function forward(self, x_BTC, given)
   local call = given and check.options("nn.MultiHeadAttention", given, {}, per_call) or {}
   if x_BTC:dim() ~= 3 or x_BTC:size(2) ~= self.width then
@@ -77,7 +121,7 @@ end
 ---@field bias boolean? true by default
 ---@field causal boolean? each position sees itself and those before it
 ---@field window integer? each position sees the last `window` positions, itself included: causal too
----@field rope boolean|{base: number, interleaved: boolean}? rotary positions for queries and keys
+---@field rope boolean|{base?: number, interleaved?: boolean, rates?: perilune.Tensor}? rotary positions for queries and keys
 ---@field dropout number? of the attention weights, in training
 
 ---attn(x, { mask =, positions =, memory = }): `mask` is bool (true: attend) or added to the scores, broadcast to (B, H, T, S);
@@ -98,7 +142,8 @@ local function MultiHeadAttention(width, heads, opts)
   end
   if heads % kv_heads ~= 0 then pl.error(op, ("kv_heads = %d does not divide heads = %d"):format(kv_heads, heads)) end
   local head_dim = check.whole(op, "head_dim", o.head_dim or width // heads)
-  local rope = o.rope and check.options(op .. " rope", o.rope ~= true and o.rope or nil, { base = 10000.0, interleaved = false }) or nil
+  local rope = o.rope and check.options(op .. " rope", o.rope ~= true and o.rope or nil, { base = 10000.0, interleaved = false },
+    { rates = "tensor" }) or nil
   local info = ("%d, %d heads of %d"):format(width, heads, head_dim)
   if kv_heads ~= heads then info = info .. (", %d for keys and values"):format(kv_heads) end
   for _, name in ipairs { "causal", "rope" } do
@@ -114,4 +159,4 @@ local function MultiHeadAttention(width, heads, opts)
   }
 end
 
-return { MultiHeadAttention = MultiHeadAttention }
+return { MultiHeadAttention = MultiHeadAttention, rope_rates = rope_rates }

@@ -44,7 +44,7 @@ end
 
 ---x (B, C) or (B, C, T) -> the same shape.
 ---@param channels integer
----@param opts {eps: number, momentum: number, affine: boolean}?
+---@param opts {eps?: number, momentum?: number, affine?: boolean}?
 ---@return perilune.Module
 local function BatchNorm1d(channels, opts)
   return batch_norm("BatchNorm1d", 3, channels, opts)
@@ -52,7 +52,7 @@ end
 
 ---x (B, C, H, W) -> the same shape.
 ---@param channels integer
----@param opts {eps: number, momentum: number, affine: boolean}?
+---@param opts {eps?: number, momentum?: number, affine?: boolean}?
 ---@return perilune.Module
 local function BatchNorm2d(channels, opts)
   return batch_norm("BatchNorm2d", 4, channels, opts)

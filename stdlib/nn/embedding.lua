@@ -12,7 +12,7 @@ end
 ---ids (...) i64, counted from 0 -> (..., dim). weight (num, dim) starts normal with `std` (1, as in PyTorch).
 ---@param num integer how many ids there are
 ---@param dim integer
----@param opts {std: number}?
+---@param opts {std?: number}?
 ---@return perilune.Module
 local function Embedding(num, dim, opts)
   check.whole("nn.Embedding", "num", num)

@@ -14,7 +14,7 @@ end
 ---x (..., in) -> (..., out). weight (out, in) and bias (out) start uniform in +-1/sqrt(in).
 ---@param in_dim integer
 ---@param out_dim integer
----@param opts {bias: boolean}?
+---@param opts {bias?: boolean}?
 ---@return perilune.Module
 local function Linear(in_dim, out_dim, opts)
   check.whole("nn.Linear", "in_dim", in_dim)

@@ -24,7 +24,7 @@ end
 
 ---Wraps a Linear and freezes it: a (rank, in) and b (out, rank) are trained instead.
 ---@param linear perilune.Module
----@param opts {rank: integer, alpha: number, dropout: number}?
+---@param opts {rank?: integer, alpha?: number, dropout?: number}?
 ---@return perilune.Module
 local function LoRA(linear, opts)
   if not nn.is_module(linear) or linear.kind ~= "Linear" then
@@ -44,7 +44,7 @@ end
 ---Freezes a whole model and puts a LoRA around every Linear whose path `match` accepts, in place. Returns the number wrapped.
 ---@param model perilune.Module
 ---@param match string|fun(path: string): boolean a Lua pattern or a function of the path
----@param opts {rank: integer, alpha: number, dropout: number}?
+---@param opts {rank?: integer, alpha?: number, dropout?: number}?
 ---@return integer
 local function add_lora(model, match, opts)
   if not check.is(match, "string|function") then

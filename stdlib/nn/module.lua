@@ -13,6 +13,7 @@ local tree = require "perilune.tree"
 ---@field info string?
 ---@field training boolean whether layers such as Dropout and BatchNorm act as in training
 ---@field forward fun(self: perilune.Module, ...): ...
+---@field [string] any the module's own: its States, its parts, its numbers
 local methods = { training = true }
 local meta = { __index = methods }
 
@@ -63,10 +64,8 @@ function methods:num_parameters()
 end
 
 ---Calls `fn(module, path)` for every sub-module and at last for the module itself.
----@generic M: perilune.Module
----@param self M
 ---@param fn fun(module: perilune.Module, path: string)
----@return M
+---@return self
 function methods:apply(fn)
   local found = {}
   tree.walk(self, function(path, value)
@@ -77,19 +76,15 @@ function methods:apply(fn)
 end
 
 ---Sets training mode (or, with false, evaluation mode) in the module and all below it.
----@generic M: perilune.Module
----@param self M
 ---@param mode boolean? true by default
----@return M
+---@return self
 function methods:train(mode)
   if mode == nil then mode = true end
   return self:apply(function(module) module.training = mode end)
 end
 
 ---Sets evaluation mode: no dropout, running statistics.
----@generic M: perilune.Module
----@param self M
----@return M
+---@return self
 function methods:eval()
   return self:train(false)
 end
@@ -135,7 +130,7 @@ end
 ---Makes `t` a module, in place, and returns it.
 ---@generic T: table
 ---@param t T a table with a `forward(self, ...)` function, now or before its first call
----@return T|perilune.Module
+---@return T & perilune.Module
 local function module(t)
   if type(t) ~= "table" or pl.is_tensor(t) then
     pl.error("nn.module", ("the argument is a %s"):format(type(t)), "give a table: nn.module { weight = ..., forward = ... }")

@@ -22,7 +22,7 @@ end
 
 ---Ba et al., Layer Normalization (2016). x (..., dims) -> the same shape.
 ---@param dims integer|integer[] the last dims of x, over which the mean and variance are taken
----@param opts {eps: number, bias: boolean, affine: boolean}?
+---@param opts {eps?: number, bias?: boolean, affine?: boolean}?
 ---@return perilune.Module
 local function LayerNorm(dims, opts)
   dims = dims_of("nn.LayerNorm", dims)
@@ -41,7 +41,7 @@ end
 
 ---Zhang and Sennrich, Root Mean Square Layer Normalization (2019). x (..., dim) -> x / rms(x) * weight.
 ---@param dim integer
----@param opts {eps: number, affine: boolean}?
+---@param opts {eps?: number, affine?: boolean}?
 ---@return perilune.Module
 local function RMSNorm(dim, opts)
   check.whole("nn.RMSNorm", "dim", dim)
@@ -59,7 +59,7 @@ end
 ---Wu and He, Group Normalization (2018). x (B, channels, ...) -> the same shape.
 ---@param groups integer divides channels
 ---@param channels integer
----@param opts {eps: number, affine: boolean}?
+---@param opts {eps?: number, affine?: boolean}?
 ---@return perilune.Module
 local function GroupNorm(groups, channels, opts)
   check.whole("nn.GroupNorm", "groups", groups)

@@ -34,6 +34,13 @@ end
 local num_gates = { RNN = 1, LSTM = 4, GRU = 3 }
 
 ---One layer in one direction over x (T, B, in). Returns the outputs (T, B, hidden) and the last state.
+---@param self perilune.Module
+---@param x_TBI perilune.Tensor
+---@param state table<string, perilune.Tensor>
+---@param suffix string
+---@param backwards boolean
+---@return perilune.Tensor
+---@return table<string, perilune.Tensor>
 local function run_layer(self, x_TBI, state, suffix, backwards)
   local T = x_TBI:size(0)
   local projected = pl.linear(x_TBI, self["weight_ih" .. suffix], self["bias_ih" .. suffix])
@@ -66,7 +73,7 @@ local function forward(self, x, h, c)
       outputs[direction], state = run_layer(self, x, state, suffix, direction == 2)
       last_h[at + 1], last_c[at + 1] = state.h, state.c
     end
-    x = directions == 2 and pl.cat(outputs, -1) or outputs[1]
+    x = directions == 2 and pl.cat(outputs, -1) or outputs[1] --[[@as perilune.Tensor]]
     if self.training and self.dropout > 0 and layer < self.layers - 1 then x = pl.dropout(x, self.dropout) end
   end
   if self.batch_first then x = x:transpose(0, 1) end

@@ -19,7 +19,7 @@ local function swiglu_mlp(self, x) return self.down(self.gate(x):silu() * self.u
 ---x (..., width) -> (..., width). `kind` is "gelu" or "swiglu".
 ---The hidden width is 4 * width; for swiglu two thirds of that, rounded up to a multiple of 64, for alike numbers of weights.
 ---@param width integer
----@param opts {kind: string, hidden: integer, bias: boolean, approximate: string}?
+---@param opts {kind?: string, hidden?: integer, bias?: boolean, approximate?: string}?
 ---@return perilune.Module
 local function FeedForward(width, opts)
   local op = "nn.FeedForward"

@@ -5,8 +5,10 @@
 
 local base = require "perilune.optim.base"
 
-local rule = { name = "adafactor" }
+local rule = { name = "adafactor" } ---@class perilune.AdafactorRule: perilune.Rule
 
+---@param x perilune.Tensor
+---@return perilune.Tensor
 local function rms(x)
   return (x * x):mean():sqrt()
 end
@@ -24,7 +26,8 @@ end
 function rule.update(w, g, s, o, lr, step)
   local fresh = step ^ o.beta2_decay -- the share of this gradient in the second moment
   local tiny = w.dtype == "f64" and 2.220446049250313e-16 or 1.1920928955078125e-07
-  local square, v = g * g, nil
+  local square = g * g
+  local v ---@type perilune.Tensor
   if #w.shape < 2 then
     v = s.v * (1 - fresh) + square * fresh
     s.v:assign(v)
@@ -42,7 +45,7 @@ function rule.update(w, g, s, o, lr, step)
 end
 
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
----@param opts {lr: number|perilune.Schedule, beta2_decay: number, eps: number, d: number, weight_decay: number, clip_norm: number, clip_value: number}?
+---@param opts {lr?: number|perilune.Schedule, beta2_decay?: number, eps?: number, d?: number, weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer
 local function Adafactor(target, opts)
   local defaults = { beta2_decay = -0.8, eps = 1e-3, d = 1.0, weight_decay = 0 }

@@ -12,14 +12,16 @@ local schedule = require "perilune.optim.schedule"
 
 ---@class perilune.Rule
 ---@field name string first part of the path of its slots
----@field slots fun(weight: perilune.State, options: table): table<string, perilune.Tensor> starting values
----@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: table, lr: number, step: integer|perilune.Tensor)
+---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> starting values
+---@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any) step is a number, or with `device_step` perhaps a scalar tensor
 ---@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler only the device knows how many updates were good
 
 ---@class perilune.Optimizer
 ---@field kind string
 ---@field count integer updates made so far
 ---@field groups {options: table, params: table[]}[]
+---@field clip_norm number?
+---@field clip_value number?
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
@@ -151,7 +153,10 @@ end
 ---@param i integer?
 ---@return number
 function Optimizer:lr(i)
-  return schedule.at("optim." .. self.kind, self.groups[i or 1].options.lr, self.count)
+  local op, group = "optim." .. self.kind, self.groups[i or 1]
+  if group then return schedule.at(op, group.options.lr, self.count) end
+  pl.error(op .. ":lr", ("there is no group %s"):format(tostring(i)), ("groups are 1 to %d"):format(#self.groups))
+  return 0
 end
 
 ---Every slot, as { path = "adamw.m.<parameter's path>", state = } in a stable order.
@@ -180,7 +185,7 @@ end
 
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
 ---Outside of a step scope this ends the implicit step.
----@param opts {scale: (number|perilune.Tensor)?, scaler: perilune.LossScaler?}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
+---@param opts {scale?: number|perilune.Tensor, scaler?: perilune.LossScaler}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
 ---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` is set
 function Optimizer:step(opts)
   local op = "optim." .. self.kind
@@ -207,11 +212,10 @@ function Optimizer:step(opts)
   if self.clip_value then
     for i, g in ipairs(grads) do grads[i] = g:clamp(-self.clip_value, self.clip_value) end
   end
-  local norm
-  if self.clip_norm or scaler then norm = clip.total_norm(grads) end
+  local norm = (self.clip_norm or scaler) and clip.total_norm(grads)
   -- A gradient that is not finite makes a norm that is not.
-  local ok = scaler and norm:isfinite()
-  if self.clip_norm then
+  local ok = scaler and norm and norm:isfinite() ---@type any
+  if self.clip_norm and norm then
     local factor = clip.factor(norm, self.clip_norm)
     for i, g in ipairs(grads) do grads[i] = g * factor end
   end

@@ -33,7 +33,7 @@ function clip.total_norm(tensors, norm_type)
     end
   end
   local all = pl.stack(parts, 0)
-  if norm_type == math.huge then return all:max() end
+  if norm_type == math.huge then return (all:max()) end
   if norm_type == 2 then return all:sum():sqrt() end
   return all:sum() ^ (1 / norm_type)
 end
@@ -89,7 +89,7 @@ end
 ---Pascanu et al., On the difficulty of training recurrent neural networks (2013).
 ---@param params perilune.Module|perilune.State[]|perilune.Entry[]
 ---@param max number
----@param opts {norm_type: number}?
+---@param opts {norm_type?: number}?
 ---@return perilune.Tensor norm
 function clip.clip_grad_norm(params, max, opts)
   local op = "optim.clip_grad_norm"

@@ -11,6 +11,8 @@ local tree = require "perilune.tree"
 ---@class perilune.EMA
 ---@field decay number
 ---@field count integer updates so far
+---@field warmup boolean
+---@field averages {path: string, state: perilune.State, average: perilune.State}[]
 local EMA = {}
 local meta = { __index = EMA }
 
@@ -64,7 +66,7 @@ end
 ---With `warmup`, the decay rises as (1 + n) / (10 + n) until it reaches its value, so that the first weights are soon forgotten.
 ---@param model perilune.Module
 ---@param decay number? 0.999 by default
----@param opts {warmup: boolean}?
+---@param opts {warmup?: boolean}?
 ---@return perilune.EMA
 local function new(model, decay, opts)
   decay = check.between("optim.EMA", "decay", decay or 0.999, 0, 1)

@@ -6,10 +6,27 @@
 -- The first argument is a module, a list of States, or a list of groups with options of their own:
 --   optim.AdamW({ model = model, { params = function(path, w) return #w.shape < 2 end, weight_decay = 0 }, {} }, { lr = 1e-3 })
 
+local check = require "perilune.check"
 local clip = require "perilune.optim.clip"
 local schedule = require "perilune.optim.schedule"
 
+---Groups that decay matrices and leave vectors and scalars (biases, the scales of norms) alone, the habit of language models:
+---optim.AdamW(optim.decay_matrices(model, 0.1), { lr = 1e-3 })
+---@param model perilune.Module
+---@param weight_decay number
+---@return table groups
+local function decay_matrices(model, weight_decay)
+  check.between("optim.decay_matrices", "weight_decay", weight_decay, 0, math.huge)
+  return {
+    model = model,
+    { params = function(_, w) return #w.shape >= 2 end, weight_decay = weight_decay },
+    { weight_decay = 0 },
+  }
+end
+
 return {
+  decay_matrices = decay_matrices,
+
   SGD = require("perilune.optim.sgd").SGD,
   Adam = require("perilune.optim.adam").Adam,
   AdamW = require("perilune.optim.adam").AdamW,

@@ -6,7 +6,7 @@
 local base = require "perilune.optim.base"
 local adam = require "perilune.optim.adam"
 
-local rule = { name = "lion" }
+local rule = { name = "lion" } ---@class perilune.LionRule: perilune.Rule
 
 function rule.slots(w)
   return { m = base.zeros(w) }
@@ -20,7 +20,7 @@ function rule.update(w, g, s, o, lr)
 end
 
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
----@param opts {lr: number|perilune.Schedule, betas: number[], weight_decay: number, clip_norm: number, clip_value: number}?
+---@param opts {lr?: number|perilune.Schedule, betas?: number[], weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer
 local function Lion(target, opts)
   return base.new("Lion", target, opts, { betas = { 0.9, 0.99 }, weight_decay = 0 }, nil, function(o)

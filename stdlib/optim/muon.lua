@@ -9,7 +9,7 @@ local check = require "perilune.check"
 local base = require "perilune.optim.base"
 local adam = require "perilune.optim.adam"
 
-local rule = { name = "muon" }
+local rule = { name = "muon" } ---@class perilune.MuonRule: perilune.Rule
 
 ---The orthogonal factor of x (M, N), up to singular values in about [0.7, 1.2]. The coefficients make small values grow
 ---as fast as they can: 3.4445 per step.

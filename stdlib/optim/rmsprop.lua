@@ -4,10 +4,13 @@
 
 local base = require "perilune.optim.base"
 
-local rule = { name = "rmsprop" }
+local rule = { name = "rmsprop" } ---@class perilune.RmspropRule: perilune.Rule
 
 function rule.slots(w, o)
-  return { v = base.zeros(w), mean = o.centered and base.zeros(w) or nil, momentum = o.momentum ~= 0 and base.zeros(w) or nil }
+  local slots = { v = base.zeros(w) }
+  if o.centered then slots.mean = base.zeros(w) end
+  if o.momentum ~= 0 then slots.momentum = base.zeros(w) end
+  return slots
 end
 
 function rule.update(w, g, s, o, lr)

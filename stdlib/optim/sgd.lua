@@ -6,7 +6,7 @@
 local pl = require "perilune"
 local base = require "perilune.optim.base"
 
-local rule = { name = "sgd" }
+local rule = { name = "sgd" } ---@class perilune.SgdRule: perilune.Rule
 
 function rule.slots(w, o)
   return o.momentum ~= 0 and { momentum = base.zeros(w) } or {}

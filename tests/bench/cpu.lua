@@ -1,22 +1,12 @@
--- tests/bench/cpu.lua: our side of tests/bench/cpu.py: times one case and prints its median in microseconds
+-- tests/bench/cpu.lua: our side of the cases of `perilune bench --device cpu`
 --
--- Sizes are those of the rival's table in cpu.py; the two must say the same.
+-- Sizes are those of the rival's table in rival_cpu.py; the two must say the same.
 
 local pl = require "perilune"
+local harness = require "harness"
 local nn, optim = pl.nn, pl.optim
-local p = pl.params { case = "softmax", seconds = 0.4 }
-
-local cases = {}
-
--- A case returns a function that does the work once, leaves it done and gives its results' memory back, as Python's
--- reference counts do at once.
-local function free(...)
-  for i = 1, select("#", ...) do select(i, ...):free() end
-end
-
-local function once(fn)
-  return function() free(pl.step(fn)) end
-end
+local cases, known, order = harness.cases()
+local once = harness.once
 
 function cases.chain()
   local x, y = pl.eval(pl.randn { 4 * 1024 * 1024 }, pl.randn { 4 * 1024 * 1024 })
@@ -63,9 +53,37 @@ local function matmul(m, k, n)
     return once(function() return a:matmul(b) end)
   end
 end
-cases.matmul_64, cases.matmul_256, cases.matmul_1024 = matmul(64, 64, 64), matmul(256, 256, 256), matmul(1024, 1024, 1024)
+cases.matmul_64 = matmul(64, 64, 64)
+cases.matmul_256 = matmul(256, 256, 256)
+cases.matmul_1024 = matmul(1024, 1024, 1024)
 cases.matmul_768x128x512 = matmul(768, 128, 512)
-cases.matmul_1x1024x1024, cases.matmul_1024x1024x1, cases.matmul_5x1024x1024 = matmul(1, 1024, 1024), matmul(1024, 1024, 1), matmul(5, 1024, 1024)
+cases.matmul_1x1024x1024 = matmul(1, 1024, 1024)
+cases.matmul_1024x1024x1 = matmul(1024, 1024, 1)
+cases.matmul_5x1024x1024 = matmul(5, 1024, 1024)
+
+function cases.cumsum()
+  local x = pl.eval(pl.randn { 1024, 4096 })
+  return once(function() return x:cumsum(-1) end)
+end
+
+function cases.sort()
+  local x = pl.eval(pl.randn { 1024, 1024 })
+  return once(function() return x:sort(-1) end)
+end
+
+local function attention(grad)
+  return function()
+    local q, k, v = pl.eval(pl.randn { 4, 8, 256, 64 }, pl.randn { 4, 8, 256, 64 }, pl.randn { 4, 8, 256, 64 })
+    local g = pl.eval(pl.randn { 4, 8, 256, 64 })
+    return once(function()
+      local y = pl.scaled_dot_product_attention(q, k, v, { is_causal = true })
+      if not grad then return y end
+      return pl.grad((y * g):sum(), { q, k, v })
+    end)
+  end
+end
+cases.attention = attention(false)
+cases.attention_grad = attention(true)
 
 function cases.adamw()
   local w = {}
@@ -76,6 +94,7 @@ function cases.adamw()
   return once(function()
     for i = 1, #w do w[i].grad = g[i] end
     opt:step()
+    return pl.zeros { 1 } + 1
   end)
 end
 
@@ -99,20 +118,4 @@ function cases.chargpt()
   end)
 end
 
-local make = cases[p.case]
-if not make then
-  local names = {}
-  for name in pairs(cases) do names[#names + 1] = name end
-  table.sort(names)
-  pl.error("bench", "there is no case '" .. p.case .. "'", "one of " .. table.concat(names, ", "))
-end
-local work = make()
-for _ = 1, 3 do work() end
-local times, start = {}, pl.clock()
-while pl.clock() - start < p.seconds or #times < 5 do
-  local before = pl.clock()
-  work()
-  times[#times + 1] = (pl.clock() - before) * 1e6
-end
-table.sort(times)
-print(("%.3f"):format(times[(#times + 1) // 2]))
+harness.run(known, order, 1)

@@ -331,3 +331,62 @@ describe("initialisers", function()
     expect(std):to_be_near(1, 0.02)
   end)
 end)
+
+describe("weights under other names", function()
+  local function model(rows)
+    return nn.module {
+      table_ = nn.module { weight = pl.state(pl.arange(rows * 2):to("f32"):view(rows, 2)) },
+      blocks = { nn.Linear(2, 3), nn.Linear(2, 3) },
+      forward = function(_, x) return x end,
+    }
+  end
+  local function rules(rows)
+    return {
+      { "table_", "emb", rows = rows },
+      { "blocks.#.bias", "layer.#.shift" },
+      { "blocks.#", { "layer.#.a", "layer.#.b" }, sizes = { 1, 2 }, transpose = true },
+    }
+  end
+  local path = "lua/files/out.weights.safetensors"
+
+  it("go out in parts, turned and cut, and come back", function()
+    local from = model(5)
+    nn.save_weights(from, path, rules(4))
+    local file = pl.load(path)
+    expect(file["emb.weight"].shape):to_equal { 4, 2 }
+    expect(file["layer.0.b.weight"]):to_equal(from.blocks[1].weight:narrow(0, 1, 2):transpose(0, 1):tolist())
+    expect(file["layer.1.shift"]):to_equal(from.blocks[2].bias:tolist())
+    local to = model(5)
+    nn.load_weights(to, path, rules(4))
+    expect(to.blocks[2].weight):to_equal(from.blocks[2].weight:tolist())
+    expect(to.table_.weight):to_equal { { 0, 1 }, { 2, 3 }, { 4, 5 }, { 6, 7 }, { 0, 0 } }
+  end)
+
+  it("may lack the prefix of the rules", function()
+    local to = model(4)
+    local long = rules(4)
+    long[1][2] = "net.emb"
+    nn.load_weights(to, path, long, { prefix = "net." })
+    expect(to.table_.weight:sum():item()):to_be(28)
+    expect(function() nn.load_weights(to, path, long) end):to_raise "has no 'net.emb.weight'"
+  end)
+
+  it("say what does not fit", function()
+    expect(function() nn.load_weights(model(3), path, rules()) end):to_raise "the file belongs to a model of another size"
+    expect(function() nn.load_weights(model(5), path, { { "table_", "emb" } }) end):to_raise "no rule names 'blocks.1.bias'"
+    local other = rules(4)
+    other[2][2] = "layer.#.shfit"
+    expect(function() nn.load_weights(model(5), path, other) end):to_raise "did you mean 'layer.0.shift'?"
+    local small = nn.module { table_ = model(4).table_, forward = print }
+    expect(function() nn.load_weights(small, path, rules(4)) end):to_raise "nothing in the model is called 'layer.0.a.weight'"
+    nn.load_weights(small, path, rules(4), { ignore = { "^layer%." } })
+  end)
+
+  it("rates of rotary positions", function()
+    expect(nn.rope_rates(4)):to_be_near({ 1, 0.01 }, 1e-7)
+    local x = pl.randn { 2, 3, 4 }
+    expect(pl.rope(x, nil, { rates = nn.rope_rates(4) })):to_be_near(pl.rope(x):tolist(), 1e-6)
+    expect(function() nn.rope_rates(4, { scaling = { factor = 2 } }) end):to_raise "option 'low' is missing"
+    expect(function() pl.rope(x, nil, { rates = pl.ones { 3 } }) end):to_raise "they must be {2}"
+  end)
+end)

@@ -95,6 +95,27 @@ fn regression() {
     pinned("regression", "regression.lua", &[]);
 }
 
+#[test]
+fn gpt2() {
+    let small =
+        [("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "2"), ("lr", "3e-3"), ("warmup", "2")];
+    pinned("gpt2", "gpt2.lua", &small);
+}
+
+/// Two micro-batches a step.
+#[test]
+fn llama() {
+    let small =
+        [("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "2"), ("accumulate", "2"), ("warmup", "2")];
+    pinned("llama", "llama.lua", &small);
+}
+
+#[test]
+fn resnet50() {
+    let small = [("size", "tiny"), ("classes", "10"), ("pixels", "32"), ("batch", "8"), ("warmup", "2"), ("lr", "1.0")];
+    pinned("resnet50", "resnet50.lua", &small);
+}
+
 /// The sampler behind chargpt's training prints text of the asked length.
 #[test]
 fn chargpt_samples() {

@@ -3,7 +3,7 @@
 use crate::args::{self, signature};
 use mlua::{Lua, Value};
 use perilune_core::error::did_you_mean;
-use perilune_core::ops::{self, Op, Ty};
+use perilune_core::ops::{self, Op, Param, Results, Ty};
 use std::fmt::Write;
 
 /// `cross_entropy(logits, target, [{ignore_index, …}])` and the doc.
@@ -35,14 +35,35 @@ fn lua_type(ty: &Ty) -> String {
         Ty::Tensor => "perilune.Tensor".into(),
         Ty::Operand => "perilune.Tensor|number".into(),
         Ty::Tensors => "perilune.Tensor[]".into(),
-        Ty::Int => "integer".into(),
+        Ty::Int => "perilune.Whole".into(),
         Ty::Float | Ty::Number => "number".into(),
         Ty::Bool => "boolean".into(),
-        Ty::Ints => "integer|integer[]".into(),
+        Ty::Ints => "perilune.Whole|perilune.Whole[]".into(),
         Ty::IntsOr(words) => format!("{}|{}", lua_type(&Ty::Ints), lua_type(&Ty::Str(words.clone()))),
         Ty::DType => "perilune.DType".into(),
         Ty::Str(words) if words.is_empty() => "string".into(),
         Ty::Str(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join("|"),
+    }
+}
+
+fn results(results: Results) -> String {
+    let one = "---@return perilune.Tensor";
+    match results {
+        Results::One => format!("{one}\n"),
+        Results::OneOrTwo => format!("{one}\n{one}?\n"),
+        Results::Named(names) => names.iter().map(|name| format!("{one} {name}\n")).collect(),
+        // One at least, so that no editor takes it for nil.
+        Results::Several => format!("{one}\n{one} ...\n"),
+    }
+}
+
+fn overload_results(results: Results) -> String {
+    let one = "perilune.Tensor";
+    match results {
+        Results::One => one.into(),
+        Results::OneOrTwo => format!("{one}, {one}?"),
+        Results::Named(names) => vec![one; names.len()].join(", "),
+        Results::Several => format!("{one}, {one} ..."),
     }
 }
 
@@ -70,20 +91,33 @@ pub fn stubs() -> String {
             // A list in the last place may be given as arguments one by one.
             let one_by_one = sig.params[..sig.positional].last().is_some_and(|p| p.ty == Ty::Ints);
             let options = &sig.params[sig.positional..];
-            if !options.is_empty() {
-                let fields: Vec<String> = options
-                    .iter()
-                    .map(|p| format!("{}{}: {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty)))
-                    .collect();
-                let _ = writeln!(out, "---@param options? {{{}}}", fields.join(", "));
+            let fields = (!options.is_empty()).then(|| {
+                let one = |p: &Param| format!("{}{}: {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty));
+                format!("{{{}}}", options.iter().map(one).collect::<Vec<_>>().join(", "))
+            });
+            if let Some(fields) = &fields {
+                let _ = writeln!(out, "---@param options? {fields}");
                 names.push("options");
             }
             if one_by_one {
-                out.push_str("---@param ... integer\n");
+                out.push_str("---@param ... perilune.Whole\n");
                 names.push("...");
             }
-            // One result at least, so that no editor takes it for nil; how many more is not in the registry.
-            out.push_str("---@return perilune.Tensor\n---@return perilune.Tensor ...\n");
+            // Options may stand where an optional argument would: `pl.arange(n, { dtype = "f64" })`.
+            let from = usize::from(method);
+            if let (Some(fields), true) = (&fields, from <= sig.positional) {
+                let required = sig.params[from..sig.positional].iter().position(|p| p.optional);
+                for k in required.map_or(0..0, |k| from + k..sig.positional) {
+                    let mut params: Vec<String> =
+                        sig.params[from..k].iter().map(|p| format!("{}: {}", p.name, lua_type(&p.ty))).collect();
+                    if method {
+                        params.insert(0, "self: perilune.Tensor".into());
+                    }
+                    params.push(format!("options: {fields}"));
+                    let _ = writeln!(out, "---@overload fun({}): {}", params.join(", "), overload_results(op.results));
+                }
+            }
+            out.push_str(&results(op.results));
             let owner = if method { "Tensor:" } else { "pl." };
             let _ = writeln!(out, "function {owner}{}({}) end", op.name, names.join(", "));
         }

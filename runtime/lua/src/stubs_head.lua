@@ -1,6 +1,9 @@
 ---@meta perilune
 -- Made by `perilune stubs` from the op registry: types for editors. Never run.
 
+---A whole number: 64, or 64.0, as arithmetic may give it.
+---@alias perilune.Whole number
+
 ---@alias perilune.DType "f64"|"f32"|"bf16"|"f16"|"i64"|"i32"|"u8"|"bool"
 
 ---@class perilune.Tensor
@@ -29,7 +32,8 @@ function Tensor:size(dim) end
 function Tensor:numel() end
 ---@return integer
 function Tensor:dim() end
----@return number|boolean
+---The one value there is, evaluated now; a boolean if the tensor is bool.
+---@return number
 function Tensor:item() end
 ---@return any
 function Tensor:tolist() end
@@ -46,13 +50,13 @@ function Tensor:free() end
 ---@class perilune.State: perilune.Tensor
 
 ---@class perilune
----@field nn table
----@field optim table
----@field data table
----@field metrics table
----@field train table
----@field init table
----@field tree table
+---@field nn any
+---@field optim any
+---@field data any
+---@field metrics any
+---@field train any
+---@field init any
+---@field tree any
 ---@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
@@ -122,7 +126,7 @@ function pl.switches(switches, fn, ...) end
 ---@param op string
 ---@param given table?
 ---@param defaults table
----@return table
+---@return any options
 function pl.options(op, given, defaults) end
 ---@param op string
 ---@param message string
@@ -130,10 +134,10 @@ function pl.options(op, given, defaults) end
 ---@param at? function where the fault is written, if it is not the line being run
 function pl.error(op, message, hint, at) end
 ---@param recipe table
----@return table
+---@return any recipe the table, to which the recipe's functions are added
 function pl.recipe(recipe) end
 ---@param defaults table
----@return table
+---@return table<string, any>
 function pl.params(defaults) end
 ---Tensors by name of a .safetensors or .npz file, the tensor of an .npy file. A relative path is one of the current
 ---directory, where `pl.save` writes, else one beside the recipe.

@@ -140,7 +140,7 @@ def attention(a):
 def rope(a):
     x, d = a.x, a.x.shape[-1]
     t = a.positions.to(x.dtype) if a.positions is not None else torch.arange(x.shape[-2], dtype=x.dtype)
-    freq = a.base ** (-2 * torch.arange(d // 2, dtype=x.dtype) / d)
+    freq = a.base ** (-2 * torch.arange(d // 2, dtype=x.dtype) / d) if a.rates is None else a.rates
     angle = t.unsqueeze(-1) * freq
     c, s = torch.cos(angle), torch.sin(angle)
     if a.interleaved:

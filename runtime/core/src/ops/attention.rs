@@ -161,6 +161,7 @@ pub static ATTENTION: Op = Op {
           no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
           Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
+    results: crate::ops::Results::One,
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], attrs);
         let (p, lse) = s.weights(g, x[0], x[1], x.get(3).copied())?;
@@ -304,14 +305,15 @@ pub static ATTENTION_BACKWARD: Op = Op {
 
 // ---- rotary positions --------------------------------------------------------------------------------------------
 
-/// Inputs: x, positions?; `attrs`: [1 if interleaved, 1 or -1 (the direction of rotation), base bits].
+/// Inputs: x, positions?, rates?; `attrs`: [1 if interleaved, 1 or -1 (the direction of rotation), base bits, 1 if there are
+/// rates].
 pub static ROPE: Op = Op {
     name: "rope",
-    sig: "x: tensor, positions: tensor?, *, base: float = 10000.0, interleaved: bool = false",
+    sig: "x: tensor, positions: tensor?, *, base: float = 10000.0, interleaved: bool = false, rates: tensor?",
     doc: "x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by\n\
-          position * base^(-2i / D), i from 0 to D/2 - 1. Positions are 0 to T - 1 unless given. A pair is elements i and\n\
-          i + D/2 (Llama, NeoX), or 2i and 2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic\n\
-          too. Su et al., arXiv:2104.09864.",
+          position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch\n\
+          them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and\n\
+          2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let rank = shape.rank();
@@ -321,18 +323,24 @@ pub static ROPE: Op = Op {
         let (pair, index) = if interleaved { (rank, rank - 1) } else { (rank - 1, rank) };
         g.island(x[0], |g, w| {
             let dtype = g.dtype(w);
-            let i = g.iota_along(half, index, rank + 1)?;
-            let i = g.cast(i, dtype)?;
-            let rate = g.mul_c(i, -base.ln() / half.max(1) as f64)?;
-            let rate = g.exp(rate)?;
+            let given = attrs[3] != 0;
+            let rate = if given {
+                let rate = g.cast(x[x.len() - 1], dtype)?;
+                if interleaved { g.unsqueeze(rate, 1)? } else { rate }
+            } else {
+                let i = g.iota_along(half, index, rank + 1)?;
+                let i = g.cast(i, dtype)?;
+                let rate = g.mul_c(i, -base.ln() / half.max(1) as f64)?;
+                g.exp(rate)?
+            };
             let at = match x.get(1) {
-                Some(&p) => {
+                Some(&p) if x.len() - usize::from(given) > 1 => {
                     let p = g.cast(p, dtype)?;
                     let r = g.shape(p).rank();
                     let p = g.unsqueeze(p, r)?;
                     g.unsqueeze(p, r)?
                 }
-                None => {
+                _ => {
                     let p = g.iota_along(t, 0, 3)?;
                     g.cast(p, dtype)?
                 }
@@ -379,17 +387,26 @@ pub static ROPE: Op = Op {
             }
             inputs.push(p);
         }
-        g.push(&ROPE, &inputs, &[i64::from(a.bool(3)), 1, bits(base)]).map(one)
+        let rates = a.opt_tensor(4);
+        if let Some(rates) = rates {
+            let (got, half) = (g.shape(rates), shape.dims()[rank - 1] / 2);
+            if got.dims() != [half] {
+                let message =
+                    format!("rates have shape {got}; they must be {{{half}}}, one for each pair of x {shape}");
+                return Err(Error::shape("rope", message));
+            }
+            inputs.push(g.to_float(rates)?);
+        }
+        g.push(&ROPE, &inputs, &[i64::from(a.bool(3)), 1, bits(base), i64::from(rates.is_some())]).map(one)
     }),
     grad: Grad::Rule(|g, c| {
         let mut inputs: SmallVec<[NodeId; 2]> = c.inputs.into();
         inputs[0] = c.grad;
-        let back = g.push(&ROPE, &inputs, &[c.attrs[0], -c.attrs[1], c.attrs[2]])?;
+        let back = g.push(&ROPE, &inputs, &[c.attrs[0], -c.attrs[1], c.attrs[2], c.attrs[3]])?;
         let mut out: Grads = smallvec![Some(back)];
-        if c.needs.get(1) == Some(&true) {
-            return Err(
-                Error::gradient("rope", "positions have no gradient").hint("detach them with positions:detach()")
-            );
+        if c.needs.iter().skip(1).any(|n| *n) {
+            return Err(Error::gradient("rope", "positions and rates have no gradient")
+                .hint("detach them, as in positions:detach()"));
         }
         out.resize(c.inputs.len(), None);
         Ok(out)
@@ -401,6 +418,8 @@ pub static ROPE: Op = Op {
         "f(2,5,4), i(9;2,5), base=500",
         "f(2,5,4), interleaved=true",
         "f(2,5,3,4), i(9;5,1), interleaved=true",
+        "f(2,5,4), rates=i(3;2)",
+        "f(2,5,4), i(9;5), rates=i(3;2), interleaved=true",
         "f(0,4)",
         "f(3,0,4)",
     ],
@@ -460,7 +479,8 @@ mod tests {
         let g = &mut Graph::new();
         let x = leaf(g, &[2, 3, 4]);
         let base = Value::Number(Number::Float(1e4));
-        let y = call(g, &ROPE, &Args::new(&ROPE, [x.clone(), Value::None, base, Value::Bool(false)])).unwrap()[0];
+        let y = call(g, &ROPE, &Args::new(&ROPE, [x.clone(), Value::None, base, Value::Bool(false), Value::None]))
+            .unwrap()[0];
         let Value::Tensor(x) = x else { panic!() };
         let d = crate::grad::grad(g, y, y, &[x], false).unwrap()[0].unwrap();
         assert_eq!((g.node(d).op, g.node(d).attrs[1]), (&ROPE, -1));

@@ -16,6 +16,7 @@ pub static MATMUL: Op = Op {
     doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
           vanishes from the result.\n\
           Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
+    results: crate::ops::Results::One,
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));

@@ -52,6 +52,8 @@ pub struct Op {
     pub sig: &'static str,
     /// First line: the contract in shape letters. Then dtypes, edge cases, source of the method.
     pub doc: &'static str,
+    /// How many tensors a call gives back.
+    pub results: Results,
     pub class: Class,
     pub infer: fn(&Infer) -> Result<Meta>,
     /// Records a call. `None`: all arguments are operands of a `Map` (promoted and broadcast together).
@@ -70,6 +72,7 @@ impl Op {
         name: "",
         sig: "",
         doc: "",
+        results: Results::One,
         class: Class::Function,
         infer: |i| Err(Error::argument(i.op, "this is a bug: a function was recorded as a node")),
         call: None,
@@ -95,6 +98,18 @@ impl fmt::Debug for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
+}
+
+/// How many tensors a call of an op gives back: editors and the reference say it, a test compares it with the samples.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Results {
+    One,
+    /// One, and with some arguments a second.
+    OneOrTwo,
+    /// As many as there are names.
+    Named(&'static [&'static str]),
+    /// As many as the arguments say.
+    Several,
 }
 
 /// What an op is to the planner.

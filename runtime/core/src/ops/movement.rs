@@ -795,6 +795,7 @@ pub static SPLIT: Op = Op {
     name: "split",
     sig: "x: tensor, sizes: ints, dim: int = 0",
     doc: "x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).",
+    results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("split", a.int(2)?)?;
@@ -823,6 +824,7 @@ pub static CHUNK: Op = Op {
     name: "chunk",
     sig: "x: tensor, chunks: int, dim: int = 0",
     doc: "x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.",
+    results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("chunk", a.int(2)?)?;
@@ -843,6 +845,7 @@ pub static UNBIND: Op = Op {
     name: "unbind",
     sig: "x: tensor, dim: int = 0",
     doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.",
+    results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("unbind", a.int(1)?)?;

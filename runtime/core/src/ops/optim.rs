@@ -75,6 +75,7 @@ pub static ADAMW_UPDATE: Op = Op {
           - lr mhat / (sqrt(vhat) + eps), with mhat = m / (1 - beta1^step), vhat = v / (1 - beta2^step).\n\
           f32 inside (f64 for f64), each result in the dtype of its old value. Options are run-time numbers or scalar tensors.\n\
           Loshchilov and Hutter, arXiv:1711.05101.",
+    results: crate::ops::Results::Named(&["w", "m", "v"]),
     class: Class::Fused(|g, x, _| {
         let [w, d, m, v] = [x[0], x[1], x[2], x[3]];
         let [keep, rate, new1, new2, root, eps] = [x[4], x[5], x[6], x[7], x[8], x[9]];

@@ -206,6 +206,7 @@ pub static MAX: Op = Op {
     name: "max",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
     doc: "x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).",
+    results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMAX, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
     ..Op::BASE
@@ -215,6 +216,7 @@ pub static MIN: Op = Op {
     name: "min",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
     doc: "x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).",
+    results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMIN, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
     ..Op::BASE

@@ -34,6 +34,7 @@ pub static CUMSUM: Op = Op {
     sig: "x: tensor, dim: int",
     doc: "x (..., N, ...) -> (..., N, ...): element i is the sum of elements 0 to i along `dim`. Integers and bools sum in\n\
           i64.",
+    results: crate::ops::Results::One,
     class: Class::Library,
     infer: create::same,
     call: Some(record),
@@ -49,6 +50,7 @@ pub static CUMPROD: Op = Op {
     sig: "x: tensor, dim: int",
     doc: "x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools\n\
           multiply in i64. The gradient divides by the element: it is NaN where an element is 0.",
+    results: crate::ops::Results::One,
     class: Class::Library,
     infer: create::same,
     call: Some(record),

@@ -36,6 +36,7 @@ pub static SORT: Op = Op {
     name: "sort",
     sig: "x: tensor, dim: int = -1, *, descending: bool = false",
     doc: "x (..., N, ...) -> values (..., N, ...), positions (..., N, ...) i64: in order along `dim`. See `argsort`.",
+    results: crate::ops::Results::Named(&["values", "positions"]),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("sort", a.int(1)?)?;
@@ -51,6 +52,7 @@ pub static TOPK: Op = Op {
     sig: "x: tensor, k: int, dim: int = -1, *, largest: bool = true, sorted: bool = true",
     doc: "x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the\n\
           smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.",
+    results: crate::ops::Results::Named(&["values", "positions"]),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("topk", a.int(2)?)?;

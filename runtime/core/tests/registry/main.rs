@@ -7,7 +7,7 @@ mod sample;
 mod values;
 
 use eval::{eval, lower};
-use perilune_core::ops::{self, Class, Grad, Op};
+use perilune_core::ops::{self, Class, Grad, Op, Results};
 use perilune_core::{DType, Graph, Kind, NodeId, grad};
 use sample::Leaves;
 use std::collections::HashMap;
@@ -50,6 +50,24 @@ fn gradients(
         }
     }
     Ok(total)
+}
+
+#[test]
+fn results_are_as_many_as_the_op_says() {
+    let mut wrong = Vec::new();
+    each_sample(|op, text| {
+        let n = record(op, text, DType::F64).2.len();
+        let right = match op.results {
+            Results::One => n == 1,
+            Results::OneOrTwo => n == 1 || n == 2,
+            Results::Named(names) => n == names.len(),
+            Results::Several => n >= 1,
+        };
+        if !right {
+            wrong.push(format!("{}({text}) gives {n} results, but says {:?}", op.name, op.results));
+        }
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

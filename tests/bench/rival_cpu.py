@@ -1,24 +1,7 @@
-#!/usr/bin/env python3
-"""Ours against PyTorch eager on the CPU, same threads, from one run.
-
-    cargo build --release && python3 tests/bench/cpu.py [case ...]
-
-Needs PyTorch (pip install torch). The two take turns, round by round, so that a drifting machine hits both; each
-figure is the median over rounds of the median within a round. The issue's goals stand in the last column.
-"""
-
-import argparse
-import os
-import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""The rival's side of the cases in cpu.lua: the same sizes in PyTorch, on the CPU, f32, eager."""
 
 import torch
 import torch.nn.functional as F
-
-HERE = Path(__file__).resolve().parent
 
 
 def chain(n):
@@ -45,6 +28,16 @@ def unary(shape, fn):
 def matmul(m, k, n):
     a, b = torch.randn(m, k), torch.randn(k, n)
     return lambda: a @ b
+
+
+def attention(grad):
+    q, k, v = (torch.randn(4, 8, 256, 64).requires_grad_(grad) for _ in range(3))
+    g = torch.randn(4, 8, 256, 64)
+
+    def run():
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.autograd.grad(y, (q, k, v), g) if grad else y
+    return run
 
 
 def adamw():
@@ -92,11 +85,11 @@ def chargpt():
     return step
 
 
-CASES = {  # name: (PyTorch's side, goal: theirs / ours)
+CASES = {  # name: (makes the work, goal: theirs / ours)
     "chargpt": (chargpt, 1.5),
     "chain": (lambda: chain(4 * 1024 * 1024), 2.0),
     "chain_small": (lambda: chain(65536), 2.0),
-    "gelu": (lambda: unary((1024, 4096), F.gelu), 1.0),
+    "gelu": (lambda: unary((1024, 4096), F.gelu), None),
     "softmax": (lambda: unary((4096, 1024), lambda x: x.softmax(-1)), 1.5),
     "layer_norm": (lambda: unary((4096, 768), lambda x: F.layer_norm(x, (768,), torch.ones(768), torch.zeros(768))), 1.5),
     "layer_norm_grad": (layer_norm_grad, 1.5),
@@ -108,45 +101,28 @@ CASES = {  # name: (PyTorch's side, goal: theirs / ours)
     "matmul_1x1024x1024": (lambda: matmul(1, 1024, 1024), 0.85),
     "matmul_1024x1024x1": (lambda: matmul(1024, 1024, 1), 0.85),
     "matmul_5x1024x1024": (lambda: matmul(5, 1024, 1024), 0.85),
+    "cumsum": (lambda: unary((1024, 4096), lambda x: x.cumsum(-1)), None),
+    "sort": (lambda: unary((1024, 1024), lambda x: x.sort(-1)), None),
+    "attention": (lambda: attention(False), None),
+    "attention_grad": (lambda: attention(True), None),
     "adamw": (adamw, 1.2),
 }
 
 
-def measure(work, seconds):
-    for _ in range(3):
-        work()
-    times, start = [], time.perf_counter()
-    while time.perf_counter() - start < seconds or len(times) < 5:
-        before = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - before) * 1e6)
-    return statistics.median(times)
+def build(name, wrap):
+    return CASES[name][0]()
 
 
-def main():
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("cases", nargs="*", default=[], help=", ".join(CASES))
-    args.add_argument("--threads", type=int, default=os.cpu_count())
-    args.add_argument("--rounds", type=int, default=5)
-    args.add_argument("--seconds", type=float, default=0.4)
-    args.add_argument("--binary", default=str(HERE.parent.parent / "target/release/perilune"))
-    a = args.parse_args()
-    torch.set_num_threads(a.threads)
-    torch.manual_seed(1)
-    print(f"PyTorch {torch.__version__}, {a.threads} threads, {a.rounds} rounds; medians in microseconds")
-    print(f"{'case':<20} {'ours':>12} {'PyTorch':>12} {'ratio':>7} {'goal':>6}")
-    for name in a.cases or CASES:
-        if name not in CASES:
-            sys.exit(f"there is no case '{name}': one of {', '.join(CASES)}")
-        make, goal = CASES[name]
-        work, ours, theirs = make(), [], []
-        for _ in range(a.rounds):
-            command = [a.binary, "run", str(HERE / "cpu.lua"), "--set", f"case={name}", "--set", f"seconds={a.seconds}", "--threads", str(a.threads)]
-            ours.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]))
-            theirs.append(measure(work, a.seconds))
-        o, t = statistics.median(ours), statistics.median(theirs)
-        print(f"{name:<20} {o:>12.1f} {t:>12.1f} {t / o:>6.2f}x {goal:>5.2f}x", flush=True)
+def goal(name):
+    return CASES[name][1]
 
 
-if __name__ == "__main__":
-    main()
+def compiles(name):
+    return False
+
+
+def wait():
+    pass
+
+
+ROUND = 1

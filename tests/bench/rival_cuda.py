@@ -1,22 +1,8 @@
-#!/usr/bin/env python3
-"""Ours against PyTorch (eager and torch.compile) on one GPU, from one run.
-
-    cargo build --release && python3 tests/bench/gpu.py [case ...]
-
-Needs PyTorch with CUDA. Each figure is the median over rounds; a round queues several runs and ends with a wait. The
-ratio is the best of the rival's over ours: more than 1 means that we are faster.
-"""
-
-import argparse
-import statistics
-import subprocess
-import time
-from pathlib import Path
+"""The rival's side of the cases in cuda.lua: the same sizes in PyTorch on one GPU, eager and by torch.compile."""
 
 import torch
 import torch.nn.functional as F
 
-HERE = Path(__file__).resolve().parent
 BF = torch.bfloat16
 
 
@@ -158,6 +144,111 @@ def gpt2(batch):
     return build
 
 
+class Llama(torch.nn.Module):
+    """Llama 3.2 1B: grouped queries, SwiGLU, RMSNorm, rotary positions, tied embeddings."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, c, heads, kv, hidden):
+            super().__init__()
+            self.heads, self.kv, self.d = heads, kv, c // heads
+            linear = lambda i, o: torch.nn.Linear(i, o, bias=False)
+            self.n1, self.n2 = torch.nn.RMSNorm(c, eps=1e-5), torch.nn.RMSNorm(c, eps=1e-5)
+            self.qkv, self.out = linear(c, (heads + 2 * kv) * self.d), linear(c, c)
+            self.gate, self.up, self.down = linear(c, hidden), linear(c, hidden), linear(hidden, c)
+
+        def forward(self, x, cos, sin):
+            b, t, c = x.shape
+            q, k, v = self.qkv(self.n1(x)).view(b, t, -1, self.d).transpose(1, 2).split((self.heads, self.kv, self.kv), 1)
+
+            def turn(u):
+                p, q = u.chunk(2, -1)
+                return u * cos + torch.cat((-q, p), -1) * sin
+            y = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
+            h = self.n2(x)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    def __init__(self, layers=16, c=2048, heads=32, kv=8, hidden=8192, v=128256, t=4096):
+        super().__init__()
+        self.embed, self.norm = torch.nn.Embedding(v, c), torch.nn.RMSNorm(c, eps=1e-5)
+        self.blocks = torch.nn.ModuleList(self.Block(c, heads, kv, hidden) for _ in range(layers))
+        for p in self.parameters():
+            if p.dim() > 1:
+                torch.nn.init.normal_(p, std=0.02)
+        rates = 500000.0 ** (-torch.arange(0, c // heads, 2) / (c // heads))
+        turns = 8192 * rates / (2 * torch.pi)
+        kept = ((turns - 1) / 3).clamp(0, 1)
+        angle = torch.outer(torch.arange(t), rates * (kept + (1 - kept) / 32)).repeat(1, 2)
+        self.register_buffer("cos", angle.cos().to(BF))
+        self.register_buffer("sin", angle.sin().to(BF))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return F.linear(self.norm(x), self.embed.weight)
+
+
+def llama_1b(wrap):
+    model = Llama().cuda()
+    x, y = (torch.randint(0, 128256, shape, device="cuda") for shape in ((4, 4096), (4 * 4096,)))
+
+    def loss():
+        with torch.autocast("cuda", BF):
+            return F.cross_entropy(model(x).flatten(0, 1), y)
+    make, _ = train(model, None)
+    return make(True, wrap(loss))
+
+
+class Bottleneck(torch.nn.Module):
+    def __init__(self, inside, c, stride):
+        super().__init__()
+        conv = lambda i, o, k, s=1: torch.nn.Conv2d(i, o, k, stride=s, padding=k // 2, bias=False)
+        bn = torch.nn.BatchNorm2d
+        self.main = torch.nn.Sequential(conv(inside, c, 1), bn(c), torch.nn.ReLU(), conv(c, c, 3, stride), bn(c), torch.nn.ReLU(), conv(c, 4 * c, 1), bn(4 * c))
+        self.short = torch.nn.Sequential(conv(inside, 4 * c, 1, stride), bn(4 * c)) if stride != 1 or inside != 4 * c else torch.nn.Identity()
+
+    def forward(self, x):
+        return F.relu(self.main(x) + self.short(x))
+
+
+def resnet50(wrap):
+    """v1.5, channels last, which is the layout that cuDNN's 16-bit kernels want."""
+    parts, inside = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)], 64
+    for i, blocks in enumerate((3, 4, 6, 3)):
+        for k in range(blocks):
+            parts.append(Bottleneck(inside, 64 << i, 2 if k == 0 and i > 0 else 1))
+            inside = 256 << i
+    parts += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(2048, 1000)]
+    model = torch.nn.Sequential(*parts).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(256, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(0, 1000, (256,), device="cuda")
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)
+
+    def loss():
+        with torch.autocast("cuda", BF):
+            return F.cross_entropy(model(x), y, label_smoothing=0.1)
+    fn = wrap(loss)
+
+    def run():
+        opt.zero_grad(set_to_none=True)
+        value = fn()
+        value.backward()
+        opt.step()
+        return value
+    return run
+
+
+def sort():
+    x = torch.randn(16384, 4096, device="cuda")
+    return lambda: x.sort(-1)
+
+
+def cumsum():
+    x = rand(65536, 4096)
+    return lambda: x.cumsum(-1)
+
+
 SIMPLE = {
     "chain": chain,
     "gelu": unary(lambda x: F.gelu(x, approximate="tanh")),
@@ -170,6 +261,8 @@ SIMPLE = {
     "adamw": adamw,
     "matmul_8192": matmul(8192, 8192, 8192),
     "matmul_gpt2_up": matmul(65536, 768, 3072),
+    "matmul_2048": matmul(2048, 2048, 2048),
+    "matmul_llama_up": matmul(16384, 2048, 8192),
     "matmul_f32_4096": matmul(4096, 4096, 4096, torch.float32),
     "attention_d64_1k": attention(16, 32, 1024, 64, False),
     "attention_d64_1k_grad": attention(16, 32, 1024, 64, True),
@@ -177,70 +270,30 @@ SIMPLE = {
     "attention_d64_4k_grad": attention(4, 32, 4096, 64, True),
     "attention_d128_4k": attention(4, 16, 4096, 128, False),
     "attention_d128_4k_grad": attention(4, 16, 4096, 128, True),
+    "attention_d128_16k": attention(1, 16, 16384, 128, False),
+    "attention_d128_16k_grad": attention(1, 16, 16384, 128, True),
+    "cumsum": cumsum,
+    "sort": sort,
 }
-STEPS = {"mlp": mlp, "gpt2_b4": gpt2(4), "gpt2_b32": gpt2(32)}
+STEPS = {"mlp": mlp, "gpt2_b4": gpt2(4), "gpt2_b32": gpt2(32), "llama_1b": llama_1b, "resnet50": resnet50}
 # Cases that torch.compile has nothing to add to.
-NO_COMPILE = {"adamw", "sum"} | {n for n in SIMPLE if n.startswith(("matmul", "attention"))}
+NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "attention"))}
 
 
-def measure(run, seconds, n=20):
-    start = time.perf_counter()
-    run()
+def build(name, wrap):
+    return STEPS[name](wrap) if name in STEPS else wrap(SIMPLE[name]())
+
+
+def goal(name):
+    return None
+
+
+def compiles(name):
+    return name not in NO_COMPILE
+
+
+def wait():
     torch.cuda.synchronize()
-    first = time.perf_counter() - start
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    times, start = [], time.perf_counter()
-    while time.perf_counter() - start < seconds or len(times) < 3:
-        before = time.perf_counter()
-        for _ in range(n):
-            run()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - before) * 1e6 / n)
-        if times[0] > 5e4:
-            n = 3
-    return statistics.median(times), first
 
 
-def rival(case, compiled, seconds):
-    torch._dynamo.reset()
-    wrap = torch.compile if compiled else lambda f: f
-    run = STEPS[case](wrap) if case in STEPS else wrap(SIMPLE[case]())
-    out = measure(run, seconds)
-    del run
-    torch.cuda.empty_cache()
-    return out
-
-
-def ours(binary, case, seconds):
-    cmd = [binary, "run", str(HERE / "gpu.lua"), "--device", "cuda", "--set", f"case={case}", "--set", f"seconds={seconds}"]
-    done = subprocess.run(cmd, capture_output=True, text=True)
-    if done.returncode != 0:
-        return None, (done.stderr or done.stdout).strip().replace("\n", " ")[-300:]
-    micro, first = map(float, done.stdout.split()[-2:])
-    return micro, first
-
-
-def main():
-    args = argparse.ArgumentParser()
-    args.add_argument("cases", nargs="*", default=[])
-    args.add_argument("--binary", default=str(HERE.parents[1] / "target/release/perilune"))
-    args.add_argument("--seconds", type=float, default=1.0)
-    args.add_argument("--no-compile", action="store_true")
-    a = args.parse_args()
-    print(f"{'case':<24}{'ours us':>12}{'eager us':>12}{'compile us':>12}{'ratio':>8}   first: ours, compile (s)", flush=True)
-    for case in a.cases or [*SIMPLE, *STEPS]:
-        mine, first = ours(a.binary, case, a.seconds)
-        eager, _ = rival(case, False, a.seconds)
-        comp, comp_first = float("inf"), 0.0
-        if case not in NO_COMPILE and not a.no_compile:
-            comp, comp_first = rival(case, True, a.seconds)
-        if mine is None:
-            print(f"{case:<24}{'failed':>12}{eager:>12.1f}{comp:>12.1f}{'':>8}   {first}", flush=True)
-            continue
-        ratio = min(eager, comp) / mine
-        print(f"{case:<24}{mine:>12.1f}{eager:>12.1f}{comp:>12.1f}{ratio:>8.2f}   {first:.2f}, {comp_first:.2f}", flush=True)
-
-
-main()
+ROUND = 20

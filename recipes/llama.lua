@@ -1,0 +1,107 @@
+-- recipes/llama.lua: Llama 3.2 on files of tokens, from scratch or from weights
+--
+--   perilune run recipes/llama.lua --device cuda --precision bf16 --set tokens=FILE --set batch=4 --set accumulate=8
+--
+-- The model is Meta's (Grattafiori et al., The Llama 3 Herd of Models, 2024): pre-norm blocks with RMSNorm, SwiGLU, grouped
+-- queries, rotary positions stretched for texts of 128 thousand tokens, no biases, an output layer that shares the embedding.
+-- The optimizer's settings are those of the first Llama (Touvron et al., 2023).
+--
+-- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c writes them for Llama 3. Without one the recipe
+-- trains on random tokens, which says how fast a machine is and nothing else. `size=tiny` runs anywhere, with a small `vocab`.
+--
+-- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, Meta's own among them; `export` one to
+-- write at the end. It needs a config.json beside it, which transformers writes, with the same sizes.
+--
+-- Letters: B batch, T positions, C width, V vocabulary.
+
+local pl = require "perilune"
+local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
+
+local sizes = { -- layers, width, heads, heads of keys and values, inside of the MLP
+  ["tiny"] = { layers = 2, width = 64, heads = 4, kv_heads = 2, hidden = 192 },
+  ["1B"] = { layers = 16, width = 2048, heads = 32, kv_heads = 8, hidden = 8192 },
+}
+
+local recipe = pl.recipe {
+  name = "llama",
+  description = "Llama 3.2 on token files",
+  params = {
+    size = "1B",                       -- tiny or 1B
+    tokens = "",                       -- a file of token ids; random tokens without one
+    weights = "", export = "",         -- model.safetensors to start from, and to write at the end
+    vocab = 128256,
+    context = 4096, batch = 4, accumulate = 1,
+    steps = 1000, lr = 3e-4, warmup = 100, seed = 1,
+  },
+}
+
+local function shape_of(p)
+  local s = sizes[p.size]
+  if not s then pl.error("llama", ("there is no size '%s'"):format(p.size), "one of tiny, 1B") end
+  return s
+end
+
+-- Our names and those of transformers.
+local function names(p)
+  local s = shape_of(p)
+  local kv = s.width // s.heads * s.kv_heads
+  return {
+    { "embed", "model.embed_tokens" },
+    { "blocks.#.norm1", "model.layers.#.input_layernorm" },
+    { "blocks.#.attn.qkv", { "model.layers.#.self_attn.q_proj", "model.layers.#.self_attn.k_proj", "model.layers.#.self_attn.v_proj" },
+      sizes = { s.width, kv, kv } },
+    { "blocks.#.attn.out", "model.layers.#.self_attn.o_proj" },
+    { "blocks.#.norm2", "model.layers.#.post_attention_layernorm" },
+    { "blocks.#.mlp.gate", "model.layers.#.mlp.gate_proj" },
+    { "blocks.#.mlp.up", "model.layers.#.mlp.up_proj" },
+    { "blocks.#.mlp.down", "model.layers.#.mlp.down_proj" },
+    { "norm", "model.norm" },
+  }
+end
+
+function recipe.data(p)
+  return data.language { tokens = p.tokens, vocab = p.vocab, context = p.context, batch = p.batch, seed = p.seed }
+end
+
+function recipe.model(p)
+  local s = shape_of(p)
+  local rates = nn.rope_rates(s.width // s.heads, { base = 500000.0, scaling = { factor = 32, low = 1, high = 4, original = 8192 } })
+  local m = { embed = nn.Embedding(p.vocab, s.width, { std = 0.02 }), blocks = {}, norm = nn.RMSNorm(s.width, { eps = 1e-5 }) }
+  for i = 1, s.layers do
+    m.blocks[i] = nn.TransformerBlock(s.width, s.heads, {
+      causal = true, norm = "rms", eps = 1e-5, mlp = "swiglu", hidden = s.hidden, kv_heads = s.kv_heads, bias = false, rope = { rates = rates },
+    })
+  end
+
+  function m:forward(ids_BT)
+    local x_BTC = self.embed(ids_BT)
+    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
+    return pl.linear(self.norm(x_BTC), self.embed.weight)
+  end
+
+  for _, block in ipairs(m.blocks) do
+    for _, linear in ipairs { block.attn.qkv, block.attn.out, block.mlp.gate, block.mlp.up, block.mlp.down } do
+      linear.weight = pl.state(init.normal(linear.weight.shape, { std = 0.02 }))
+    end
+  end
+  local model = nn.module(m)
+  if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
+  return model
+end
+
+function recipe.optimizer(p, model)
+  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = p.warmup, steps = p.steps }
+  return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = lr, betas = { 0.9, 0.95 }, eps = 1e-5, clip_norm = 1.0 })
+end
+
+function recipe.loss(model, batch)
+  local logits_BTV = model(batch.x)
+  return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+end
+
+function recipe.finish(run)
+  local p = run.params
+  if p.export ~= "" then nn.save_weights(run.model, p.export, names(p)) end
+end
+
+return recipe

@@ -1,0 +1,75 @@
+//! `perilune bench`, on its smallest case, alone and against a rival that a shell script plays.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::place;
+
+const QUICK: [&str; 7] = ["bench", "--device", "cpu", "--rounds", "1", "--seconds", "0.01"];
+
+fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    QUICK.iter().chain(more).copied().collect()
+}
+
+#[test]
+fn ours_alone() {
+    let r = place().run(&args(&["--no-rival", "--json", "matmul_64"]));
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    let events = r.events();
+    let kinds: Vec<&str> = events.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["start", "case", "done"]);
+    assert_eq!((&events[1]["name"], events[1].get("ratio")), (&"matmul_64".into(), None));
+    assert!(events[1]["ours"].as_f64().unwrap() > 0.0 && events[1]["first"].as_f64().unwrap() > 0.0, "{}", r.out);
+}
+
+#[test]
+fn a_python_that_is_not_there_is_said() {
+    let r = place().run(&args(&["--python", "no-such-python", "matmul_64"]));
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    assert!(r.out.contains("ours alone (cannot start no-such-python: "), "{}", r.out);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_ratio_is_theirs_over_ours() {
+    use std::os::unix::fs::PermissionsExt;
+    let p = place();
+    let answer = r#"{"eager": 5000000.0, "first": 0.5, "goal": 2.0}"#;
+    let text = format!("#!/bin/sh\necho '{{\"version\": \"9.9\"}}'\nwhile read line; do echo '{answer}'; done\n");
+    p.file("rival", text);
+    std::fs::set_permissions(p.path("rival"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let rival = p.path("rival");
+    let r = p.run(&args(&["--json", "--python", rival.to_str().unwrap(), "matmul_64"]));
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    let events = r.events();
+    assert_eq!(events[0]["versions"]["torch"], "9.9");
+    let case = &events[1];
+    let ratio = case["eager"].as_f64().unwrap() / case["ours"].as_f64().unwrap();
+    assert!((case["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9 && case["goal"] == 2.0, "{case}");
+}
+
+/// Both sides have every case: a name of ours stands among the rival's, and the other way round.
+#[test]
+fn both_sides_have_the_same_cases() {
+    for family in ["cpu", "cuda"] {
+        let at = |name: &str| format!("{}/../tests/bench/{name}", env!("CARGO_MANIFEST_DIR"));
+        let r = place().run(&["run", &at(&format!("{family}.lua")), "--device", "cpu", "--quiet"]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+        let theirs = std::fs::read_to_string(at(&format!("rival_{family}.py"))).unwrap();
+        let missing: Vec<&str> = r.out.lines().filter(|name| !theirs.contains(&format!("\"{name}\": "))).collect();
+        assert!(missing.is_empty(), "{family}: the rival has no {missing:?}");
+        assert!(r.out.lines().count() >= 20, "{}", r.out);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let p = place();
+    let r = p.run(&args(&["matmul_46"]));
+    assert_eq!(r.status, Some(2));
+    assert!(r.err.contains("there is no case 'matmul_46' on cpu") && r.err.contains("Did you mean"), "{}", r.err);
+    let r = p.run(&["bench", "--precision", "bf16"]);
+    assert!(r.status == Some(2) && r.err.contains("each case says what it computes in"), "{}", r.err);
+    let r = p.run(&["bench", "--seconds", "0"]);
+    assert!(r.status == Some(2) && r.err.contains("it must be above 0"), "{}", r.err);
+}

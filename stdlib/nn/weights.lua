@@ -1,0 +1,142 @@
+-- nn/weights.lua: weights to and from files under the names that other programs use.
+--
+-- A rule pairs a path of ours with a name of theirs; `#` stands for a number, which counts from 1 in our lists and from 0 in
+-- theirs. A rule whose two sides end in a module's name carries what lies below it (weight, bias) over as well:
+--
+--   { "blocks.#.norm1", "transformer.h.#.ln_1" }
+--   { "blocks.#.mlp.up", "transformer.h.#.mlp.c_fc", transpose = true }                     a matrix stored (in, out)
+--   { "blocks.#.attn.qkv", { "layers.#.q_proj", "layers.#.k_proj" }, sizes = { 64, 16 } }   parts of ours, along dim 0
+--   { "wte", "transformer.wte", rows = 50257 }                                              ours has more rows, of zeros there
+--
+-- Without rules the names are the paths. Files are those of `pl.load` and `pl.save`; one file a model.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+
+---@class perilune.NameRule
+---@field [1] string a path of ours
+---@field [2] string|string[] their name, or those of the parts along dim 0
+---@field transpose boolean? matrices lie the other way round in the file
+---@field sizes integer[]? of the parts
+---@field rows integer? how many rows the file has, where ours has more
+
+local function literal(text) return (text:gsub("%p", "%%%0")) end
+
+---The rule for a path, and the names that it gives: { names =, rule = }, or nil.
+local function find(rules, path)
+  for _, rule in ipairs(rules) do
+    local pattern = "^" .. literal(rule[1]):gsub("%%#", "(%%d+)") .. "(.*)$"
+    local a, b = path:match(pattern)
+    local number, rest = b and a, b or a
+    if rest and (rest == "" or rest:sub(1, 1) == ".") then
+      local names = {}
+      for i, name in ipairs(type(rule[2]) == "table" and rule[2] or { rule[2] }) do
+        names[i] = name:gsub("#", number and ("%d"):format(tonumber(number) --[[@as integer]] - 1) or "#") .. rest
+      end
+      return { names = names, rule = rule }
+    end
+  end
+end
+
+---Each State of the model with the names of its parts in the file.
+local function plan(op, model, rules)
+  local out = {}
+  for _, entry in ipairs(tree.states(model)) do
+    local found = rules and find(rules, entry.path) or { names = { entry.path }, rule = {} }
+    if rules then
+      if not found.rule[1] then pl.error(op, ("no rule names '%s'"):format(entry.path), "add { \"" .. entry.path .. "\", \"its name in the file\" }") end
+    end
+    local sizes = found.rule.sizes
+    if #found.names > 1 and (not sizes or #sizes ~= #found.names) then
+      pl.error(op, ("the rule for '%s' names %d parts, but has %d sizes"):format(entry.path, #found.names, sizes and #sizes or 0))
+    end
+    out[#out + 1] = { path = entry.path, state = entry.state, names = found.names, rule = found.rule }
+  end
+  return out
+end
+
+local function shown(shape) return "{" .. table.concat(shape, ", ") .. "}" end
+
+---The tensor of one State from the parts in a file.
+local function assemble(op, path, p, parts)
+  local rule, want = p.rule, p.state.shape
+  for i, part in ipairs(parts) do
+    if rule.transpose and part:dim() == 2 then parts[i] = part:transpose(0, 1) end
+  end
+  local x = #parts == 1 and parts[1] or pl.cat(parts, 0)
+  local rows = want[1]
+  if rule.rows and x:dim() == #want and x:size(0) < rows then
+    local rest = table.move(want, 1, #want, 1, {})
+    rest[1] = rows - x:size(0)
+    x = pl.cat({ x, pl.zeros(rest, { dtype = x.dtype }) }, 0)
+  end
+  if shown(x.shape) ~= shown(want) then
+    pl.error(op, ("'%s' in %s has shape %s, but '%s' of the model has %s"):format(table.concat(p.names, "' + '"), path, shown(x.shape), p.path, shown(want)),
+      "the file belongs to a model of another size")
+  end
+  return x:to(p.state.dtype)
+end
+
+---Gives every State of `model` the value it has in a file. `ignore` lists Lua patterns of names in the file that are no weights
+---of this model; any other name that nothing asks for is an error, as is a weight that the file has not.
+---@param model perilune.Module
+---@param path string
+---@param rules perilune.NameRule[]? see the head of this file
+---@param opts {ignore?: string[], prefix?: string}? prefix: begins the names of `rules`, but may be missing in the file
+local function load_weights(model, path, rules, opts)
+  local op = "nn.load_weights"
+  local o = check.options(op, opts, { ignore = {} }, { prefix = "string" })
+  local file, taken = pl.load(path), {}
+  if pl.is_tensor(file) then pl.error(op, path .. " holds one tensor without a name", "weights by name lie in .safetensors or .npz") end
+  local names = tree.names(file)
+  local function get(name, of)
+    local short = o.prefix and name:sub(1, #o.prefix) == o.prefix and name:sub(#o.prefix + 1) or nil
+    local key = file[name] == nil and short or name
+    if file[key] == nil then
+      local near = pl.native.near(name, names)
+      pl.error(op, ("%s has no '%s', which '%s' of the model needs"):format(path, name, of), near and ("did you mean '%s'?"):format(near) or nil)
+    end
+    taken[key] = true
+    return file[key]
+  end
+  local values = {}
+  for i, p in ipairs(plan(op, model, rules)) do
+    local parts = {}
+    for k, name in ipairs(p.names) do parts[k] = get(name, p.path) end
+    values[i] = { state = p.state, value = assemble(op, path, p, parts) }
+  end
+  for _, name in ipairs(names) do
+    local ignored = taken[name]
+    for _, pattern in ipairs(o.ignore) do ignored = ignored or name:find(pattern) ~= nil end
+    if not ignored then pl.error(op, ("nothing in the model is called '%s', which is in %s"):format(name, path), "the file belongs to another model, or name it in `ignore`") end
+  end
+  pl.no_grad(function()
+    for _, v in ipairs(values) do v.state:assign(v.value) end
+  end)
+end
+
+---Writes every State of `model` under the names that the rules give it.
+---@param model perilune.Module
+---@param path string a .safetensors or .npz file
+---@param rules perilune.NameRule[]? see the head of this file
+---@param opts {dtype?: perilune.DType}? the dtype in the file, that of the State by default
+local function save_weights(model, path, rules, opts)
+  local op = "nn.save_weights"
+  local o = check.options(op, opts, {}, { dtype = "string" })
+  local out = {}
+  for _, p in ipairs(plan(op, model, rules)) do
+    local x = p.state:detach()
+    if p.rule.rows then x = x:narrow(0, 0, p.rule.rows) end
+    if o.dtype then x = x:to(o.dtype) end
+    local parts = #p.names == 1 and { x } or { x:split(p.rule.sizes, 0) }
+    for k, part in ipairs(parts) do
+      if p.rule.transpose and part:dim() == 2 then part = part:transpose(0, 1) end
+      if out[p.names[k]] then pl.error(op, ("two weights would be called '%s'"):format(p.names[k]), "each rule gives other names") end
+      out[p.names[k]] = part:contiguous()
+    end
+  end
+  pl.save(path, out)
+end
+
+return { load_weights = load_weights, save_weights = save_weights }

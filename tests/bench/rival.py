@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""PyTorch's side of `perilune bench`, which starts this and asks for one case after the other.
+
+    python3 rival.py cpu|cuda THREADS
+
+It says what it is in a line of JSON, then answers each line {"case":, "seconds":, "compile":} with one: medians in microseconds
+over rounds that end with a wait, and the seconds that the first run took.
+"""
+
+import gc
+import importlib
+import json
+import statistics
+import sys
+import time
+
+
+def say(**values):
+    print(json.dumps(values), flush=True)
+
+
+def measure(cases, run, seconds):
+    n = cases.ROUND
+    start = time.perf_counter()
+    run()
+    cases.wait()
+    first = time.perf_counter() - start
+    for _ in range(3):
+        run()
+    cases.wait()
+    times, start = [], time.perf_counter()
+    while time.perf_counter() - start < seconds or len(times) < (3 if cases.ROUND > 1 else 5):
+        before = time.perf_counter()
+        for _ in range(n):
+            run()
+        cases.wait()
+        times.append((time.perf_counter() - before) * 1e6 / n)
+        if times[0] > 5e4:
+            n = min(n, 3)
+    return statistics.median(times), first
+
+
+def one(torch, cases, name, seconds, compiled):
+    torch._dynamo.reset() if compiled else None
+    run = cases.build(name, torch.compile if compiled else lambda f: f)
+    try:
+        return measure(cases, run, seconds)
+    finally:
+        del run
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def main():
+    device, threads = sys.argv[1], int(sys.argv[2])
+    try:
+        import torch
+    except ImportError as e:
+        return say(error=str(e))
+    if device == "cuda" and not torch.cuda.is_available():
+        return say(error=f"PyTorch {torch.__version__} sees no GPU")
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    cases = importlib.import_module(f"rival_{device}")
+    say(version=torch.__version__)
+    for line in sys.stdin:
+        ask = json.loads(line)
+        name, out = ask["case"], {}
+        try:
+            out["eager"], out["first"] = one(torch, cases, name, ask["seconds"], False)
+            if ask["compile"] and cases.compiles(name):
+                out["compile"], out["compile_first"] = one(torch, cases, name, ask["seconds"], True)
+        except Exception as e:  # the other cases shall still run
+            out["error"] = f"{type(e).__name__}: {e}".splitlines()[0]
+        if name in getattr(cases, "CASES", {}) and cases.goal(name):
+            out["goal"] = cases.goal(name)
+        say(**out)
+
+
+main()
