@@ -6,7 +6,7 @@
 //! merges what it computes twice.
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Arrival, Graph, NodeId};
 use crate::ops::{Class, Grad, GradCtx, Grads, movement};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
@@ -53,14 +53,14 @@ pub struct Backward {
 }
 
 impl Backward {
-    pub fn new(g: &Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
+    pub fn new(g: &mut Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
         let needs = needed(g, output, wrt, 0);
         let reached = needs.get(output.index()).copied().unwrap_or(false);
         let mut pending = Pending::new();
         pending.entry(output).or_default().push(seed);
         let next = if reached { output.index() + 1 } else { 0 };
-        let sweep =
-            Sweep { pending, parts: HashMap::new(), needs, next, floor: 0, stop: wrt.iter().copied().collect() };
+        let (parts, stop) = (HashMap::new(), wrt.iter().copied().collect());
+        let sweep = Sweep { pass: Some(g.remat.begin_pass()), pending, parts, needs, next, floor: 0, stop };
         Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
 
@@ -95,7 +95,11 @@ impl Backward {
                             "a gradient has the shape of its input: sum what was broadcast, expand what was summed";
                         return Err(Error::gradient("custom", message).hint(hint));
                     }
-                    Some(aside(g, self.create_graph, |g| g.cast(*d, dtype))?)
+                    let cast = |g: &mut Graph| {
+                        g.remat.back = Some(call.node);
+                        g.cast(*d, dtype)
+                    };
+                    Some(aside(g, self.create_graph, cast)?)
                 }
                 _ => None,
             });
@@ -112,7 +116,11 @@ impl Backward {
         for &w in &self.wrt {
             if let Entry::Vacant(e) = found.entry(w) {
                 let arrived = self.sweep.pending.remove(&w);
-                e.insert(arrived.map(|p| aside(g, self.create_graph, |g| total(g, p))).transpose()?);
+                let sum = |g: &mut Graph, p| {
+                    g.remat.back = Some(w);
+                    total(g, p)
+                };
+                e.insert(arrived.map(|p| aside(g, self.create_graph, |g| sum(g, p))).transpose()?);
             }
         }
         Ok(self.wrt.iter().map(|w| found[w]).collect())
@@ -121,10 +129,11 @@ impl Backward {
 
 /// Records under the modes of a backward pass and restores what was set.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-    let (site, no_grad, autocast) = (g.site, g.no_grad, g.autocast.take());
+    let (site, no_grad, autocast, back) = (g.site, g.no_grad, g.autocast.take(), g.remat.back);
     g.no_grad = !create_graph;
     let out = f(g);
     g.site = site;
+    g.remat.back = back;
     g.no_grad = no_grad;
     g.autocast = autocast;
     out
@@ -158,6 +167,8 @@ fn is_part(class: Class) -> bool {
 /// The loop over ids, downwards from `next` to `floor`.
 #[derive(Debug)]
 struct Sweep {
+    /// The number of the pass; none within a decomposition, which belongs to the node it stands for.
+    pass: Option<u32>,
     pending: Pending,
     /// Gradients of the outputs of many-valued ops, until the op itself is reached.
     parts: HashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
@@ -181,6 +192,9 @@ impl Sweep {
             let from_parts = self.parts.remove(&id);
             let Some(arrived) = self.pending.get(&id).cloned() else {
                 if let Some(mut grads) = from_parts.filter(|_| self.needs[i]) {
+                    if self.pass.is_some() {
+                        g.remat.back = Some(id);
+                    }
                     grads[0] = Some(zeros(g, id)?);
                     back(g, &mut self.pending, &self.needs, id, &grads)?;
                 }
@@ -191,7 +205,13 @@ impl Sweep {
                 continue;
             }
             g.site = g.site_of(id);
+            if self.pass.is_some() {
+                g.remat.back = Some(id);
+            }
             let sum = total(g, arrived)?;
+            if let Some(pass) = self.pass {
+                g.remat.arrivals.push(Arrival { pass, node: id, grad: sum });
+            }
             if stops {
                 self.pending.insert(id, SmallVec::from_slice(&[sum]));
             } else {
@@ -317,7 +337,7 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
                 inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
             }
             let (parts, stop) = (HashMap::new(), HashSet::new());
-            let mut within = Sweep { pending: inner, parts, needs: inside, next: top, floor, stop };
+            let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop };
             if within.run(g)?.is_some() {
                 return Err(Error::gradient(node.op.name, "this is a bug: a host function inside a decomposition"));
             }

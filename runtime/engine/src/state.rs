@@ -263,7 +263,7 @@ impl Engine {
         let reads: Vec<(NodeId, StateId)> =
             self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
         let wrt: Vec<NodeId> = reads.iter().map(|r| r.0).collect();
-        Ok((Backward::new(&self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
+        Ok((Backward::new(&mut self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
     }
 
     /// Files the gradients of a finished pass; how many States they reached.
@@ -310,7 +310,7 @@ impl Engine {
         create_graph: bool,
     ) -> Result<Backward> {
         let seed = self.seed_for("grad", y, seed)?;
-        Ok(Backward::new(&self.graph, y, seed, wrt, create_graph))
+        Ok(Backward::new(&mut self.graph, y, seed, wrt, create_graph))
     }
 
     fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {

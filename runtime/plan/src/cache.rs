@@ -3,7 +3,7 @@
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
 use crate::trace::{Request, Tracer, digest};
-use crate::{build, fuse, lower};
+use crate::{build, fuse, lower, remat};
 use perilune_core::error::Result;
 use perilune_core::graph::Graph;
 use perilune_core::site::Site;
@@ -162,7 +162,8 @@ fn weight(p: &Plan) -> usize {
 
 /// Plans a traced request without compiling it.
 pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
-    let low = lower::lower(g, tracer, request, backend)?;
+    let spans = remat::Spans::new(g, &[]);
+    let low = lower::lower(g, tracer, request, &spans, backend)?;
     let fused = fuse::fuse(&low, options.fusion);
     Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
 }

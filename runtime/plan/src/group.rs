@@ -3,6 +3,7 @@
 //! Both are choices about launches only. Every instruction rounds as before and reductions keep their order, so neither
 //! changes a bit.
 
+use crate::build::Holds;
 use crate::fuse::{Reading, reading};
 use crate::ir::*;
 use perilune_core::Layout;
@@ -27,6 +28,7 @@ pub const MOST: usize = 1024;
 pub fn epilogues(
     kernels: &mut Vec<(u32, Kernel)>,
     values: &[Value],
+    holds: &Holds,
     roots: &HashSet<ValueId>,
     commits: &HashSet<ValueId>,
 ) {
@@ -46,6 +48,10 @@ pub fn epilogues(
         {
             products.insert(l.outputs[0], k);
         }
+    }
+    // Who waits for a product follows it as a reader does.
+    for v in holds.values().flatten() {
+        products.remove(v);
     }
     let mut gone = vec![false; kernels.len()];
     for k in 0..kernels.len() {

@@ -14,6 +14,7 @@ pub mod group;
 pub mod ir;
 pub mod lower;
 pub mod memory;
+pub mod remat;
 pub mod show;
 pub mod trace;
 
