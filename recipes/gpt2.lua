@@ -30,6 +30,7 @@ local recipe = pl.recipe {
     tokens = "",                       -- a file of token ids; random tokens without one
     vocab = 50304,                     -- 50257 tokens, padded
     context = 1024, batch = 32, accumulate = 1,
+    checkpoint = false,                -- recompute blocks in the backward pass: less memory, a third more work
     steps = 1000, lr = 6e-4, warmup = 100, seed = 1337,
   },
 }
@@ -59,7 +60,7 @@ function recipe.model(p)
     norm = nn.LayerNorm(width),
   }
   for i = 1, layers do
-    m.blocks[i] = nn.TransformerBlock(width, heads, { causal = true, approximate = "tanh" })
+    m.blocks[i] = nn.TransformerBlock(width, heads, { causal = true, approximate = "tanh", checkpoint = p.checkpoint })
   end
 
   function m:forward(ids_BT)

@@ -7,6 +7,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
+use perilune_core::bytes::show;
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -39,7 +40,7 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let Loaded::Recipe(recipe) = source.load(&runtime)? else {
         return Err(Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display())));
     };
-    let run = recipe.start(None, args.device.precision.as_deref())?;
+    let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
     let steps = args.steps.max(1);
     let mut seconds = 0.0;
     for pass in 0..2 {
@@ -63,6 +64,12 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     if let Some(p) = &engine.profile {
         screen.line(&p.report(&engine.sites));
+    }
+    let memory = engine.memory();
+    let (now, most) = (show(memory.device.allocated), show(memory.device.peak));
+    screen.line(&format!("memory: {now} allocated, {} reserved, {most} at most", show(memory.device.reserved)));
+    for line in engine.show_owners(&memory, 12) {
+        screen.line(&line);
     }
     Ok(())
 }

@@ -208,7 +208,7 @@ impl Job<'_> {
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        Ok(self.recipe.start(self.args.seed, self.args.device.precision.as_deref())?)
+        Ok(self.recipe.start(self.args.seed, self.args.device.precision.as_deref(), self.args.device.memory_budget)?)
     }
 
     fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {

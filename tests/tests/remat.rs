@@ -114,3 +114,45 @@ fn random_spans_recompute() {
     }
     assert!(other > 20, "{other} of 400 plans differ");
 }
+
+/// `memory_budget` recomputes until the step fits, the same way each time, and says what the least is where nothing helps.
+#[test]
+fn a_budget_is_kept() {
+    use perilune_core::Kind;
+    let mut e = harness::engine(2);
+    let plain = chain(&mut e, 12, 64, 32, How::Saved, None);
+    let fixed: usize = 24 * 32 * 128 * 4 * 2 + 64 * 32 * 4 + 4;
+    let mut last = plain.arena;
+    for share in [90, 70, 50, 35] {
+        let budget = fixed + plain.arena * share / 100;
+        e.memory_budget = Some(budget);
+        let fits = chain(&mut e, 12, 64, 32, How::Saved, None);
+        println!("{share} %: arena {} of {}, kernels {}", fits.arena, plain.arena, fits.kernels);
+        assert!(fits.arena + fixed <= budget, "{share} %: {} of {budget}", fits.arena + fixed);
+        assert!(fits.kernels > plain.kernels && fits.arena <= last);
+        assert!(harness::same_bits(&plain.grads, &fits.grads), "{share} %");
+        let mut other = harness::engine(1);
+        other.memory_budget = Some(budget);
+        let again = chain(&mut other, 12, 64, 32, How::Saved, None);
+        assert_eq!(
+            (again.arena, again.kernels),
+            (fits.arena, fits.kernels),
+            "{share} %: another engine plans otherwise"
+        );
+        last = fits.arena;
+    }
+    // Beside marks that are there already.
+    e.memory_budget = Some(fixed + plain.arena / 5);
+    let both = chain(&mut e, 12, 64, 32, How::Nested, None);
+    assert!(harness::same_bits(&plain.grads, &both.grads));
+
+    e.memory_budget = Some(fixed / 2);
+    let mut e = std::panic::AssertUnwindSafe(e);
+    let x = e
+        .from_host(&HostTensor::from_f64(DType::F32, perilune_core::Shape::of(&[1 << 20]), &vec![1.0; 1 << 20]))
+        .unwrap();
+    let y = e.graph.exp(x).unwrap();
+    let fault = e.evaluate(&[y]).unwrap_err();
+    assert_eq!(fault.error.kind, Kind::Memory);
+    assert!(fault.error.message.starts_with("the step needs 8.0 MiB, and 8.0 MiB with all"), "{}", fault.error.message);
+}

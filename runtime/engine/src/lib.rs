@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod memory;
 mod profile;
 mod state;
 mod step;

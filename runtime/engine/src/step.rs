@@ -39,6 +39,8 @@ pub(crate) struct Step {
     pub depth: u32,
     keep: Vec<NodeId>,
     finished: u64,
+    /// Draws of random numbers before the step began.
+    draws: u32,
 }
 
 /// Steps after which a new plan is worth a word.
@@ -94,6 +96,7 @@ impl Engine {
         }
         self.step.depth = 1;
         self.step.keep.clear();
+        self.step.draws = self.graph.rng.occurrence;
         Ok(())
     }
 
@@ -107,7 +110,10 @@ impl Engine {
         let mut roots = std::mem::take(&mut self.step.keep);
         roots.extend_from_slice(results);
         self.step.depth = 0;
-        self.finish(roots, false)?;
+        if let Err(fault) = self.finish(roots, false) {
+            self.graph.rng.occurrence = self.step.draws;
+            return Err(fault);
+        }
         self.advance();
         Ok(())
     }
@@ -117,6 +123,8 @@ impl Engine {
         self.step.depth = 0;
         self.step.keep.clear();
         self.states.roll_back();
+        // The next step draws what this one would have.
+        self.graph.rng.occurrence = self.step.draws;
         self.finish(Vec::new(), false)
     }
 
@@ -145,8 +153,9 @@ impl Engine {
                 // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
                 self.states.roll_back();
                 let initial = Request { roots: Vec::new(), commits: self.states.pending() };
-                if !initial.commits.is_empty() {
-                    self.run(&initial)?;
+                if !initial.commits.is_empty() && self.run(&initial).is_err() {
+                    self.keep_initial()?;
+                    return Err(fault);
                 }
                 self.states.written();
                 self.turn();

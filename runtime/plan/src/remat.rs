@@ -76,7 +76,11 @@ pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) 
     for (from, to) in &spans.list {
         key.extend([rank(NodeId(*from)), rank(NodeId(*to))]);
     }
-    let place = |id: NodeId| 2 * rank(id) + u32::from(position[id.index()] != 0);
+    // A node that is not wanted itself still lies between two that are.
+    let place = |id: NodeId| match position[id.index()] {
+        0 => 2 * rank(id),
+        p => 2 * p - 1,
+    };
     for &id in order {
         match g.remat.back_of(id) {
             None => key.push(0),
