@@ -234,6 +234,6 @@ describe("the layers' option", function()
     expect(train(make, 2)):to_equal(plain)
     expect(function() make(0) end):to_raise "checkpoint"
     expect(function() make(1.5) end):to_raise "checkpoint"
-    expect(function() nn.Sequential({ nn.ReLU() }, { checkpont = true }) end):to_raise "did you mean 'checkpoint'"
+    expect(function() nn.Sequential({ nn.ReLU() }, { checkpont = true }) end):to_raise "Did you mean 'checkpoint'"
   end)
 end)

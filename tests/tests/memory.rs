@@ -63,7 +63,8 @@ for k = 1, 20 do
   opt.count = count
   step(16)
   assert(states() ~= before)
-  collectgarbage()
+  assert(not pcall(step, 30000)) -- collects what was dropped
+  opt.count = opt.count - 1
   local m = pl.memory()
   if k == 3 then allocated = m.allocated end
   if k > 3 then assert(m.allocated <= allocated, ("event %d leaks: %d, then %d"):format(k, allocated, m.allocated)) end
@@ -97,7 +98,7 @@ local function step()
     return loss
   end)
 end
-local function weights() return table.concat(net.weight:flatten():tolist(), " ", 1, 5000) end
+local function weights() return table.concat(net.weight[3]:tolist(), " ") end
 if ballast then
   local before = weights()
   for _ = 1, 3 do
@@ -111,7 +112,7 @@ end
 for _ = 1, 3 do step() end
 print(weights())
 "#;
-    let with = run(Some(14 << 20), &tight.replace("BALLAST", "7")).unwrap();
+    let with = run(Some(25 << 19), &tight.replace("BALLAST", "7")).unwrap();
     let without = run(None, &tight.replace("BALLAST", "false")).unwrap();
     assert!(with == without, "other weights after errors without room for the moments");
 }

@@ -104,7 +104,12 @@ impl Backward {
                 _ => None,
             });
         }
-        file(g, &mut self.sweep.pending, &node.inputs, &wants, all)
+        let create_graph = self.create_graph;
+        let Sweep { pending, stop, .. } = &mut self.sweep;
+        aside(g, create_graph, |g| {
+            g.remat.back = Some(call.node);
+            file(g, pending, stop, &node.inputs, &wants, all)
+        })
     }
 
     /// The gradients of `wrt`, in order.
@@ -196,7 +201,7 @@ impl Sweep {
                         g.remat.back = Some(id);
                     }
                     grads[0] = Some(zeros(g, id)?);
-                    back(g, &mut self.pending, &self.needs, id, &grads)?;
+                    back(g, &mut self.pending, &self.needs, &self.stop, id, &grads)?;
                 }
                 continue;
             };
@@ -235,7 +240,7 @@ impl Sweep {
                 grads.push(None);
             }
             grads[0] = Some(sum);
-            back(g, &mut self.pending, &self.needs, id, &grads)?;
+            back(g, &mut self.pending, &self.needs, &self.stop, id, &grads)?;
         }
         Ok(None)
     }
@@ -296,7 +301,14 @@ fn zeros(g: &mut Graph, like: NodeId) -> Result<NodeId> {
 }
 
 /// Runs the backward rule of one node and files what it gives.
-fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads: &[Option<NodeId>]) -> Result<()> {
+fn back(
+    g: &mut Graph,
+    pending: &mut Pending,
+    needs: &[bool],
+    stop: &HashSet<NodeId>,
+    id: NodeId,
+    grads: &[Option<NodeId>],
+) -> Result<()> {
     let node = g.node(id).clone();
     let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| needs[x.index()]).collect();
     let Some(grad) = grads[0] else { return Ok(()) };
@@ -308,7 +320,7 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
             let ctx =
                 GradCtx { op: node.op, out: id, inputs: &node.inputs, attrs: &node.attrs, grad, grads, needs: &wants };
             let out = rule(g, &ctx)?;
-            file(g, pending, &node.inputs, &wants, out)?;
+            file(g, pending, stop, &node.inputs, &wants, out)?;
         }
         Grad::Expand => {
             let Class::Fused(expand) = node.op.class else {
@@ -336,14 +348,14 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
                     !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
                 inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
             }
-            let (parts, stop) = (HashMap::new(), HashSet::new());
-            let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop };
+            let (parts, none) = (HashMap::new(), HashSet::new());
+            let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
             if within.run(g)?.is_some() {
                 return Err(Error::gradient(node.op.name, "this is a bug: a host function inside a decomposition"));
             }
             for w in wrt {
-                if let Some(p) = within.pending.remove(&w) {
-                    pending.entry(w).or_default().extend(p);
+                for d in within.pending.remove(&w).into_iter().flatten() {
+                    arrive(g, pending, stop, w, d)?;
                 }
             }
         }
@@ -351,14 +363,33 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
     Ok(())
 }
 
-fn file(g: &Graph, pending: &mut Pending, inputs: &[NodeId], wants: &[bool], out: Grads) -> Result<()> {
+fn file(
+    g: &mut Graph,
+    pending: &mut Pending,
+    stop: &HashSet<NodeId>,
+    inputs: &[NodeId],
+    wants: &[bool],
+    out: Grads,
+) -> Result<()> {
     for ((&x, d), &want) in inputs.iter().zip(out).zip(wants) {
         let Some(d) = d.filter(|_| want) else { continue };
         if g.shape(d) != g.shape(x) {
             let message = format!("this is a bug: gradient {} of an input {}", g.shape(d), g.shape(x));
             return Err(Error::gradient("backward", message));
         }
-        pending.entry(x).or_default().push(d);
+        arrive(g, pending, stop, x, d)?;
+    }
+    Ok(())
+}
+
+/// Files `d` for `x`. What is asked for (`stop`: weights) is added up on the spot, so that a product that makes one part need
+/// not wait, with all it reads, for the end of the pass; slices wait for each other (see [`total`]).
+fn arrive(g: &mut Graph, pending: &mut Pending, stop: &HashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
+    let list = pending.entry(x).or_default();
+    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::PLACE;
+    match list[..] {
+        [before] if stop.contains(&x) && !slice(g, before) && !slice(g, d) => list[0] = g.add_(before, d)?,
+        _ => list.push(d),
     }
     Ok(())
 }

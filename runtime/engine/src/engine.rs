@@ -504,6 +504,38 @@ impl Engine {
         (0..self.refs.len().min(self.graph.len()) as u32).map(NodeId).filter(|id| self.refs[id.index()] > 0).collect()
     }
 
+    /// Lets go of values that neither a handle nor a wanted node reads: the generation is about to end, or to be tried again
+    /// after memory ran out.
+    pub(crate) fn drop_unreachable(&mut self, wanted: &[NodeId]) {
+        let mut reached = vec![false; self.graph.len()];
+        for id in self.held().iter().chain(wanted) {
+            reached[id.index()] = true;
+        }
+        // Several leaves may stand for one value.
+        let mut needed = HashSet::new();
+        for i in (0..reached.len()).rev() {
+            let id = NodeId(i as u32);
+            if !reached[i] {
+                continue;
+            }
+            match self.value(id) {
+                Some(v) => {
+                    needed.insert(v.uid);
+                }
+                None if self.is_plain_leaf(id) => {
+                    needed.insert(self.graph.node(id).payload);
+                }
+                None => self.graph.node(id).inputs.iter().for_each(|x| reached[x.index()] = true),
+            }
+        }
+        for (value, reached) in self.evaluated.iter_mut().zip(&reached) {
+            if !reached {
+                *value = None;
+            }
+        }
+        self.live.retain(|uid, _| needed.contains(uid));
+    }
+
     /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.
     pub(crate) fn turn(&mut self) {
         let generation = self.generation;

@@ -75,6 +75,12 @@ impl Engine {
     /// The caller collects garbage first, so that "held" means what the script can reach.
     pub fn flush(&mut self) -> Result<(), Fault> {
         let roots = self.held();
+        let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
+        wanted.extend(self.states.grads_mut().filter_map(|held| match held {
+            Held::Node(id) => Some(*id),
+            Held::Value(_) => None,
+        }));
+        self.drop_unreachable(&wanted);
         self.finish(roots, true)
     }
 

@@ -81,6 +81,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     };
     let refs = tensors_of(&out);
     host.settle();
+    host.collect_if_tight(lua)?;
     let ended = {
         let mut engine = host.engine.borrow_mut();
         let nodes: Result<Vec<_>, Error> =
@@ -91,7 +92,12 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
         }
     };
     host.customs.borrow_mut().clear();
-    ended.map_err(fail)?;
+    if let Err(fault) = ended {
+        // Whoever catches it and tries something smaller shall find what this step held.
+        drop((out, refs));
+        host.collect(lua)?;
+        return Err(fail(fault));
+    }
     host.collect_if_due(lua)?;
     Ok(out)
 }
