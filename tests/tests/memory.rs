@@ -177,3 +177,30 @@ print(tostring(e))
     let out = run(None, text).unwrap();
     assert!(out.contains("memory_budget: the step needs ") && out.contains("the budget is 64.0 KiB"), "{out}");
 }
+
+/// Two micro-batches in one step keep the activations of one: the gradients of the second are added as they are made.
+#[test]
+fn accumulation_keeps_the_activations_of_one_micro_batch() {
+    let text = r#"
+local pl = require "perilune"
+local weights = {}
+for i = 1, 6 do weights[i] = pl.state(pl.randn { 32, 32 }) end
+local x = pl.eval(pl.randn { 512, 32 })
+local arena = {}
+for n = 1, 3 do
+  pl.step(function()
+    for _ = 1, n do
+      local h = x
+      for i = 1, 6 do h = h:matmul(weights[i]):tanh() end
+      (h * h):mean():backward()
+    end
+    local grads = {}
+    for i = 1, 6 do grads[i] = weights[i].grad end
+    return table.unpack(grads)
+  end)
+  arena[n] = pl.stats().live_bytes
+end
+assert(arena[2] < arena[1] * 1.25 and arena[3] < arena[1] * 1.25, table.concat(arena, " "))
+"#;
+    run(None, text).unwrap();
+}

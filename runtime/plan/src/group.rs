@@ -21,7 +21,8 @@ pub const MOST: usize = 1024;
 
 /// Hangs each pure map on the product it reads, where nothing else reads that product and it is not wanted for itself.
 /// Maps that update a State are left to run as one with their like: an optimizer's update of every parameter. The joint
-/// kernel takes the map's place in the order.
+/// kernel keeps the product's place in the order, so that what the product reads need not live until the map's: a
+/// gradient that is added to that of an earlier micro-batch is added at once.
 ///
 /// Contracting such an edge makes no circle: the map's other inputs do not depend on the product, since only the map
 /// reads it.
@@ -63,9 +64,8 @@ pub fn epilogues(
         // Of several, the one recorded last: the others are there by then.
         let Some(v) = follows.filter(|v| products.contains_key(v)).max() else { continue };
         let Some(at) = products.remove(&v) else { continue };
-        let (anchor, Kernel::Region(r)) = kernels[k].clone() else { continue };
-        if let (place, Kernel::Library(l)) = &mut kernels[at] {
-            *place = anchor;
+        let (_, Kernel::Region(r)) = kernels[k].clone() else { continue };
+        if let (_, Kernel::Library(l)) = &mut kernels[at] {
             l.epilogue = Some(r);
             gone[k] = true;
         }
