@@ -237,7 +237,10 @@ impl Fuser<'_> {
             let peers: SmallVec<[usize; 3]> =
                 direct.iter().filter(|d| depth_of(self, d.0) == top && d.1 == level).map(|d| d.0).collect();
             let all = direct.iter().filter(|d| depth_of(self, d.0) == top).count() == peers.len();
-            if all && self.compatible(&peers, ask) {
+            // Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one
+            // kernel they would wait for the later one, and hold what both need.
+            let numbers = peers.len() > 1 && n == 1 && self.out.clusters[peers[0]].numel > 1;
+            if all && !numbers && self.compatible(&peers, ask) {
                 chosen = Some((self.unite(&peers, ask), level));
             }
         }
