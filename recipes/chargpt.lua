@@ -17,6 +17,7 @@ local recipe = pl.recipe {
   params = {
     text = "data/alice.txt",           -- any UTF-8 text
     layers = 4, heads = 4, width = 128, context = 64, dropout = 0.0,
+    checkpoint = false,                -- recompute blocks in the backward pass instead of keeping their activations
     batch = 12, steps = 2000, lr = 2e-3, seed = 1337,
     samples = 2, sample_length = 300, temperature = 0.8,
   },
@@ -41,7 +42,8 @@ function recipe.model(p, d)
     norm = nn.LayerNorm(p.width, { bias = false }),
   }
   for i = 1, p.layers do
-    m.blocks[i] = nn.TransformerBlock(p.width, p.heads, { causal = true, bias = false, dropout = p.dropout })
+    m.blocks[i] = nn.TransformerBlock(p.width, p.heads, { causal = true, bias = false, dropout = p.dropout,
+                                                                checkpoint = p.checkpoint })
   end
 
   function m:forward(ids_BT)

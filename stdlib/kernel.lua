@@ -136,7 +136,7 @@ local function parse(op, text, known)
 
   local unary_level ---@type fun(): function
   local function power()
-    local base = primary() ---@type function
+    local base = primary() ---@type any
     if not take "^" then return base end
     local exponent = unary_level() -- to the right, and -x is a fine exponent
     return function(v) return arithmetic["^"](base(v), exponent(v)) end

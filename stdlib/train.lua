@@ -11,6 +11,8 @@
 -- A recipe's loss(model, batch) returns the mean loss, optionally a table of metrics (scalar tensors), and optionally the
 -- weight of the batch (how many tokens or samples the mean is over: a number or a tensor). With `accumulate` = n one step
 -- takes n micro-batches and divides by the weights of them all, so that the result is the mean over everything in the step.
+-- Of a cross_entropy or nll_loss, returned as it is, the weight is known: the number of tokens that count. Of any other
+-- loss it is the number of samples unless the recipe says.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -30,6 +32,7 @@ local train = {}
 ---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? weights averaged; evaluation uses them
 ---@field accumulate integer?
 ---@field steps integer? where params has none
+---@field memory_budget string|integer? what a step may take, as in "20GiB": activations are recomputed until it fits
 ---@field precision "f32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
@@ -66,7 +69,7 @@ function meta.__index(run, key)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish", "precision", "migrate" }
+                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)
@@ -119,19 +122,21 @@ end
 ---A run at its first step: builds data, model and optimizer, with all random numbers from the seed.
 ---@param recipe perilune.Recipe
 ---@param params table? every param with its final value; recipe.params by default
----@param opts {seed?: integer, precision?: string}? params.seed by default, else 0; recipe.precision by default, else "f32"
+---@param opts {seed?: integer, precision?: string, memory_budget?: string|integer}? params.seed by default, else 0; recipe.precision by default, else "f32"
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
   if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "give the table that pl.recipe returned") end
   check_names(recipe)
   params = params or recipe.params or {}
-  local o = check.options(op, opts, {}, { seed = "number", precision = "string" })
+  local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
   check.word(op, "precision", precision, { "f32", "bf16", "fp16" })
   local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
                 precision = precision }
+  local budget = o.memory_budget or params.memory_budget or recipe.memory_budget
+  if budget then pl.memory_budget(budget) end
 
   pl.seed(seed)
   run.data = build_data(recipe, params)
@@ -176,7 +181,7 @@ local function outcome(recipe, name, count, loss, values, weight)
   if values ~= nil and type(values) ~= "table" then
     fault(recipe, name, "its second value is " .. check.show(values), "metrics are a table: return loss, { accuracy = ... }")
   end
-  return loss, values or {}, weight or count
+  return loss, values or {}, weight or count, weight ~= nil
 end
 
 ---Sums over micro-batches of weight * value.
@@ -223,16 +228,24 @@ local function record(run, batches)
     local sums, extra = {}, {}
     local total, unit ---@type any, any the weights' sum and the first of them: numbers or tensors
     for _, b in ipairs(batches) do
-      local l, v, weight = outcome(recipe, "loss", b[2], call(run, recipe.loss, model, b[1]))
+      local l, v, weight, given = outcome(recipe, "loss", b[2], call(run, recipe.loss, model, b[1]))
+      local sum, tokens
+      if not given then sum, tokens = pl.native.loss_sum(l) end
+      weight = tokens or weight
       if pl.is_tensor(weight) then weight = weight:to("f32") end
-      -- In fp16 a weight of thousands of tokens would overflow what the scale leaves room for: shares of the first one's.
-      unit = unit or run.scaler and weight or 1
-      scaled(run, run.scaler and l * (weight / unit) or l * weight):backward()
-      add(sums, { loss = l }, weight)
+      sum = sum or l * weight
+      if run.scaler then
+        -- In fp16 a sum over thousands of tokens would overflow what the scale leaves room for: shares of the first one's.
+        unit = unit or (pl.is_tensor(weight) and weight:clamp(1) or math.max(weight, 1))
+        run.scaler:scale(sum / unit):backward()
+      else
+        sum:backward()
+      end
+      add(sums, { loss = sum }, 1)
       add(extra, v, weight)
       total = total and total + weight or weight
     end
-    norm = run.opt:step { scale = unit / total, scaler = run.scaler }
+    norm = run.opt:step { scale = (unit or 1) / total, scaler = run.scaler }
     loss = sums.loss / total
     for _, name in ipairs(tree.names(extra)) do values[name] = extra[name] / total end
   end
@@ -269,8 +282,16 @@ end
 ---@field metrics table<string, perilune.Tensor>
 ---@field samples integer
 
+---Counts that a step moves on and that are no States.
+local function counts(run) return run.opt and run.opt.count, run.ema and run.ema.count end
+
 ---@return perilune.StepResult
 local function take_step(run, get_batches)
+  -- A step that failed and was caught (out of memory) has changed no State: it shall not have counted either.
+  local failed = run.unfinished
+  if failed and run.opt then run.opt.count = failed[1] end
+  if failed and run.ema then run.ema.count = failed[2] end
+  run.unfinished = { counts(run) }
   local samples = 0
   local values = evaluated(function()
     local batches = get_batches()
@@ -280,7 +301,7 @@ local function take_step(run, get_batches)
     for name, value in pairs(extra) do all["." .. name] = value end
     return all
   end)
-  run.count = run.count + 1
+  run.count, run.unfinished = run.count + 1, nil
   local result = { loss = values.loss, metrics = {}, samples = samples }
   for name, value in pairs(values) do
     if name ~= "loss" then result.metrics[name:sub(2)] = value end
@@ -355,7 +376,8 @@ function Run:evaluate(split, limit)
           for key, value in pairs(first) do all["." .. key] = value end
           weight = second or count
         else
-          local loss, extra, w = outcome(self.recipe, name, count, first, second, third)
+          local loss, extra, w, given = outcome(self.recipe, name, count, first, second, third)
+          if not given then w = select(2, pl.native.loss_sum(loss)) or w end
           for key, value in pairs(extra) do all["." .. key] = value end
           all.loss, weight = loss, w
         end

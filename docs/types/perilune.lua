@@ -67,7 +67,7 @@ local pl = {}
 ---@return perilune.Tensor
 function pl.tensor(value, options) end
 ---@param x perilune.Tensor
----@param options? {trainable?: boolean}
+---@param options? {trainable?: boolean, role?: "weights"|"optimizer"|"buffers"} role is for pl.memory() alone
 ---@return perilune.State
 function pl.state(x, options) end
 ---@param x any
@@ -89,6 +89,11 @@ function pl.keep(...) end
 ---@param fn function
 ---@return any ...
 function pl.no_grad(fn, ...) end
+---Runs fn(...), a function or a module; a backward pass computes again what it recorded instead of keeping it in memory.
+---Gradients have the same bits. What is used outside of fn, its results above all, is kept.
+---@param fn function|perilune.Module
+---@return any ...
+function pl.checkpoint(fn, ...) end
 ---@param dtype "bf16"|"f16"|"f32"
 ---@param fn function
 ---@return any ...
@@ -119,6 +124,15 @@ function pl.clock() end
 function pl.plan(...) end
 ---@return table
 function pl.stats() end
+---What the device's memory holds: bytes allocated, reserved and at most allocated so far; by_role; owners, largest first, each
+---with role, bytes, count, dtype and shape of the largest, and the recipe line. What a step keeps while it runs
+---(activations, gradients) is that of the largest plan so far.
+---@return {allocated: integer, reserved: integer, peak: integer, limit: integer?, by_role: table<string, integer>, owners: table[]}
+function pl.memory() end
+---What a step may take with all it reads: more is recomputed in the backward pass, or is an error. nil lifts it.
+---@param budget string|integer|nil as in "20GiB", or bytes
+---@return integer? before
+function pl.memory_budget(budget) end
 ---@param switches {fusion?: boolean, print_plan?: boolean, check_nan?: boolean, report_misses?: boolean}
 ---@param fn? function
 ---@return any ...

@@ -25,7 +25,7 @@ pub struct CheckArgs {
 }
 
 /// Params that the training loop reads, whatever the recipe does.
-const OF_THE_LOOP: [&str; 5] = ["steps", "epochs", "accumulate", "eval_every", "seed"];
+const OF_THE_LOOP: [&str; 6] = ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget"];
 
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
@@ -48,9 +48,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
             report.row("script", "a plain script: it has run without an error");
             Ok(())
         }
-        Loaded::Recipe(recipe) => {
-            report.recipe(&runtime, &recipe, &backend.describe(), args.device.precision.as_deref())
-        }
+        Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
     }
 }
 
@@ -64,7 +62,7 @@ impl Report<'_> {
         self.screen.line(&format!("  {:<12}{text}", name));
     }
 
-    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, precision: Option<&str>) -> Result<(), Failure> {
+    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, args: &DeviceArgs) -> Result<(), Failure> {
         let params = recipe.params()?;
         self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
         if !params.is_empty() {
@@ -72,7 +70,7 @@ impl Report<'_> {
             self.row("params", &list.join(", "));
         }
         let reads = recipe.track_params()?;
-        let run = recipe.start(None, precision)?;
+        let run = recipe.start(None, args.precision.as_deref(), args.memory_budget)?;
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
@@ -130,6 +128,10 @@ impl Report<'_> {
                 bytes(data + stats.output_bytes),
             ),
         );
+        let engine = runtime.host().engine.borrow();
+        for (k, line) in engine.show_owners(&engine.memory(), 4).iter().enumerate() {
+            self.row(if k == 0 { "owners" } else { "" }, line);
+        }
         Ok(())
     }
 

@@ -14,6 +14,9 @@ pub struct DeviceArgs {
     /// f32, bf16 or fp16: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
     #[arg(long, value_name = "PRECISION")]
     pub precision: Option<String>,
+    /// What a training step may take, as in 20GiB: more is recomputed, or an error [default: what the recipe says]
+    #[arg(long, value_name = "BYTES", value_parser = amount)]
+    pub memory_budget: Option<usize>,
     /// CPU threads; as many as there are cores by default. Results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -43,7 +46,14 @@ impl DeviceArgs {
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
         }
-        let cpu = || Rc::new(Cpu::new(self.threads));
+        let limit = match std::env::var("PERILUNE_MEMORY_LIMIT") {
+            Ok(text) => match amount(&text) {
+                Ok(n) => Some(n),
+                Err(e) => return no(format!("PERILUNE_MEMORY_LIMIT: {e}")),
+            },
+            Err(_) => None,
+        };
+        let cpu = || Rc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Rc<dyn Backend>, |gpu| Rc::new(gpu))),
@@ -62,6 +72,12 @@ impl DeviceArgs {
 /// `0` or `0,1`.
 fn is_list(text: &str) -> bool {
     !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
+}
+
+/// An amount of memory of the command line.
+fn amount(text: &str) -> Result<usize, String> {
+    let found = perilune_core::bytes::parse(text).filter(|n| *n > 0);
+    found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
 }
 
 /// A `key=value` of the command line.

@@ -8,6 +8,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
+use perilune_core::bytes::show;
 use perilune_lua::{Loaded, Runtime, RuntimeOptions, profile};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -43,7 +44,7 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let Loaded::Recipe(recipe) = source.load(&runtime)? else {
         return Err(Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display())));
     };
-    let run = recipe.start(None, args.device.precision.as_deref())?;
+    let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
     let ceiling = runtime.ceiling(&run.precision())?;
     let steps = args.steps.max(1);
     let mut seconds = 0.0;
@@ -92,6 +93,12 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         let text = profile::trace(&timings, &ceiling);
         std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;
         screen.note(&format!("timeline written to {}", path.display()));
+    }
+    let memory = engine.memory();
+    let (now, most) = (show(memory.device.allocated), show(memory.device.peak));
+    screen.line(&format!("memory: {now} allocated, {} reserved, {most} at most", show(memory.device.reserved)));
+    for line in engine.show_owners(&memory, 12) {
+        screen.line(&line);
     }
     Ok(())
 }

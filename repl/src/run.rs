@@ -228,7 +228,7 @@ impl Job<'_> {
         }
         let recorded = self.resume.as_ref().and_then(Resume::precision);
         let precision = self.args.device.precision.clone().or(recorded);
-        let run = self.recipe.start(self.seed, precision.as_deref())?;
+        let run = self.recipe.start(self.seed, precision.as_deref(), self.args.device.memory_budget)?;
         if let Some(resume) = &self.resume {
             resume.restore(&run)?;
         }
@@ -279,7 +279,14 @@ impl Job<'_> {
             true => {
                 signals.hear_reload()?;
                 let steps = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps));
-                Some(Watch::new(self.runtime, self.source, self.seed, Some(run.precision()), steps)?)
+                Some(Watch::new(
+                    self.runtime,
+                    self.source,
+                    self.seed,
+                    Some(run.precision()),
+                    steps,
+                    self.args.device.memory_budget,
+                )?)
             }
             false => None,
         };

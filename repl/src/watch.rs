@@ -31,6 +31,7 @@ pub struct Watch<'a> {
     seed: Option<i64>,
     precision: Option<String>,
     steps: Option<u32>,
+    memory_budget: Option<usize>,
     /// The version that runs, and the one that was tried last.
     running: Files,
     tried: Files,
@@ -77,6 +78,7 @@ impl<'a> Watch<'a> {
         seed: Option<i64>,
         precision: Option<String>,
         steps: Option<u32>,
+        memory_budget: Option<usize>,
     ) -> Result<Watch<'a>, Failure> {
         let (send, events) = channel();
         let heard = move |event: notify::Result<notify::Event>| {
@@ -94,6 +96,7 @@ impl<'a> Watch<'a> {
             seed,
             precision,
             steps,
+            memory_budget,
             running: Vec::new(),
             tried: Vec::new(),
             watcher,
@@ -180,7 +183,7 @@ impl<'a> Watch<'a> {
         {
             recipe.set_steps(i64::from(steps))?;
         }
-        let run = recipe.start(self.seed, self.precision.as_deref())?;
+        let run = recipe.start(self.seed, self.precision.as_deref(), self.memory_budget)?;
         run.take_over(old)?;
         Ok((recipe, run))
     }

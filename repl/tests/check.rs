@@ -19,6 +19,7 @@ fn check_reports_and_leaves_nothing_behind() {
         "valid       16 samples, 2 batches an epoch",
         " kernels",
         "memory      ",
+        "owners      ",
         "evaluation  valid loss ",
         "no mistakes found",
     ] {

@@ -246,3 +246,40 @@ fn load_finds_what_save_wrote() {
     assert_eq!(p.run(&["run", "sub/script.lua"]).out, "2\t2\n");
     assert!(p.path("w.npy").exists());
 }
+
+#[test]
+fn out_of_memory_is_a_failure_that_names_the_owners_and_what_would_help() {
+    let p = tiny();
+    p.file(
+        "wide.lua",
+        TINY.replace("pl.nn.Linear(p.width, 1)", "pl.nn.Linear(4, 40000), pl.nn.Tanh(), pl.nn.Linear(40000, 1)"),
+    );
+    let r: support::Ran =
+        p.command(&["run", "wide.lua", "--json"]).env("PERILUNE_MEMORY_LIMIT", "3MiB").output().unwrap().into();
+    assert_eq!(r.status, Some(1), "{}", r.err);
+    let last = r.events().pop().unwrap();
+    assert_eq!(last["event"], "error");
+    let text = format!("{last}");
+    for part in ["out of memory", "of 3.0 MiB are in use", "largest owners", "weights", "wide.lua:", "what would help"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let r: support::Ran = p.command(&["run", "tiny.lua"]).env("PERILUNE_MEMORY_LIMIT", "lots").output().unwrap().into();
+    assert_eq!(r.status, Some(2), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is no amount of memory"), "{}", r.err);
+}
+
+#[test]
+fn a_memory_budget_is_kept_or_refused() {
+    let p = tiny();
+    let r = p.run(&["run", "tiny.lua", "--memory-budget", "1KiB"]);
+    assert_eq!(r.status, Some(1), "{}", r.err);
+    assert!(r.err.contains("memory_budget: the step needs ") && r.err.contains("the budget is 1.0 KiB"), "{}", r.err);
+    let r = p.run(&["run", "tiny.lua", "--memory-budget", "much"]);
+    assert_eq!(r.status, Some(2), "{}", r.err);
+    let weights = |args: &[&str]| p.run(args).events().last().unwrap()["weights"].to_string();
+    assert_eq!(
+        weights(&["run", "tiny.lua", "--json"]),
+        weights(&["run", "tiny.lua", "--json", "--memory-budget", "1GiB"])
+    );
+}

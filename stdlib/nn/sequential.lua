@@ -4,20 +4,33 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local module = require("perilune.nn.module").module
 
+local function run(self, from, to, x)
+  for i = from, to do x = self[i](x) end
+  return x
+end
+
 local function forward(self, x)
-  for i = 1, #self do x = self[i](x) end
+  local n = self.checkpoint
+  if not n then return run(self, 1, #self, x) end
+  for from = 1, #self, n do x = pl.checkpoint(run, self, from, math.min(from + n - 1, #self), x) end
   return x
 end
 
 ---nn.Sequential { nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10) }
+---With `checkpoint = n` the backward pass computes n parts at a time again instead of keeping what is between them; true is 1.
 ---@param list (perilune.Module|fun(x: perilune.Tensor): perilune.Tensor)[]
+---@param opts {checkpoint: integer|boolean}?
 ---@return perilune.Module
-local function Sequential(list)
+local function Sequential(list, opts)
   if type(list) ~= "table" or #list == 0 then
     pl.error("nn.Sequential", "it got " .. (type(list) == "table" and "an empty list" or check.show(list)),
       "give a list of modules: nn.Sequential { nn.Linear(64, 32), nn.ReLU() }")
   end
-  local self = { kind = "Sequential", forward = forward }
+  local o = check.options("nn.Sequential", opts, {}, { checkpoint = "number|boolean" })
+  local n = o.checkpoint or nil
+  if n == true then n = 1 end
+  if n then check.whole("nn.Sequential", "checkpoint", n) end
+  local self = { kind = "Sequential", forward = forward, checkpoint = n }
   for k, part in pairs(list) do
     if math.type(k) ~= "integer" or not check.is(part, "function") then
       local hint = type(part) == "function" and nil or "a part is a module, such as nn.ReLU() with its brackets, or a function of a tensor"

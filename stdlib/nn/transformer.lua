@@ -6,6 +6,7 @@
 -- is Llama's. Pre-norm: Xiong et al., On Layer Normalization in the Transformer Architecture (2020). SwiGLU: Shazeer, GLU
 -- Variants Improve Transformer (2020).
 
+local pl = require "perilune"
 local check = require "perilune.check"
 local nn = require "perilune.nn.module"
 local norm = require "perilune.nn.norm"
@@ -38,9 +39,14 @@ local function FeedForward(width, opts)
   }
 end
 
-local function forward(self, x_BTC, call)
+local function block(self, x_BTC, call)
   x_BTC = x_BTC + self.drop(self.attn(self.norm1(x_BTC), call))
   return x_BTC + self.drop(self.mlp(self.norm2(x_BTC)))
+end
+
+local function forward(self, x_BTC, call)
+  if self.checkpoint then return pl.checkpoint(block, self, x_BTC, call) end
+  return block(self, x_BTC, call)
 end
 
 ---@class perilune.BlockOptions: perilune.AttentionOptions
@@ -49,6 +55,7 @@ end
 ---@field mlp "gelu"|"swiglu"?
 ---@field hidden integer? width between the two layers of the MLP
 ---@field approximate "none"|"tanh"? of GELU
+---@field checkpoint boolean? the backward pass computes the block again instead of keeping its activations
 
 ---x (B, T, width) -> (B, T, width). `dropout` acts on the attention weights and on both branches; `bias = false` removes
 ---the biases of all parts. block(x, { mask =, positions = }) passes its options to the attention.
@@ -58,7 +65,8 @@ end
 ---@return perilune.Module
 local function TransformerBlock(width, heads, opts)
   local op = "nn.TransformerBlock"
-  local o = check.options(op, opts, { norm = "layer", mlp = "gelu", approximate = "none", bias = true, causal = false, dropout = 0.0 },
+  local o = check.options(op, opts, { norm = "layer", mlp = "gelu", approximate = "none", bias = true, causal = false, dropout = 0.0,
+    checkpoint = false },
     { eps = "number", hidden = "number", kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table" })
   check.word(op, "norm", o.norm, { "layer", "rms" })
   check.word(op, "mlp", o.mlp, { "gelu", "swiglu" })
@@ -74,6 +82,7 @@ local function TransformerBlock(width, heads, opts)
     norm2 = new_norm(),
     mlp = FeedForward(width, { kind = o.mlp, hidden = o.hidden, bias = o.bias, approximate = o.approximate }),
     drop = Dropout(o.dropout),
+    checkpoint = o.checkpoint,
   }
 end
 

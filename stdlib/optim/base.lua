@@ -139,7 +139,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
       local rule, rule_options, own_lr = choose(options, entry)
       local slots = {}
       local starts = rule.slots(entry.state, rule_options)
-      for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false }) end
+      for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false, role = "optimizer" }) end
       params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, lr = own_lr or options.lr, slots = slots }
     end
     total = total + #params

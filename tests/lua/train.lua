@@ -107,6 +107,39 @@ describe("a run", function()
     expect(losses(small, 4)):to_be_near(losses(large, 4), 1e-5)
   end)
 
+  it("divides by the tokens that count, without being told", function()
+    -- Sequences of classes with holes; some micro-batches have none that counts.
+    local V, T = 5, 6
+    local function recipe(seed, weight)
+      return {
+        name = "ragged", params = {},
+        data = function(p)
+          pl.seed(seed)
+          local y = pl.randint(0, V, { 32, T })
+          local some = pl.rand({ 32, T }):lt(0.6):logical_and(pl.arange(32):lt(20):unsqueeze(1))
+          y = pl.where(some, y, pl.full({ 32, T }, -100, { dtype = "i64" }))
+          return { train = data.tensors { x = pl.randn { 32, T, 3 }, y = y }:batch(p.batch) }
+        end,
+        model = function() return nn.Linear(3, V) end,
+        optimizer = function(p, model) return optim.SGD(model, { lr = p.lr }) end,
+        loss = function(model, batch)
+          return pl.cross_entropy(model(batch.x):flatten(0, 1), batch.y:flatten(), { weight = weight })
+        end,
+      }
+    end
+    for seed, weight in ipairs { false, pl.eval(pl.rand { V } + 0.5) } do
+      local large = train.new(recipe(seed, weight or nil), params { batch = 32 })
+      local small = train.new(recipe(seed, weight or nil), params { batch = 4, accumulate = 8 })
+      expect(losses(small, 4)):to_be_near(losses(large, 4), 1e-5)
+      local wa, wb = weights(large), weights(small)
+      for path, value in pairs(wa) do
+        if path:find "^model" then expect(wb[path]):to_be_near(value, 1e-5) end
+      end
+      large.data.valid, small.data.valid = large.data.train, small.data.train
+      expect(large:evaluate("valid").loss):to_be_below(10)
+    end
+  end)
+
   it("stops early", function()
     local run = train.new(recipe_of {
       early_stop = { metric = "valid/score", patience = 2, mode = "max" },

@@ -28,6 +28,8 @@ pub enum Mode {
     Together,
     /// One after the other, each in a plan of its own.
     Apart,
+    /// In one plan whose backward pass computes random spans of the recording again.
+    Recomputed,
 }
 
 const BASES: &[&[usize]] = &[
@@ -116,6 +118,10 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     for _ in 0..recipe.ops {
         m.step();
     }
+    if mode == Mode::Recomputed {
+        let end = m.e.graph.len() as u32;
+        spans(&mut m.e.graph.remat.spans, &mut Pcg::new(recipe.seed ^ 0xca11), 0, end, 3);
+    }
     if m.rng.one_in(3) {
         m.gradients();
     }
@@ -140,6 +146,21 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     }
     e.end_step(&roots).unwrap_or_else(|f| panic!("{}", f.error));
     (handles, states)
+}
+
+/// Marks random spans, side by side and nested, within the nodes `from..to`.
+fn spans(out: &mut Vec<(NodeId, NodeId)>, rng: &mut Pcg, from: u32, to: u32, depth: u32) {
+    let mut at = from;
+    while at < to && depth > 0 {
+        let start = at + rng.below((to - at) as usize / 2 + 1) as u32;
+        let end = (start + 1 + rng.below((to - start) as usize) as u32).min(to);
+        if start < end {
+            let deeper = (depth - 1).saturating_sub(u32::from(rng.one_in(2)));
+            spans(out, rng, start, end, deeper);
+            out.push((NodeId(start), NodeId(end)));
+        }
+        at = end.max(at + 1);
+    }
 }
 
 /// The graph as text: what a failing seed prints. Only what the roots and assignments need is shown.

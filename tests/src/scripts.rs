@@ -44,7 +44,7 @@ impl Script {
 
 /// Trains a few steps, evaluates and finishes, as `perilune run` would.
 pub fn train(recipe: &Recipe, steps: u64) -> Result<(), Failed> {
-    let run = recipe.start(None, None)?;
+    let run = recipe.start(None, None, None)?;
     while !run.finished()? && run.count() < steps {
         run.read(&run.step()?)?;
     }

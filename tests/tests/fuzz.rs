@@ -42,6 +42,10 @@ impl Bench {
             if let Some(m) = differs(&split, "together and apart") {
                 return Some(m);
             }
+            let spans = random::run(&mut self.one, recipe, Mode::Recomputed);
+            if let Some(m) = differs(&spans, "saved and recomputed") {
+                return Some(m);
+            }
             for e in &mut self.more {
                 let got = random::run(e, recipe, Mode::Together);
                 if let Some(m) = differs(&got, "one thread and several") {

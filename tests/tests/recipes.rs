@@ -21,7 +21,7 @@ struct Outcome {
 fn recipe(file: &str, params: &[(&str, &str)], threads: usize) -> Outcome {
     let s = script(threads, params).unwrap();
     let recipe = s.recipe(&Path::new("../recipes").join(file)).unwrap_or_else(|e| panic!("{e}"));
-    let run = recipe.start(None, None).unwrap_or_else(|e| panic!("{e}"));
+    let run = recipe.start(None, None, None).unwrap_or_else(|e| panic!("{e}"));
     let mut losses = Vec::new();
     for _ in 0..STEPS {
         let step = run.step().unwrap_or_else(|e| panic!("{e}"));
@@ -129,7 +129,7 @@ fn chargpt_samples() {
     ];
     let s = script(2, &small).unwrap();
     let recipe = s.recipe(Path::new("../recipes/chargpt.lua")).unwrap_or_else(|e| panic!("{e}"));
-    let run = recipe.start(None, None).unwrap_or_else(|e| panic!("{e}"));
+    let run = recipe.start(None, None, None).unwrap_or_else(|e| panic!("{e}"));
     run.step().unwrap_or_else(|e| panic!("{e}"));
     run.finish().unwrap_or_else(|e| panic!("{e}"));
     let out = s.output();

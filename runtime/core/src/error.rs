@@ -18,7 +18,9 @@ pub enum Kind {
     Stale,
     /// A derivative was asked for that does not exist.
     Gradient,
-    /// Memory, device or file trouble.
+    /// Memory has run out, or a budget for it. The engine adds who holds it.
+    Memory,
+    /// Device or file trouble.
     System,
 }
 
@@ -52,6 +54,10 @@ impl Error {
 
     pub fn gradient(op: &str, message: impl Into<String>) -> Error {
         Error::new(Kind::Gradient, op, message)
+    }
+
+    pub fn memory(op: &str, message: impl Into<String>) -> Error {
+        Error::new(Kind::Memory, op, message)
     }
 
     pub fn system(op: &str, message: impl Into<String>) -> Error {

@@ -6,7 +6,7 @@
 //! merges what it computes twice.
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId};
+use crate::graph::{Arrival, Graph, NodeId};
 use crate::ops::{Class, Grad, GradCtx, Grads, movement};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
@@ -53,14 +53,14 @@ pub struct Backward {
 }
 
 impl Backward {
-    pub fn new(g: &Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
+    pub fn new(g: &mut Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
         let needs = needed(g, output, wrt, 0);
         let reached = needs.get(output.index()).copied().unwrap_or(false);
         let mut pending = Pending::new();
         pending.entry(output).or_default().push(seed);
         let next = if reached { output.index() + 1 } else { 0 };
-        let sweep =
-            Sweep { pending, parts: HashMap::new(), needs, next, floor: 0, stop: wrt.iter().copied().collect() };
+        let (parts, stop) = (HashMap::new(), wrt.iter().copied().collect());
+        let sweep = Sweep { pass: Some(g.remat.begin_pass()), pending, parts, needs, next, floor: 0, stop };
         Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
 
@@ -95,12 +95,21 @@ impl Backward {
                             "a gradient has the shape of its input: sum what was broadcast, expand what was summed";
                         return Err(Error::gradient("custom", message).hint(hint));
                     }
-                    Some(aside(g, self.create_graph, |g| g.cast(*d, dtype))?)
+                    let cast = |g: &mut Graph| {
+                        g.remat.back = Some(call.node);
+                        g.cast(*d, dtype)
+                    };
+                    Some(aside(g, self.create_graph, cast)?)
                 }
                 _ => None,
             });
         }
-        file(g, &mut self.sweep.pending, &node.inputs, &wants, all)
+        let create_graph = self.create_graph;
+        let Sweep { pending, stop, .. } = &mut self.sweep;
+        aside(g, create_graph, |g| {
+            g.remat.back = Some(call.node);
+            file(g, pending, stop, &node.inputs, &wants, all)
+        })
     }
 
     /// The gradients of `wrt`, in order.
@@ -112,7 +121,11 @@ impl Backward {
         for &w in &self.wrt {
             if let Entry::Vacant(e) = found.entry(w) {
                 let arrived = self.sweep.pending.remove(&w);
-                e.insert(arrived.map(|p| aside(g, self.create_graph, |g| total(g, p))).transpose()?);
+                let sum = |g: &mut Graph, p| {
+                    g.remat.back = Some(w);
+                    total(g, p)
+                };
+                e.insert(arrived.map(|p| aside(g, self.create_graph, |g| sum(g, p))).transpose()?);
             }
         }
         Ok(self.wrt.iter().map(|w| found[w]).collect())
@@ -121,10 +134,11 @@ impl Backward {
 
 /// Records under the modes of a backward pass and restores what was set.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-    let (site, no_grad, autocast) = (g.site, g.no_grad, g.autocast.take());
+    let (site, no_grad, autocast, back) = (g.site, g.no_grad, g.autocast.take(), g.remat.back);
     g.no_grad = !create_graph;
     let out = f(g);
     g.site = site;
+    g.remat.back = back;
     g.no_grad = no_grad;
     g.autocast = autocast;
     out
@@ -158,6 +172,8 @@ fn is_part(class: Class) -> bool {
 /// The loop over ids, downwards from `next` to `floor`.
 #[derive(Debug)]
 struct Sweep {
+    /// The number of the pass; none within a decomposition, which belongs to the node it stands for.
+    pass: Option<u32>,
     pending: Pending,
     /// Gradients of the outputs of many-valued ops, until the op itself is reached.
     parts: HashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
@@ -181,8 +197,11 @@ impl Sweep {
             let from_parts = self.parts.remove(&id);
             let Some(arrived) = self.pending.get(&id).cloned() else {
                 if let Some(mut grads) = from_parts.filter(|_| self.needs[i]) {
+                    if self.pass.is_some() {
+                        g.remat.back = Some(id);
+                    }
                     grads[0] = Some(zeros(g, id)?);
-                    back(g, &mut self.pending, &self.needs, id, &grads)?;
+                    back(g, &mut self.pending, &self.needs, &self.stop, id, &grads)?;
                 }
                 continue;
             };
@@ -191,7 +210,13 @@ impl Sweep {
                 continue;
             }
             g.site = g.site_of(id);
+            if self.pass.is_some() {
+                g.remat.back = Some(id);
+            }
             let sum = total(g, arrived)?;
+            if let Some(pass) = self.pass {
+                g.remat.arrivals.push(Arrival { pass, node: id, grad: sum });
+            }
             if stops {
                 self.pending.insert(id, SmallVec::from_slice(&[sum]));
             } else {
@@ -215,7 +240,7 @@ impl Sweep {
                 grads.push(None);
             }
             grads[0] = Some(sum);
-            back(g, &mut self.pending, &self.needs, id, &grads)?;
+            back(g, &mut self.pending, &self.needs, &self.stop, id, &grads)?;
         }
         Ok(None)
     }
@@ -276,7 +301,14 @@ fn zeros(g: &mut Graph, like: NodeId) -> Result<NodeId> {
 }
 
 /// Runs the backward rule of one node and files what it gives.
-fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads: &[Option<NodeId>]) -> Result<()> {
+fn back(
+    g: &mut Graph,
+    pending: &mut Pending,
+    needs: &[bool],
+    stop: &HashSet<NodeId>,
+    id: NodeId,
+    grads: &[Option<NodeId>],
+) -> Result<()> {
     let node = g.node(id).clone();
     let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| needs[x.index()]).collect();
     let Some(grad) = grads[0] else { return Ok(()) };
@@ -288,7 +320,7 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
             let ctx =
                 GradCtx { op: node.op, out: id, inputs: &node.inputs, attrs: &node.attrs, grad, grads, needs: &wants };
             let out = rule(g, &ctx)?;
-            file(g, pending, &node.inputs, &wants, out)?;
+            file(g, pending, stop, &node.inputs, &wants, out)?;
         }
         Grad::Expand => {
             let Class::Fused(expand) = node.op.class else {
@@ -316,14 +348,14 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
                     !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
                 inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
             }
-            let (parts, stop) = (HashMap::new(), HashSet::new());
-            let mut within = Sweep { pending: inner, parts, needs: inside, next: top, floor, stop };
+            let (parts, none) = (HashMap::new(), HashSet::new());
+            let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
             if within.run(g)?.is_some() {
                 return Err(Error::gradient(node.op.name, "this is a bug: a host function inside a decomposition"));
             }
             for w in wrt {
-                if let Some(p) = within.pending.remove(&w) {
-                    pending.entry(w).or_default().extend(p);
+                for d in within.pending.remove(&w).into_iter().flatten() {
+                    arrive(g, pending, stop, w, d)?;
                 }
             }
         }
@@ -331,14 +363,33 @@ fn back(g: &mut Graph, pending: &mut Pending, needs: &[bool], id: NodeId, grads:
     Ok(())
 }
 
-fn file(g: &Graph, pending: &mut Pending, inputs: &[NodeId], wants: &[bool], out: Grads) -> Result<()> {
+fn file(
+    g: &mut Graph,
+    pending: &mut Pending,
+    stop: &HashSet<NodeId>,
+    inputs: &[NodeId],
+    wants: &[bool],
+    out: Grads,
+) -> Result<()> {
     for ((&x, d), &want) in inputs.iter().zip(out).zip(wants) {
         let Some(d) = d.filter(|_| want) else { continue };
         if g.shape(d) != g.shape(x) {
             let message = format!("this is a bug: gradient {} of an input {}", g.shape(d), g.shape(x));
             return Err(Error::gradient("backward", message));
         }
-        pending.entry(x).or_default().push(d);
+        arrive(g, pending, stop, x, d)?;
+    }
+    Ok(())
+}
+
+/// Files `d` for `x`. What is asked for (`stop`: weights) is added up on the spot, so that a product that makes one part need
+/// not wait, with all it reads, for the end of the pass; slices wait for each other (see [`total`]).
+fn arrive(g: &mut Graph, pending: &mut Pending, stop: &HashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
+    let list = pending.entry(x).or_default();
+    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::PLACE;
+    match list[..] {
+        [before] if stop.contains(&x) && !slice(g, before) && !slice(g, d) => list[0] = g.add_(before, d)?,
+        _ => list.push(d),
     }
     Ok(())
 }

@@ -97,6 +97,56 @@ pub struct Graph {
     /// The 16-bit dtype that ops of class `Low` compute in now, if any.
     pub autocast: Option<DType>,
     pub rng: RngState,
+    pub remat: Remat,
+}
+
+/// What recomputation must know of a recording besides its nodes; `plan::remat` reads it, nothing here acts on it.
+#[derive(Debug, Default)]
+pub struct Remat {
+    /// Nodes whose values the backward pass makes again instead of keeping them: from .. to, properly nested.
+    pub spans: Vec<(NodeId, NodeId)>,
+    /// For each node that a backward pass recorded, 1 + the node whose backward it is; else 0.
+    backs: Vec<u32>,
+    /// Where each backward pass began.
+    passes: Vec<NodeId>,
+    /// The gradients that arrived at nodes, in the order the passes took them up.
+    pub arrivals: Vec<Arrival>,
+    /// What is recorded now belongs to the backward of that node.
+    pub back: Option<NodeId>,
+}
+
+/// The whole gradient of a node, from which its backward starts.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    pub pass: u32,
+    pub node: NodeId,
+    pub grad: NodeId,
+}
+
+impl Remat {
+    /// The node whose backward recorded `id`, if one did.
+    pub fn back_of(&self, id: NodeId) -> Option<NodeId> {
+        self.backs[id.index()].checked_sub(1).map(NodeId)
+    }
+
+    /// The number of the last pass begun before `id`; 0 if none was.
+    pub fn pass_of(&self, id: NodeId) -> u32 {
+        self.passes.partition_point(|p| *p <= id) as u32
+    }
+
+    /// Notes that a pass begins; its number.
+    pub(crate) fn begin_pass(&mut self) -> u32 {
+        self.passes.push(NodeId(self.backs.len() as u32));
+        self.passes.len() as u32
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let inside = |id: &NodeId| id.index() < len;
+        self.backs.truncate(len);
+        self.spans.retain(|s| s.1.index() <= len);
+        self.passes.retain(|p| p.index() <= len);
+        self.arrivals.retain(|a| inside(&a.node) && inside(&a.grad));
+    }
 }
 
 impl Default for Site {
@@ -122,12 +172,14 @@ impl Graph {
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.sites.clear();
+        self.remat = Remat::default();
     }
 
     /// Forgets the nodes from `len` on (a failed recording).
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
         self.sites.truncate(len);
+        self.remat.truncate(len);
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
@@ -189,6 +241,7 @@ impl Graph {
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
         self.sites.push(self.site);
+        self.remat.backs.push(self.remat.back.map_or(0, |n| n.0 + 1));
         id
     }
 

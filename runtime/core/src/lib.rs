@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod amp;
+pub mod bytes;
 pub mod dtype;
 pub mod error;
 pub mod grad;

@@ -8,7 +8,7 @@ use crate::region::{self, Context, Region, SHARE_NS};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure};
+use perilune_plan::{Backend, Buffer, Executable, Failure, Memory};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,8 +30,14 @@ struct Machine {
 impl Cpu {
     /// A device of that many threads; `None`: as many as the machine has.
     pub fn new(threads: Option<usize>) -> Cpu {
+        Cpu::limited(threads, None)
+    }
+
+    /// A device whose buffers and arena take at most `limit` bytes.
+    pub fn limited(threads: Option<usize>, limit: Option<usize>) -> Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
-        let shared = Machine { pool: Pool::new(threads), free: Rc::default(), arena: RefCell::new(arena) };
+        let free = Rc::new(FreeList::new(limit));
+        let shared = Machine { pool: Pool::new(threads), free, arena: RefCell::new(arena) };
         Cpu { shared: Rc::new(shared), isa: Isa::detect() }
     }
 
@@ -83,6 +89,10 @@ impl Backend for Cpu {
         }
         cpu_buffer(buffer)?.write(bytes);
         Ok(())
+    }
+
+    fn memory(&self) -> Memory {
+        self.shared.free.memory()
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
@@ -170,11 +180,7 @@ impl Executable for CpuProgram {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
         let mut arena = self.shared.arena.borrow_mut();
-        if arena.capacity() < self.program.arena_bytes {
-            // Give the old one back first: both need not fit.
-            *arena = Block::new(0).map_err(fail)?;
-            *arena = Block::new(self.program.arena_bytes).map_err(fail)?;
-        }
+        self.shared.free.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.places(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.shared.pool };
         let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);

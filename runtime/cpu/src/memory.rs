@@ -3,8 +3,9 @@
 //! A training step asks for the same output sizes again and again; blocks go back to a free list by size, so that a step
 //! neither maps memory nor faults pages in. The list is bounded. Fresh blocks are zeroed: no byte is ever uninitialised.
 
+use perilune_core::bytes;
 use perilune_core::error::{Error, Result};
-use perilune_plan::DeviceBuffer;
+use perilune_plan::{DeviceBuffer, Memory};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -22,6 +23,8 @@ const POOLED_BYTES: usize = 1 << 30;
 pub struct Block {
     ptr: NonNull<u8>,
     capacity: usize,
+    /// Of an arena: how much of it a free list counts as used.
+    counted: usize,
 }
 
 // SAFETY: a block owns its memory like a `Vec<u8>`.
@@ -34,9 +37,11 @@ impl Block {
         // SAFETY: the size is not 0.
         let ptr = layout.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
         match ptr {
-            Some(ptr) => Ok(Block { ptr, capacity }),
-            None => Err(Error::system("cpu", format!("out of host memory: {capacity} bytes were asked for"))
-                .hint("take smaller batches or tensors; `perilune check` says what a step needs")),
+            Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
+            None => {
+                let asked = bytes::show(capacity);
+                Err(Error::memory("cpu", format!("out of memory: the system has no {asked} more to give")))
+            }
         }
     }
 
@@ -61,6 +66,11 @@ impl Drop for Block {
 pub struct FreeList {
     blocks: RefCell<BTreeMap<usize, Vec<Block>>>,
     bytes: Cell<usize>,
+    /// Bytes of blocks that are in use.
+    used: Cell<usize>,
+    peak: Cell<usize>,
+    /// What used and waiting blocks may be together.
+    limit: Option<usize>,
 }
 
 /// The capacity a request is rounded up to: eight sizes an octave, so that at most 1/8 is wasted.
@@ -72,19 +82,72 @@ fn capacity_of(nbytes: usize) -> usize {
 }
 
 impl FreeList {
+    /// A list that never holds more than `limit` bytes, in use and waiting.
+    pub fn new(limit: Option<usize>) -> FreeList {
+        FreeList { limit, ..FreeList::default() }
+    }
+
+    pub fn memory(&self) -> Memory {
+        let used = self.used.get();
+        Memory { allocated: used, reserved: used + self.bytes.get(), peak: self.peak.get(), limit: self.limit }
+    }
+
+    /// A fresh block, within the limit; waiting blocks give way to it.
+    fn fresh(&self, capacity: usize) -> Result<Block> {
+        if let Some(limit) = self.limit {
+            let used = self.used.get();
+            if used + self.bytes.get() + capacity > limit {
+                self.blocks.borrow_mut().clear();
+                self.bytes.set(0);
+            }
+            if used + capacity > limit {
+                let message = format!(
+                    "out of memory: {} more are asked for, {} of {} are in use",
+                    bytes::show(capacity),
+                    bytes::show(used),
+                    bytes::show(limit)
+                );
+                return Err(Error::memory("cpu", message));
+            }
+        }
+        Block::new(capacity)
+    }
+
+    fn count(&self, capacity: usize) {
+        self.used.set(self.used.get() + capacity);
+        self.peak.set(self.peak.get().max(self.used.get()));
+    }
+
     fn take(&self, nbytes: usize) -> Result<Block> {
         let capacity = capacity_of(nbytes);
         let found = self.blocks.borrow_mut().get_mut(&capacity).and_then(Vec::pop);
-        match found {
+        let block = match found {
             Some(block) => {
                 self.bytes.set(self.bytes.get() - capacity);
-                Ok(block)
+                block
             }
-            None => Block::new(capacity),
+            None => self.fresh(capacity)?,
+        };
+        self.count(capacity);
+        Ok(block)
+    }
+
+    /// Makes `block`, which is none of this list's and counted as used, at least `nbytes` long. What it held is gone.
+    pub fn enlarge(&self, block: &mut Block, nbytes: usize) -> Result<()> {
+        if block.capacity() >= nbytes {
+            return Ok(());
         }
+        // Give the old one back first: both need not fit.
+        self.used.set(self.used.get().saturating_sub(block.counted));
+        *block = Block::new(0)?;
+        *block = self.fresh(nbytes)?;
+        block.counted = nbytes;
+        self.count(nbytes);
+        Ok(())
     }
 
     fn put(&self, block: Block) {
+        self.used.set(self.used.get() - block.capacity);
         let total = self.bytes.get() + block.capacity;
         if total <= POOLED_BYTES {
             self.bytes.set(total);
@@ -174,5 +237,26 @@ mod tests {
             assert!(c >= n && c <= (n + n / 8).max(n + ALIGN) && c.is_multiple_of(ALIGN), "{n} -> {c}");
         }
         assert!(CpuBuffer::new(usize::MAX / 2 + 1 - 64, &home).is_err());
+    }
+
+    #[test]
+    fn a_limit_is_kept_and_waiting_blocks_give_way() {
+        let home = Rc::new(FreeList::new(Some(1 << 20)));
+        let first = CpuBuffer::new(600 << 10, &home).expect("memory");
+        let e = CpuBuffer::new(600 << 10, &home).expect_err("over the limit");
+        assert_eq!(e.kind, perilune_core::Kind::Memory);
+        assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
+        drop(first);
+        assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
+        // The block that waits is of another size: it is dropped.
+        let all = CpuBuffer::new(1 << 20, &home).expect("memory");
+        assert_eq!(home.memory().reserved, 1 << 20);
+        drop(all);
+        let mut arena = Block::new(0).expect("memory");
+        home.enlarge(&mut arena, 900 << 10).expect("memory");
+        assert!(home.enlarge(&mut arena, 2 << 20).is_err());
+        assert_eq!(home.memory().allocated, 0);
+        home.enlarge(&mut arena, 1 << 20).expect("memory");
+        assert_eq!(home.memory().allocated, 1 << 20);
     }
 }

@@ -8,7 +8,7 @@ use crate::nvrtc::{self, Compiler};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, Executable, Memory};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -119,6 +119,14 @@ impl Backend for Cuda {
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
         self.shared.device.upload(address(buffer, bytes.len())?, bytes)
+    }
+
+    fn memory(&self) -> Memory {
+        let (used, peak, mapped) = self.shared.heap.counts();
+        // The arena and the scratch keep what the largest program needed.
+        let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
+        let limit = Some(self.shared.device.total_bytes);
+        Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -7,6 +7,7 @@
 use crate::find;
 use crate::launch::Props;
 use cudarc::driver::sys;
+use perilune_core::bytes;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
@@ -175,6 +176,11 @@ impl Range {
         prop
     }
 
+    /// Bytes that have memory behind them.
+    pub fn mapped(&self) -> usize {
+        self.mapped
+    }
+
     /// Puts memory behind the first `nbytes`.
     pub fn ensure(&mut self, nbytes: usize) -> Result<()> {
         if nbytes <= self.mapped {
@@ -183,12 +189,12 @@ impl Range {
         let more = (nbytes - self.mapped).next_multiple_of(self.granularity);
         let out = |free: usize| {
             let message = format!(
-                "out of memory on cuda:{}: {} MiB more are needed and {} MiB are free",
-                self.device.ordinal,
-                more >> 20,
-                free >> 20
+                "out of memory: {} more are asked for, {} of {} are free",
+                bytes::show(more),
+                bytes::show(free),
+                bytes::show(self.device.total_bytes)
             );
-            Error::system("cuda", message).hint("use a smaller batch, or accumulate gradients over several")
+            Error::memory(&format!("cuda:{}", self.device.ordinal), message)
         };
         if self.mapped + more > self.reserved {
             return Err(out(self.device.free_bytes()));

@@ -8,7 +8,7 @@ use perilune_core::error::Result;
 use perilune_plan::DeviceBuffer;
 use perilune_plan::memory::Offsets;
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// What vector loads and TMA want.
@@ -17,11 +17,23 @@ const ALIGN: usize = 512;
 pub struct Heap {
     range: RefCell<Range>,
     places: RefCell<Offsets>,
+    used: Cell<usize>,
+    peak: Cell<usize>,
 }
 
 impl Heap {
     pub fn new(device: &Rc<Device>) -> Result<Rc<Heap>> {
-        Ok(Rc::new(Heap { range: RefCell::new(Range::new(device)?), places: RefCell::default() }))
+        Ok(Rc::new(Heap {
+            range: RefCell::new(Range::new(device)?),
+            places: RefCell::default(),
+            used: Cell::new(0),
+            peak: Cell::new(0),
+        }))
+    }
+
+    /// Bytes given out now, at most so far, and mapped.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        (self.used.get(), self.peak.get(), self.range.borrow().mapped())
     }
 
     pub fn alloc(self: &Rc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
@@ -32,8 +44,12 @@ impl Heap {
         let mut range = self.range.borrow_mut();
         if let Err(e) = range.ensure(places.end) {
             places.give(at, room);
+            // Nothing lies behind the last place: what is asked for next need not start there.
+            places.trim();
             return Err(e);
         }
+        self.used.set(self.used.get() + room);
+        self.peak.set(self.peak.get().max(self.used.get()));
         Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address: range.base + at as u64 })
     }
 }
@@ -56,6 +72,7 @@ impl std::fmt::Debug for CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         self.heap.places.borrow_mut().give(self.at, self.room);
+        self.heap.used.set(self.heap.used.get() - self.room);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The engine: handles, evaluation, reading back.
 
+use crate::memory::Role;
 use crate::profile::Profile;
 use crate::state::{Held, StateId, States};
 use crate::step::{Step, Switches};
@@ -10,9 +11,9 @@ use perilune_core::site::{Site, Sites};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::Root;
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Request, Tracer};
+use perilune_plan::{Backend, Buffer, Cache, Plan, Request, Tracer};
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 /// A node of some generation.
@@ -47,6 +48,9 @@ pub(crate) struct Held1 {
     pub shape: Shape,
     pub dtype: DType,
     pub buffer: Buffer,
+    pub role: Role,
+    /// The recipe line that made it.
+    pub site: Site,
 }
 
 pub(crate) type Value = Rc<Held1>;
@@ -117,6 +121,12 @@ pub struct Engine {
     pub profile: Option<Profile>,
     /// The text of every plan compiled, if the switch asks for it.
     pub plans_shown: Vec<String>,
+    /// What a step may take: more is recomputed, or an error.
+    pub memory_budget: Option<usize>,
+    /// The plan run with the largest arena.
+    pub(crate) largest: Option<Rc<Plan>>,
+    /// The plan that is to run or has failed to.
+    pub(crate) attempt: Option<Rc<Plan>>,
 }
 
 impl Engine {
@@ -142,6 +152,9 @@ impl Engine {
             notices: Vec::new(),
             profile: None,
             plans_shown: Vec::new(),
+            memory_budget: None,
+            largest: None,
+            attempt: None,
         }
     }
 
@@ -155,13 +168,7 @@ impl Engine {
 
     pub fn stats(&self) -> Stats {
         let c = self.cache.counts;
-        let values: usize = self.live.values().map(|v| v.buffer.nbytes()).sum::<usize>()
-            + self
-                .carried
-                .values()
-                .filter(|c| !self.live.contains_key(&c.value.uid))
-                .map(|c| c.value.buffer.nbytes())
-                .sum::<usize>();
+        let values: usize = self.values().map(|v| v.buffer.nbytes()).sum();
         Stats {
             generation: self.generation,
             nodes: self.graph.len(),
@@ -288,16 +295,26 @@ impl Engine {
         id
     }
 
-    pub(crate) fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer) -> Value {
+    fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, site: Site) -> Value {
         self.next_uid += 1;
         self.fresh_bytes += buffer.nbytes();
-        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer })
+        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, site })
+    }
+
+    /// The values that are held, each once.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Value> {
+        let carried = self.carried.values().map(|c| &c.value).filter(|v| !self.live.contains_key(&v.uid));
+        let mut seen = HashSet::new();
+        self.live.values().chain(carried).filter(move |v| seen.insert(v.uid))
     }
 
     /// A tensor from host memory.
     pub fn from_host(&mut self, t: &HostTensor) -> Result<NodeId> {
-        let buffer = self.backend.upload(&t.bytes)?;
-        let value = self.new_value(t.shape, t.dtype, buffer);
+        let buffer = self.backend.upload(&t.bytes).map_err(|e| {
+            self.attempt = None;
+            self.explain(e.into()).error
+        })?;
+        let value = self.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.graph.site);
         Ok(self.leaf(value))
     }
 
@@ -325,6 +342,20 @@ impl Engine {
         Ok(out)
     }
 
+    /// Where a span of nodes that the backward pass is to compute again begins.
+    pub fn open_span(&self) -> Handle {
+        Handle { generation: self.generation, id: NodeId(self.graph.len() as u32) }
+    }
+
+    /// Ends a span. Of one that an evaluation of everything has cut, what came behind the cut counts.
+    pub fn close_span(&mut self, from: Handle) {
+        let start = if from.generation == self.generation { from.id } else { NodeId(0) };
+        let end = NodeId(self.graph.len() as u32);
+        if start < end {
+            self.graph.remat.spans.push((start, end));
+        }
+    }
+
     // ---- evaluation --------------------------------------------------------------------------------------------
 
     /// Makes the values of `ids` and keeps them with their nodes. No State changes.
@@ -344,12 +375,29 @@ impl Engine {
         self.graph.node(id).op == &create::LEAF
     }
 
-    /// Plans and runs a request; afterwards its roots have values.
+    /// Plans and runs a request; afterwards its roots have values. If memory runs out, nothing has changed.
     pub(crate) fn run(&mut self, request: &Request) -> std::result::Result<(), Fault> {
+        self.attempt = None;
+        let result = self.run_plan(request);
+        let result = result.map_err(|fault| self.explain(fault));
+        if let Some(plan) = self.attempt.take().filter(|_| result.is_ok())
+            && self.largest.as_ref().is_none_or(|l| l.program.arena_bytes < plan.program.arena_bytes)
+        {
+            self.largest = Some(plan);
+        }
+        result
+    }
+
+    fn options(&self) -> perilune_plan::Options {
+        perilune_plan::Options { fusion: self.switches.fusion, budget: self.memory_budget }
+    }
+
+    fn run_plan(&mut self, request: &Request) -> std::result::Result<(), Fault> {
         let begun = std::time::Instant::now();
         let evaluated = &self.evaluated;
+        self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
-        let options = perilune_plan::Options { fusion: self.switches.fusion };
+        let options = self.options();
         let steady = self.step.warm() && !request.commits.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let (plan, hit) = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend)?;
@@ -363,6 +411,7 @@ impl Engine {
                 self.plans_shown.push(perilune_plan::show::show(&plan.program, &plan.sites, &self.sites));
             }
         }
+        self.attempt = Some(plan.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
         for source in &self.tracer.trace.inputs {
             inputs.push(match source {
@@ -398,7 +447,7 @@ impl Engine {
             };
             let node = self.graph.node(*root);
             let (shape, dtype) = (node.shape, node.dtype);
-            let value = self.new_value(shape, dtype, buffer);
+            let value = self.new_value(shape, dtype, buffer, Role::Results, self.graph.site_of(*root));
             self.live.insert(value.uid, value.clone());
             self.evaluated[root.index()] = Some(value);
         }
@@ -440,8 +489,9 @@ impl Engine {
     pub fn show_plan(&mut self, ids: &[NodeId]) -> std::result::Result<String, Fault> {
         let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
         let evaluated = &self.evaluated;
+        self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
-        let options = perilune_plan::Options { fusion: self.switches.fusion };
+        let options = self.options();
         let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         Ok(perilune_plan::show::show(&program, &places, &self.sites))
@@ -452,6 +502,38 @@ impl Engine {
     /// Nodes of the current generation that somebody holds a handle of.
     pub(crate) fn held(&self) -> Vec<NodeId> {
         (0..self.refs.len().min(self.graph.len()) as u32).map(NodeId).filter(|id| self.refs[id.index()] > 0).collect()
+    }
+
+    /// Lets go of values that neither a handle nor a wanted node reads: the generation is about to end, or to be tried again
+    /// after memory ran out.
+    pub(crate) fn drop_unreachable(&mut self, wanted: &[NodeId]) {
+        let mut reached = vec![false; self.graph.len()];
+        for id in self.held().iter().chain(wanted) {
+            reached[id.index()] = true;
+        }
+        // Several leaves may stand for one value.
+        let mut needed = HashSet::new();
+        for i in (0..reached.len()).rev() {
+            let id = NodeId(i as u32);
+            if !reached[i] {
+                continue;
+            }
+            match self.value(id) {
+                Some(v) => {
+                    needed.insert(v.uid);
+                }
+                None if self.is_plain_leaf(id) => {
+                    needed.insert(self.graph.node(id).payload);
+                }
+                None => self.graph.node(id).inputs.iter().for_each(|x| reached[x.index()] = true),
+            }
+        }
+        for (value, reached) in self.evaluated.iter_mut().zip(&reached) {
+            if !reached {
+                *value = None;
+            }
+        }
+        self.live.retain(|uid, _| needed.contains(uid));
     }
 
     /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.

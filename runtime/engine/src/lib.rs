@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod memory;
 pub mod profile;
 mod state;
 mod step;

@@ -5,10 +5,12 @@
 //! model's initial values are computed by one plan.
 
 use crate::engine::{Engine, Fault, Value};
+use crate::memory::Role;
 use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
+use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer};
 use std::collections::HashMap;
@@ -37,6 +39,9 @@ pub(crate) struct State {
     initial: Option<NodeId>,
     pub grad: Option<Held>,
     refs: u32,
+    role: Role,
+    /// The recipe line that made it.
+    site: Site,
 }
 
 /// What people may know of a State.
@@ -62,6 +67,12 @@ pub(crate) struct States {
 impl States {
     pub fn nbytes(&self) -> usize {
         self.all.values().map(|s| s.shape.numel() * s.dtype.size()).sum()
+    }
+
+    /// Role, line, dtype, shape and bytes of each State that has memory.
+    pub fn entries(&self) -> impl Iterator<Item = (Role, Site, DType, Shape, usize)> {
+        let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
+        held.map(|(s, b)| (s.role, s.site, s.dtype, s.shape, b.nbytes()))
     }
 
     fn get(&self, id: StateId) -> Result<&State> {
@@ -148,6 +159,8 @@ impl Engine {
             initial: Some(init),
             grad: None,
             refs: 1,
+            role: if trainable { Role::Weights } else { Role::Buffers },
+            site: self.graph.site,
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
@@ -173,6 +186,27 @@ impl Engine {
             return Err(Error::dtype("state", format!("a trainable State must be a float, not {}", s.dtype)));
         }
         s.trainable = on;
+        Ok(())
+    }
+
+    /// Says what a State is for, in statistics.
+    pub fn set_role(&mut self, id: StateId, role: Role) -> Result<()> {
+        self.states.get_mut(id)?.role = role;
+        Ok(())
+    }
+
+    /// After a failed step whose new States have found no memory: the States mean what they meant before it, and what was
+    /// recorded stays, so that the new ones get their initial values when there is room.
+    pub(crate) fn keep_initial(&mut self) -> Result<()> {
+        self.states.reads.clear();
+        let mut list: Vec<(StateId, Option<NodeId>)> =
+            self.states.all.iter().map(|(k, s)| (StateId(*k), s.initial)).collect();
+        list.sort_unstable();
+        for (id, initial) in list {
+            let current = initial.map(|x| self.boundary(x)).transpose()?;
+            self.states.get_mut(id)?.current = current;
+            self.states.reads.extend(current.map(|c| (c, id)));
+        }
         Ok(())
     }
 
@@ -263,7 +297,7 @@ impl Engine {
         let reads: Vec<(NodeId, StateId)> =
             self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
         let wrt: Vec<NodeId> = reads.iter().map(|r| r.0).collect();
-        Ok((Backward::new(&self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
+        Ok((Backward::new(&mut self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
     }
 
     /// Files the gradients of a finished pass; how many States they reached.
@@ -310,7 +344,7 @@ impl Engine {
         create_graph: bool,
     ) -> Result<Backward> {
         let seed = self.seed_for("grad", y, seed)?;
-        Ok(Backward::new(&self.graph, y, seed, wrt, create_graph))
+        Ok(Backward::new(&mut self.graph, y, seed, wrt, create_graph))
     }
 
     fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {

@@ -39,6 +39,8 @@ pub(crate) struct Step {
     pub depth: u32,
     keep: Vec<NodeId>,
     finished: u64,
+    /// Draws of random numbers before the step began.
+    draws: u32,
 }
 
 /// Steps after which a new plan is worth a word.
@@ -73,6 +75,12 @@ impl Engine {
     /// The caller collects garbage first, so that "held" means what the script can reach.
     pub fn flush(&mut self) -> Result<(), Fault> {
         let roots = self.held();
+        let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
+        wanted.extend(self.states.grads_mut().filter_map(|held| match held {
+            Held::Node(id) => Some(*id),
+            Held::Value(_) => None,
+        }));
+        self.drop_unreachable(&wanted);
         self.finish(roots, true)
     }
 
@@ -94,6 +102,7 @@ impl Engine {
         }
         self.step.depth = 1;
         self.step.keep.clear();
+        self.step.draws = self.graph.rng.occurrence;
         Ok(())
     }
 
@@ -107,7 +116,10 @@ impl Engine {
         let mut roots = std::mem::take(&mut self.step.keep);
         roots.extend_from_slice(results);
         self.step.depth = 0;
-        self.finish(roots, false)?;
+        if let Err(fault) = self.finish(roots, false) {
+            self.graph.rng.occurrence = self.step.draws;
+            return Err(fault);
+        }
         self.advance();
         Ok(())
     }
@@ -117,6 +129,8 @@ impl Engine {
         self.step.depth = 0;
         self.step.keep.clear();
         self.states.roll_back();
+        // The next step draws what this one would have.
+        self.graph.rng.occurrence = self.step.draws;
         self.finish(Vec::new(), false)
     }
 
@@ -145,8 +159,9 @@ impl Engine {
                 // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
                 self.states.roll_back();
                 let initial = Request { roots: Vec::new(), commits: self.states.pending() };
-                if !initial.commits.is_empty() {
-                    self.run(&initial)?;
+                if !initial.commits.is_empty() && self.run(&initial).is_err() {
+                    self.keep_initial()?;
+                    return Err(fault);
                 }
                 self.states.written();
                 self.turn();

@@ -15,7 +15,7 @@ fn main() {
         let runtime = Runtime::new(options)?;
         runtime.host().engine.borrow_mut().switches.print_plan = true;
         if let perilune_lua::Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {
-            let run = recipe.start(None, None)?;
+            let run = recipe.start(None, None, None)?;
             for _ in 0..2 {
                 run.step()?;
             }

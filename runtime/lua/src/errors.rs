@@ -60,7 +60,7 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
     let while_at = own.filter(|s| *s != here && here != Site::NONE).map(|_| engine.sites.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
-    let system = e.kind == perilune_core::error::Kind::System;
+    let system = matches!(e.kind, perilune_core::Kind::System | perilune_core::Kind::Memory);
     LuaError::external(Raised { file, line, message, hint: e.hint, while_at, system })
 }
 

@@ -5,9 +5,10 @@ use crate::errors;
 use crate::host::Host;
 use crate::tensor::{Ref, Tensor, many};
 use crate::{grads, options, table};
-use mlua::{Function, IntoLua, Lua, MultiValue, Table, Value};
+use mlua::{Function, IntoLua, Lua, MultiValue, ObjectLike, Table, Value};
 use perilune_core::ops::{self, Op};
 use perilune_core::{DType, Error};
+use perilune_engine::memory::Role;
 use std::rc::Rc;
 
 /// The host a call belongs to: every tensor carries it; creation functions find it in the app data.
@@ -80,6 +81,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     };
     let refs = tensors_of(&out);
     host.settle();
+    host.collect_if_tight(lua)?;
     let ended = {
         let mut engine = host.engine.borrow_mut();
         let nodes: Result<Vec<_>, Error> =
@@ -90,7 +92,12 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
         }
     };
     host.customs.borrow_mut().clear();
-    ended.map_err(fail)?;
+    if let Err(fault) = ended {
+        // Whoever catches it and tries something smaller shall find what this step held.
+        drop((out, refs));
+        host.collect(lua)?;
+        return Err(fail(fault));
+    }
     host.collect_if_due(lua)?;
     Ok(out)
 }
@@ -102,6 +109,33 @@ fn no_grad(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiVa
     let out = f.call::<MultiValue>(args);
     host.engine.borrow_mut().graph.no_grad = before;
     out
+}
+
+/// `pl.checkpoint(fn, ...)`: runs `fn`; a backward pass computes what it recorded again instead of keeping it in memory.
+/// `fn` may be a module. What `fn` returns, and what else is used outside of it, is kept.
+fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiValue> {
+    let host = host(lua)?;
+    let callable = match &f {
+        Value::Function(_) => true,
+        Value::Table(t) => t.metatable().is_some_and(|m| m.raw_get::<Function>("__call").is_ok()),
+        _ => false,
+    };
+    if !callable {
+        let message = format!("argument 1 is {}; it must be a function or a module", args::show(&f));
+        let hint = match &f {
+            Value::UserData(_) => Some("the function comes first: pl.checkpoint(block, x)".into()),
+            _ => None,
+        };
+        return Err(errors::argument(&host, lua, "checkpoint", message, hint));
+    }
+    let from = host.engine.borrow().open_span();
+    let out = match f {
+        Value::Table(t) => t.call::<MultiValue>(args)?,
+        Value::Function(f) => f.call::<MultiValue>(args)?,
+        _ => MultiValue::new(),
+    };
+    host.engine.borrow_mut().close_span(from);
+    Ok(out)
 }
 
 /// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32.
@@ -156,7 +190,8 @@ fn state(lua: &Lua, (x, opts): (Value, Option<Table>)) -> mlua::Result<Tensor> {
     let host = host(lua)?;
     let defaults = lua.create_table()?;
     defaults.set("trainable", true)?;
-    let given = opts.is_some();
+    defaults.set("role", "")?;
+    let given = opts.as_ref().is_some_and(|t| t.contains_key("trainable").unwrap_or(false));
     let opts = options::fill(lua, "state", opts.map(Value::Table).unwrap_or(Value::Nil), &defaults)?;
     let tensor = match &x {
         Value::UserData(u) => u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)),
@@ -167,11 +202,25 @@ fn state(lua: &Lua, (x, opts): (Value, Option<Table>)) -> mlua::Result<Tensor> {
         return Err(errors::argument(&host, lua, "state", message, Some("pl.state(pl.zeros({2, 3}))".into())));
     };
     let trainable: bool = opts.get("trainable")?;
+    let role = match opts.get::<String>("role")?.as_str() {
+        "" => None,
+        name => match Role::ALL[..3].iter().find(|r| r.name() == name) {
+            Some(role) => Some(*role),
+            None => {
+                let message = format!("role is \"{name}\"; it must be \"weights\", \"optimizer\" or \"buffers\"");
+                return Err(errors::argument(&host, lua, "state", message, None));
+            }
+        },
+    };
     let id = host.record(lua, |engine| {
         let node = r.node(engine)?;
         let float = engine.graph.dtype(node).is_float();
         // Without a word about it, floats train and the rest does not.
-        Ok(engine.new_state(node, if given { trainable } else { float })?)
+        let id = engine.new_state(node, if given { trainable } else { float })?;
+        if let Some(role) = role {
+            engine.set_role(id, role)?;
+        }
+        Ok(id)
     })?;
     Ok(Tensor::new(&host, Ref::State(id)))
 }
@@ -209,6 +258,62 @@ fn stats(lua: &Lua, (): ()) -> mlua::Result<Table> {
     t.set("arena_bytes", s.arena_bytes)?;
     t.set("live_bytes", s.live_bytes)?;
     Ok(t)
+}
+
+/// `pl.memory()`: what the device's memory holds, by role and by recipe line.
+fn memory(lua: &Lua, (): ()) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    host.settle();
+    let engine = host.engine.borrow();
+    let report = engine.memory();
+    let t = lua.create_table()?;
+    t.set("allocated", report.device.allocated)?;
+    t.set("reserved", report.device.reserved)?;
+    t.set("peak", report.device.peak)?;
+    t.set("limit", report.device.limit)?;
+    let roles = lua.create_table()?;
+    for role in Role::ALL {
+        roles.set(role.name(), report.of(role))?;
+    }
+    t.set("by_role", roles)?;
+    let owners = lua.create_table()?;
+    for o in &report.owners {
+        let owner = lua.create_table()?;
+        owner.set("role", o.role.name())?;
+        owner.set("bytes", o.nbytes)?;
+        owner.set("count", o.count)?;
+        owner.set("dtype", o.dtype.name())?;
+        owner.set("shape", o.shape.dims().to_vec())?;
+        owner.set("line", engine.sites.show(o.site))?;
+        owners.push(owner)?;
+    }
+    t.set("owners", owners)?;
+    Ok(t)
+}
+
+/// `pl.memory_budget("20GiB")`: what a step may take from now on; more is recomputed, or an error. nil lifts it. Returns the
+/// budget before, in bytes.
+fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
+    let host = host(lua)?;
+    let budget = match &given {
+        Value::Nil => None,
+        Value::Integer(n) if *n > 0 => Some(*n as usize),
+        Value::String(s) => Some(
+            perilune_engine::memory::parse_budget(&s.to_string_lossy())
+                .map_err(|e| errors::argument(&host, lua, &e.op, e.message, e.hint))?,
+        ),
+        other => {
+            let message = format!("the budget is {}; it must be an amount of memory", args::show(other));
+            return Err(errors::argument(
+                &host,
+                lua,
+                "memory_budget",
+                message,
+                Some("as in \"20GiB\", or bytes".into()),
+            ));
+        }
+    };
+    Ok(std::mem::replace(&mut host.engine.borrow_mut().memory_budget, budget))
 }
 
 /// `pl.switches({fusion = false, ...}, fn, ...)`: runs `fn` with debug switches set, and restores them.
@@ -273,6 +378,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("eval", lua.create_function(eval)?)?;
     pl.set("keep", lua.create_function(keep)?)?;
     pl.set("no_grad", lua.create_function(no_grad)?)?;
+    pl.set("checkpoint", lua.create_function(checkpoint)?)?;
     pl.set("autocast", lua.create_function(autocast)?)?;
     pl.set(
         "seed",
@@ -297,6 +403,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("custom", lua.create_function(grads::custom)?)?;
     pl.set("plan", lua.create_function(plan)?)?;
     pl.set("stats", lua.create_function(stats)?)?;
+    pl.set("memory", lua.create_function(memory)?)?;
+    pl.set("memory_budget", lua.create_function(memory_budget)?)?;
     pl.set("switches", lua.create_function(switches)?)?;
     pl.set("options", lua.create_function(options::options)?)?;
     pl.set("error", lua.create_function(options::error)?)?;

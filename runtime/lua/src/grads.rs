@@ -41,9 +41,17 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let mut values = MultiValue::new();
         values.push_back(crate::functions::into_lua(lua, host.tensor(call.grad))?);
         values.extend(args);
-        let before = std::mem::replace(&mut host.engine.borrow_mut().graph.no_grad, !pass.create_graph());
+        let before = {
+            let graph = &mut host.engine.borrow_mut().graph;
+            graph.remat.back = Some(call.node);
+            std::mem::replace(&mut graph.no_grad, !pass.create_graph())
+        };
         let out = backward.call::<MultiValue>(values);
-        host.engine.borrow_mut().graph.no_grad = before;
+        {
+            let graph = &mut host.engine.borrow_mut().graph;
+            graph.remat.back = None;
+            graph.no_grad = before;
+        }
         let out = out?;
         if out.len() > tensors.len().max(1) {
             let message = format!(

@@ -147,6 +147,16 @@ impl Host {
         Ok(())
     }
 
+    /// Collects before a step that might not find room because of tensors that nobody can reach any more.
+    pub fn collect_if_tight(&self, lua: &Lua) -> mlua::Result<()> {
+        let tight = {
+            let engine = self.engine.borrow();
+            let m = engine.backend().memory();
+            m.limit.is_some_and(|l| m.allocated > l / 4 * 3 && engine.fresh_bytes > l / 64)
+        };
+        if tight { self.collect(lua) } else { Ok(()) }
+    }
+
     /// A full collection, and the engine told of what it freed.
     pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
         lua.gc_collect()?;

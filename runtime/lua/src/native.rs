@@ -354,6 +354,18 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     result.map_err(|e| fail(&host, lua, "save", e))
 }
 
+/// `native.loss_sum(loss)`: of the mean of a loss over class ids, the sum and what it is divided by; of any other, nothing.
+fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
+    let host = host(lua)?;
+    let what = loss.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| crate::args::RefGuard(t.what)));
+    let Some(what) = what else { return Ok((None, None)) };
+    let found = host.record(lua, |engine| {
+        let node = what.node(engine)?;
+        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.graph, node)?)
+    })?;
+    Ok(found.map(|(sum, total)| (host.tensor(sum), host.tensor(total))).unzip())
+}
+
 pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("load", lua.create_function(load)?)?;
     pl.set("save", lua.create_function(save)?)?;
@@ -460,6 +472,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
         })?,
     )?;
+    native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set(
         "near",
         lua.create_function(|_, (name, known): (String, Vec<String>)| {

@@ -362,8 +362,13 @@ impl Recipe {
         Ok(read)
     }
 
-    /// Builds data, model and optimizer.
-    pub fn start(&self, seed: Option<i64>, precision: Option<&str>) -> Result<Run, Failed> {
+    /// Builds data, model and optimizer. What is given overrides the recipe.
+    pub fn start(
+        &self,
+        seed: Option<i64>,
+        precision: Option<&str>,
+        memory_budget: Option<usize>,
+    ) -> Result<Run, Failed> {
         let require: Function = self.lua.globals().get("require")?;
         let train: Table = require.call("perilune.train")?;
         let new: Function = train.get("new")?;
@@ -374,6 +379,9 @@ impl Recipe {
         }
         if let Some(precision) = precision {
             opts.set("precision", precision)?;
+        }
+        if let Some(bytes) = memory_budget {
+            opts.set("memory_budget", bytes)?;
         }
         let table: Table = new.call((&self.table, params, opts))?;
         Ok(Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() })

@@ -17,6 +17,19 @@ pub trait DeviceBuffer: Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Bytes of a device's memory that this process has.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Memory {
+    /// In buffers and the arena.
+    pub allocated: usize,
+    /// Taken from the device, in use or kept for the next use.
+    pub reserved: usize,
+    /// The most that was ever allocated.
+    pub peak: usize,
+    /// What there is, where that is known.
+    pub limit: Option<usize>,
+}
+
 pub trait Backend {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
@@ -38,6 +51,11 @@ pub trait Backend {
 
     /// Overwrites the start of a buffer, after all work queued so far.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
+
+    /// What the device's memory holds now.
+    fn memory(&self) -> Memory {
+        Memory::default()
+    }
 
     /// Makes a program runnable.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;

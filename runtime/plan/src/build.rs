@@ -19,6 +19,7 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
         f,
         values: Vec::new(),
         value_of: HashMap::new(),
+        holds: Holds::new(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
@@ -34,9 +35,9 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
     let mut kernels = b.kernels();
     if fusion {
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
-        group::epilogues(&mut kernels, &b.values, &values(&low.roots), &values(&low.commits));
+        group::epilogues(&mut kernels, &b.values, &b.holds, &values(&low.roots), &values(&low.commits));
     }
-    b.program.kernels = sort(kernels, &b.values, fusion);
+    b.program.kernels = sort(kernels, &b.values, &b.holds, fusion);
     b.results();
     b.commits(trace);
     let Builder { values, mut program, .. } = b;
@@ -50,8 +51,12 @@ struct Builder<'a> {
     f: &'a Fusion,
     values: Vec<Value>,
     value_of: HashMap<NodeId, ValueId>,
+    holds: Holds,
     program: Program,
 }
+
+/// Values by the values that may not be made before them (see `Lowered::waits`).
+pub(crate) type Holds = HashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
 /// Marks a value that has no storage yet.
 pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
@@ -110,6 +115,7 @@ impl Builder<'_> {
             }
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
+            self.hold(outputs[0], id);
             let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
             out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, epilogue: None, origin })));
         }
@@ -119,6 +125,13 @@ impl Builder<'_> {
             }
         }
         out
+    }
+
+    /// Notes that `made` is not to be made before what node `id` waits for.
+    fn hold(&mut self, made: ValueId, id: NodeId) {
+        for w in self.low.waits(id) {
+            self.holds.entry(made).or_default().push(self.value_of[w]);
+        }
     }
 
     fn operand(&self, x: NodeId) -> Operand {
@@ -160,6 +173,7 @@ impl Builder<'_> {
         let mut regs: HashMap<NodeId, Reg> = HashMap::new();
         let mut memo: HashMap<Memo, Reg> = HashMap::new();
         for id in ordered {
+            self.hold(self.value_of[&roots[0]], id);
             let node = g.node(id);
             let origin = Origin(g.site_of(id).0);
             let n = source_numel(low, id);
@@ -352,7 +366,7 @@ fn emit(
 
 /// Puts kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first. With
 /// `group`, like kernels that are ready together run as one.
-fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], group: bool) -> Vec<Kernel> {
+fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], holds: &Holds, group: bool) -> Vec<Kernel> {
     let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         for v in kernel.writes() {
@@ -362,7 +376,11 @@ fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], group: bool) -> Vec<Kerne
     let mut users: Vec<SmallVec<[usize; 4]>> = vec![smallvec![]; kernels.len()];
     let mut waits = vec![0usize; kernels.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
-        let mut from: Vec<usize> = kernel.reads().iter().filter_map(|v| writer[v.0 as usize]).collect();
+        let mut from = kernel.reads();
+        if !holds.is_empty() {
+            from.extend(kernel.writes().iter().filter_map(|v| holds.get(v)).flatten());
+        }
+        let mut from: Vec<usize> = from.iter().filter_map(|v| writer[v.0 as usize]).collect();
         from.sort_unstable();
         from.dedup();
         waits[k] = from.len();

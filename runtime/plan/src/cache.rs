@@ -3,9 +3,9 @@
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
 use crate::trace::{Request, Tracer, digest};
-use crate::{build, fuse, lower};
+use crate::{budget, build, fuse, lower, remat};
 use perilune_core::error::Result;
-use perilune_core::graph::Graph;
+use perilune_core::graph::{Graph, NodeId};
 use perilune_core::site::Site;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -16,11 +16,13 @@ use std::sync::Arc;
 pub struct Options {
     /// Off: every primitive is a kernel of its own. The numbers stay the same.
     pub fusion: bool,
+    /// Bytes that a step may take with all that it reads, hands out and keeps in between.
+    pub budget: Option<usize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { fusion: true }
+        Options { fusion: true, budget: None }
     }
 }
 
@@ -32,6 +34,8 @@ pub struct Plan {
     options: Options,
     /// Recipe lines of the traced nodes when the plan was made.
     pub sites: Vec<Site>,
+    /// Which of them a backward pass recorded.
+    pub backward: Vec<bool>,
     last_use: std::cell::Cell<u64>,
 }
 
@@ -105,7 +109,8 @@ impl Cache {
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let sites = trace.order.iter().map(|id| g.site_of(*id)).collect();
         let last_use = std::cell::Cell::new(self.clock);
-        let plan = Rc::new(Plan { program, exec, key: trace.key.clone(), options, sites, last_use });
+        let backward = trace.order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
+        let plan = Rc::new(Plan { program, exec, key: trace.key.clone(), options, sites, backward, last_use });
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();
@@ -162,7 +167,14 @@ fn weight(p: &Plan) -> usize {
 
 /// Plans a traced request without compiling it.
 pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
-    let low = lower::lower(g, tracer, request, backend)?;
-    let fused = fuse::fuse(&low, options.fusion);
-    Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
+    let with = |more: &[(NodeId, NodeId)]| {
+        let low = lower::lower(g, tracer, request, &remat::Spans::new(g, more), backend)?;
+        let fused = fuse::fuse(&low, options.fusion);
+        Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
+    };
+    let program = with(&[])?;
+    match options.budget {
+        Some(limit) if budget::needs(&program) > limit => budget::fit(g, &tracer.trace.order, &program, limit, with),
+        _ => Ok(program),
+    }
 }

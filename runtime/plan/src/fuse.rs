@@ -180,11 +180,17 @@ impl Fuser<'_> {
         }
     }
 
+    /// The depth that what `id` waits for asks of it.
+    fn waits(&self, id: NodeId) -> u32 {
+        self.low.waits(id).iter().map(|w| self.available(*w)).max().unwrap_or(0)
+    }
+
     fn visit(&mut self, id: NodeId, enabled: bool) {
         let node = self.low.graph.node(id);
         match node.op.class {
             Class::Library | Class::Fused(_) => {
                 let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
+                let depth = depth.max(self.waits(id));
                 self.out.home[id.index()] = Home::Library { depth };
             }
             Class::Part => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
@@ -212,7 +218,7 @@ impl Fuser<'_> {
         };
         // Producers whose registers the node could read, with the level it would have there.
         let mut direct: SmallVec<[(usize, Level); 3]> = SmallVec::new();
-        let mut wait = 0;
+        let mut wait = self.waits(id);
         for (base, layout) in reads {
             match self.register(*base, layout, n, fold.is_some()) {
                 Some(found) if enabled => {
@@ -231,7 +237,10 @@ impl Fuser<'_> {
             let peers: SmallVec<[usize; 3]> =
                 direct.iter().filter(|d| depth_of(self, d.0) == top && d.1 == level).map(|d| d.0).collect();
             let all = direct.iter().filter(|d| depth_of(self, d.0) == top).count() == peers.len();
-            if all && self.compatible(&peers, ask) {
+            // Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one
+            // kernel they would wait for the later one, and hold what both need.
+            let numbers = peers.len() > 1 && n == 1 && self.out.clusters[peers[0]].numel > 1;
+            if all && !numbers && self.compatible(&peers, ask) {
                 chosen = Some((self.unite(&peers, ask), level));
             }
         }
@@ -373,7 +382,8 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let g = &low.graph;
     let mut crossing: HashMap<NodeId, SmallVec<[(usize, bool); 4]>> = HashMap::new();
     let mut loads: HashMap<usize, Vec<NodeId>> = HashMap::new();
-    for id in low.roots.iter().chain(&low.commits) {
+    // What others wait for must have a kernel of its own to wait for.
+    for id in low.roots.iter().chain(&low.commits).chain(low.waits.iter().flatten()) {
         f.stored[id.index()] = true;
     }
     for id in g.ids() {

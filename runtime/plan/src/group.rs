@@ -3,6 +3,7 @@
 //! Both are choices about launches only. Every instruction rounds as before and reductions keep their order, so neither
 //! changes a bit.
 
+use crate::build::Holds;
 use crate::fuse::{Reading, reading};
 use crate::ir::*;
 use perilune_core::Layout;
@@ -20,13 +21,15 @@ pub const MOST: usize = 1024;
 
 /// Hangs each pure map on the product it reads, where nothing else reads that product and it is not wanted for itself.
 /// Maps that update a State are left to run as one with their like: an optimizer's update of every parameter. The joint
-/// kernel takes the map's place in the order.
+/// kernel keeps the product's place in the order, so that what the product reads need not live until the map's: a
+/// gradient that is added to that of an earlier micro-batch is added at once.
 ///
 /// Contracting such an edge makes no circle: the map's other inputs do not depend on the product, since only the map
 /// reads it.
 pub fn epilogues(
     kernels: &mut Vec<(u32, Kernel)>,
     values: &[Value],
+    holds: &Holds,
     roots: &HashSet<ValueId>,
     commits: &HashSet<ValueId>,
 ) {
@@ -47,6 +50,10 @@ pub fn epilogues(
             products.insert(l.outputs[0], k);
         }
     }
+    // Who waits for a product follows it as a reader does.
+    for v in holds.values().flatten() {
+        products.remove(v);
+    }
     let mut gone = vec![false; kernels.len()];
     for k in 0..kernels.len() {
         let Kernel::Region(r) = &kernels[k].1 else { continue };
@@ -57,9 +64,8 @@ pub fn epilogues(
         // Of several, the one recorded last: the others are there by then.
         let Some(v) = follows.filter(|v| products.contains_key(v)).max() else { continue };
         let Some(at) = products.remove(&v) else { continue };
-        let (anchor, Kernel::Region(r)) = kernels[k].clone() else { continue };
-        if let (place, Kernel::Library(l)) = &mut kernels[at] {
-            *place = anchor;
+        let (_, Kernel::Region(r)) = kernels[k].clone() else { continue };
+        if let (_, Kernel::Library(l)) = &mut kernels[at] {
             l.epilogue = Some(r);
             gone[k] = true;
         }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod budget;
 pub mod build;
 pub mod cache;
 pub mod check;
@@ -14,9 +15,10 @@ pub mod group;
 pub mod ir;
 pub mod lower;
 pub mod memory;
+pub mod remat;
 pub mod show;
 pub mod trace;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null};
+pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null};
 pub use cache::{Cache, Options, Plan};
 pub use trace::{Request, Tracer};

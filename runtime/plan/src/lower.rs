@@ -6,6 +6,7 @@
 //! elements in memory of their own, a copy is put in.
 
 use crate::backend::Backend;
+use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -29,13 +30,24 @@ pub struct Lowered {
     pub inputs: HashMap<NodeId, u32>,
     /// Which inputs are States: their buffers will change, so they are not handed out.
     pub states: Vec<bool>,
+    /// For each node, what must have been computed before it may run, although it does not read it; empty if there is no
+    /// such thing in the whole step.
+    pub waits: Vec<Waits>,
 }
+
+pub type Waits = SmallVec<[NodeId; 2]>;
 
 impl Lowered {
     fn empty(states: Vec<bool>) -> Lowered {
         let graph = Graph::new();
         let (views, roots, commits) = (Vec::new(), Vec::new(), Vec::new());
-        Lowered { graph, views, roots, commits, slots: HashMap::new(), inputs: HashMap::new(), states }
+        let (slots, inputs, waits) = (HashMap::new(), HashMap::new(), Vec::new());
+        Lowered { graph, views, roots, commits, slots, inputs, states, waits }
+    }
+
+    /// What must have been computed before `id` may run, besides what it reads.
+    pub fn waits(&self, id: NodeId) -> &[NodeId] {
+        self.waits.get(id.index()).map_or(&[], |w| w)
     }
 
     /// Where the elements that node `x` reads through `input` lie, over dims `shape` (`input` broadcasts to it).
@@ -48,8 +60,12 @@ impl Lowered {
 /// How often fused ops may decompose into fused ops: a guard against an op that decomposes into itself.
 const MAX_DEPTH: usize = 8;
 
-pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, backend: &dyn Backend) -> Result<Lowered> {
+/// `spans`: what is to be recomputed (see `remat`).
+pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: &dyn Backend) -> Result<Lowered> {
     let mut out = first(g, &tracer.trace, |id| tracer.position(id), request);
+    if !spans.is_empty() {
+        out = remat::apply(&out, g, &tracer.trace.order, spans);
+    }
     for _ in 0..MAX_DEPTH {
         let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.keeps(n);
         if !out.graph.nodes().iter().any(decomposes) {
@@ -121,13 +137,13 @@ fn leaf_marks(g: &Graph, trace: &Trace) -> Vec<Option<Source>> {
 }
 
 /// Carries a lowered step over to a new graph, with ids renamed by `map`.
-struct Move {
-    out: Lowered,
-    map: Vec<NodeId>,
+pub(crate) struct Move {
+    pub out: Lowered,
+    pub map: Vec<NodeId>,
 }
 
 impl Move {
-    fn new(from: &Lowered) -> Move {
+    pub fn new(from: &Lowered) -> Move {
         Move { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
     }
 
@@ -135,7 +151,7 @@ impl Move {
         node.inputs.iter().map(|x| self.map[x.index()]).collect()
     }
 
-    fn copy(&mut self, from: &Lowered, id: NodeId) -> NodeId {
+    pub fn copy(&mut self, from: &Lowered, id: NodeId) -> NodeId {
         let mut node = from.graph.node(id).clone();
         node.inputs = self.inputs(&node);
         let new = self.out.graph.add(node);
@@ -148,7 +164,7 @@ impl Move {
         new
     }
 
-    fn finish(mut self, from: &Lowered) -> Lowered {
+    pub fn finish(mut self, from: &Lowered) -> Lowered {
         self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
         self.out.commits = from.commits.iter().map(|c| self.map[c.index()]).collect();
         self.out
@@ -210,6 +226,13 @@ fn merge(from: &Lowered) -> Result<Lowered> {
             continue;
         }
         let new = match node.op.class {
+            Class::View(_) if node.op == &create::HOLD => {
+                own(&mut to.out);
+                let seen = to.out.views[inputs[0].index()];
+                let held = to.copy(from, id);
+                to.out.views.push(seen);
+                held
+            }
             Class::View(_) => view(&mut to.out, node, inputs[0]),
             Class::Reduce(f) if reduced(node, &to.out, inputs[0]) == 0 => {
                 let c = to.out.graph.constant(perilune_core::ops::reduce::identity(f, node.dtype), node.dtype);
@@ -239,7 +262,37 @@ fn merge(from: &Lowered) -> Result<Lowered> {
             out.commits = fixed;
         }
     }
+    out.waits = waits(&out);
     Ok(out)
+}
+
+/// For each node, the nodes it must not run before: those that the `hold`s it reads through name. A view carries them on.
+fn waits(out: &Lowered) -> Vec<Waits> {
+    if !out.graph.nodes().iter().any(|n| n.op == &create::HOLD) {
+        return Vec::new();
+    }
+    let mut all: Vec<Waits> = Vec::with_capacity(out.graph.len());
+    for node in out.graph.nodes() {
+        let mut list = Waits::new();
+        let mut add = |x: NodeId| {
+            if !list.contains(&x) {
+                list.push(x);
+            }
+        };
+        for (k, x) in node.inputs.iter().enumerate() {
+            if node.op == &create::HOLD && k == 1 {
+                let base = out.views[x.index()].0;
+                let computed = out.graph.generator(base).is_none() && !out.inputs.contains_key(&base);
+                if computed {
+                    add(base);
+                }
+            } else if matches!(out.graph.node(*x).op.class, Class::View(_)) {
+                all[x.index()].iter().for_each(|w| add(*w));
+            }
+        }
+        all.push(list);
+    }
+    all
 }
 
 type Shape4 = (usize, SmallVec<[NodeId; 4]>, SmallVec<[i64; 6]>, Option<u64>, Shape, perilune_core::DType);

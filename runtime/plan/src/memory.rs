@@ -160,6 +160,45 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     }
 }
 
+/// The values that lie in the arena when it is fullest, one for each place.
+pub fn fullest(p: &Program) -> Vec<ValueId> {
+    let mut alive: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    for (k, kernel) in p.kernels.iter().enumerate() {
+        for v in kernel.reads().into_iter().chain(kernel.writes()) {
+            if matches!(p.values[v.0 as usize].storage, Storage::Arena(_)) {
+                alive.entry(v).or_insert((k, k)).1 = k;
+            }
+        }
+    }
+    let mut change = vec![0isize; p.kernels.len() + 1];
+    for (v, (first, last)) in &alive {
+        let nbytes = p.values[v.0 as usize].nbytes() as isize;
+        change[*first] += nbytes;
+        change[*last + 1] -= nbytes;
+    }
+    let (mut now, mut most, mut at) = (0, 0, 0);
+    for (k, c) in change.iter().enumerate() {
+        now += c;
+        if now > most {
+            (most, at) = (now, k);
+        }
+    }
+    // A value and the one that takes its block over are both there in one kernel: the larger stands for the place.
+    let mut places: BTreeMap<usize, ValueId> = BTreeMap::new();
+    for (v, (first, last)) in alive {
+        let value = &p.values[v.0 as usize];
+        let Storage::Arena(offset) = value.storage else { continue };
+        if first <= at && at <= last && value.nbytes() > 0 {
+            let held = places.entry(offset).or_insert(v);
+            let old = &p.values[held.0 as usize];
+            if (value.nbytes(), Reverse(v)) > (old.nbytes(), Reverse(*held)) {
+                *held = v;
+            }
+        }
+    }
+    places.into_values().collect()
+}
+
 fn round(nbytes: usize) -> usize {
     nbytes.next_multiple_of(ALIGN)
 }
@@ -252,6 +291,16 @@ impl Offsets {
             size += n;
         }
         self.insert(at, size);
+    }
+
+    /// Forgets the free block that touches the end, if one does.
+    pub fn trim(&mut self) {
+        if let Some((&at, &size)) = self.by_offset.iter().next_back()
+            && at + size == self.end
+        {
+            self.remove(at, size);
+            self.end = at;
+        }
     }
 
     fn insert(&mut self, at: usize, size: usize) {

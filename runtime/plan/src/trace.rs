@@ -5,6 +5,7 @@
 //! an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from the rest and are left
 //! out.
 
+use crate::remat;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
@@ -66,6 +67,8 @@ pub struct Tracer {
     /// Position of a node in `trace.order` plus 1; 0 is "not wanted"; `u32::MAX` "wanted, not yet placed".
     position: Vec<u32>,
     pub trace: Trace,
+    /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what it goes by.
+    pub budgeted: bool,
     by_leaf: std::collections::HashMap<(bool, u64), u32>,
 }
 
@@ -140,6 +143,9 @@ impl Tracer {
             let k = input(t, &mut self.by_leaf, Source::State(*state), node.shape, node.dtype);
             t.commit_inputs.push(k);
             t.key.extend([0xc000_0000 | self.position[v.index()], k]);
+        }
+        if self.budgeted || !g.remat.spans.is_empty() {
+            remat::words(g, &t.order, &self.position, &mut t.key);
         }
     }
 

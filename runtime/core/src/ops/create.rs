@@ -16,6 +16,7 @@ pub static OPS: &[&Op] = &[
     &IOTA,
     &PART,
     &CUSTOM,
+    &HOLD,
     &ZEROS,
     &ONES,
     &FULL,
@@ -40,6 +41,9 @@ pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota
 /// Output `attrs[0]` of the many-valued op that is its input.
 pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
 
+/// Input 0, not to be read before input 1 has been computed: what recomputation starts from, so that it is late and so
+/// that its nodes equal none of the first computation. Only the planner puts it in.
+pub static HOLD: Op = Op { name: "hold", class: Class::View(|input, _, _| Some(*input)), ..Op::BASE };
 /// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
 pub static CUSTOM: Op = Op {
     name: "custom",

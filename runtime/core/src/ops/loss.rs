@@ -162,6 +162,27 @@ impl Classes {
     }
 }
 
+/// The mean of a loss over class ids as its sum and what that is divided by, for means over several batches: these add up,
+/// even where a batch has no id that counts. `None` for any other node, and in 16 bits, which cannot hold a sum.
+pub fn sum_and_total(g: &mut Graph, loss: NodeId) -> Result<Option<(NodeId, NodeId)>> {
+    let node = g.node(loss).clone();
+    let of_classes = node.op == &CROSS_ENTROPY || node.op == &NLL_LOSS;
+    if !of_classes || node.dtype.is_half() || node.attrs[0] != 0 || node.attrs[1] != MEAN {
+        return Ok(None);
+    }
+    let c = Classes::of(g.shape(node.inputs[0]), &node.attrs);
+    let mut attrs = node.attrs.clone();
+    attrs[1] = SUM;
+    g.without_autocast(|g| {
+        let sum = g.push(node.op, &node.inputs, &attrs)?;
+        let total = g.with_no_grad(true, |g| {
+            let weight = widened(g, node.inputs.get(2))?;
+            c.total(g, node.inputs[1], weight, node.dtype)
+        })?;
+        Ok(Some((sum, total)))
+    })
+}
+
 /// Shape rule of the losses over classes: a scalar, or a loss for each row.
 fn per_row(i: &Infer) -> Result<Meta> {
     i.float(0)?;

@@ -65,7 +65,7 @@ impl Sketch {
 pub fn plan(g: &Graph, request: Request, fusion: bool) -> Program {
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, &request, Options { fusion }, &Null).unwrap();
+    let p = perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, &Null).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }

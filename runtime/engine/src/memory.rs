@@ -1,0 +1,205 @@
+//! Who holds the device's memory: by role and by recipe line. What `pl.memory()` and an out-of-memory error say.
+//!
+//! Buffers are known one by one: States, data, results. What a plan keeps while it runs is known from the plan: of the largest
+//! one, the values that its arena holds when it is fullest. Nothing is counted while steps run.
+
+use crate::engine::{Engine, Fault};
+use perilune_core::error::{Error, Kind};
+use perilune_core::site::Site;
+use perilune_core::{DType, Shape, bytes};
+use perilune_plan::ir::Storage;
+use perilune_plan::{Memory, Plan, memory, show};
+use std::collections::HashMap;
+use std::fmt::Write;
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// Trainable States.
+    Weights,
+    /// Other States: running statistics, averages, frozen weights.
+    Buffers,
+    /// Moments and the like.
+    Optimizer,
+    /// What a backward pass makes while a step runs.
+    Gradients,
+    /// What else a step keeps while it runs.
+    Activations,
+    /// Tensors made of host data: batches, data sets.
+    Inputs,
+    /// What steps and evaluations handed out.
+    Results,
+}
+
+impl Role {
+    pub const ALL: [Role; 7] = [
+        Role::Weights,
+        Role::Buffers,
+        Role::Optimizer,
+        Role::Gradients,
+        Role::Activations,
+        Role::Inputs,
+        Role::Results,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Weights => "weights",
+            Role::Buffers => "buffers",
+            Role::Optimizer => "optimizer",
+            Role::Gradients => "gradients",
+            Role::Activations => "activations",
+            Role::Inputs => "inputs",
+            Role::Results => "results",
+        }
+    }
+}
+
+/// All of one role that one recipe line made.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    pub role: Role,
+    pub site: Site,
+    pub nbytes: usize,
+    pub count: usize,
+    /// The largest of them.
+    pub dtype: DType,
+    pub shape: Shape,
+}
+
+/// The state of the memory.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    pub device: Memory,
+    /// Largest first.
+    pub owners: Vec<Owner>,
+}
+
+impl Report {
+    /// Bytes of a role.
+    pub fn of(&self, role: Role) -> usize {
+        self.owners.iter().filter(|o| o.role == role).map(|o| o.nbytes).sum()
+    }
+}
+
+/// One tensor in memory.
+type Entry = (Role, Site, DType, Shape, usize);
+
+impl Engine {
+    /// Who holds memory, with what the largest plan so far keeps while it runs.
+    pub fn memory(&self) -> Report {
+        self.report(self.largest.as_deref(), false)
+    }
+
+    /// `planned`: the plan's outputs are not held yet, and count.
+    fn report(&self, plan: Option<&Plan>, planned: bool) -> Report {
+        let mut entries: Vec<Entry> = self.states.entries().collect();
+        entries.extend(self.values().map(|v| (v.role, v.site, v.dtype, v.shape, v.buffer.nbytes())));
+        if let Some(plan) = plan {
+            entries.extend(plan_entries(plan, planned));
+        }
+        let mut by_line: HashMap<(Role, Site), (Owner, usize)> = HashMap::new();
+        for (role, site, dtype, shape, nbytes) in entries {
+            let new = || (Owner { role, site, nbytes: 0, count: 0, dtype, shape }, 0);
+            let (owner, most) = by_line.entry((role, site)).or_insert_with(new);
+            owner.nbytes += nbytes;
+            owner.count += 1;
+            // Of equal bytes the order of a hash map must not choose.
+            if (nbytes, shape.dims(), dtype as u32) > (*most, owner.shape.dims(), owner.dtype as u32) {
+                (*most, owner.dtype, owner.shape) = (nbytes, dtype, shape);
+            }
+        }
+        let mut owners: Vec<Owner> = by_line.into_values().map(|o| o.0).filter(|o| o.nbytes > 0).collect();
+        owners.sort_by_key(|o| (std::cmp::Reverse(o.nbytes), o.role, o.site));
+        Report { device: self.backend.memory(), owners }
+    }
+
+    /// The owners as lines of a table.
+    pub fn show_owners(&self, report: &Report, most: usize) -> Vec<String> {
+        let line = |o: &Owner| {
+            let many = if o.count > 1 { format!("{} tensors, such as ", o.count) } else { String::new() };
+            let what = format!("{many}{} {}", o.dtype, o.shape);
+            format!("{:>9}  {:<11}  {:<40}  {}", bytes::show(o.nbytes), o.role.name(), what, self.sites.show(o.site))
+        };
+        let mut out: Vec<String> = report.owners.iter().take(most).map(|o| line(o).trim_end().to_string()).collect();
+        let rest: usize = report.owners.iter().skip(most).map(|o| o.nbytes).sum();
+        if rest > 0 {
+            out.push(format!("{:>9}  in {} smaller ones", bytes::show(rest), report.owners.len() - most));
+        }
+        out
+    }
+
+    /// Adds to an out-of-memory error who holds memory, or would in the plan that did not fit, and what would help.
+    pub(crate) fn explain(&self, mut fault: Fault) -> Fault {
+        if fault.error.kind != Kind::Memory {
+            return fault;
+        }
+        let plan = self.attempt.as_deref();
+        let report = self.report(plan, true);
+        let mut text = std::mem::take(&mut fault.error.message);
+        if let Some(plan) = plan {
+            let p = &plan.program;
+            let _ = write!(
+                text,
+                "\n  what was to run keeps {} in between and hands out {}",
+                bytes::show(p.arena_bytes),
+                bytes::show(p.outputs.iter().sum())
+            );
+        }
+        text.push_str("\n  the largest owners:");
+        for line in self.show_owners(&report, 6) {
+            let _ = write!(text, "\n  {line}");
+        }
+        fault.error.message = text;
+        fault.error.hint = Some(cures(&report));
+        fault
+    }
+}
+
+/// What a plan keeps in its arena when that is fullest, and, if asked, what it hands out.
+fn plan_entries(plan: &Plan, outputs: bool) -> Vec<Entry> {
+    let p = &plan.program;
+    let entry = |v: &perilune_plan::ir::Value| {
+        let backward = v.origin.position().and_then(|at| plan.backward.get(at)).is_some_and(|b| *b);
+        let role = if backward { Role::Gradients } else { Role::Activations };
+        (role, show::place(v.origin, &plan.sites), v.dtype, v.shape, v.nbytes())
+    };
+    let mut out: Vec<Entry> = memory::fullest(p).iter().map(|v| entry(&p.values[v.0 as usize])).collect();
+    if outputs {
+        let handed = p.values.iter().filter(|v| matches!(v.storage, Storage::Output(_)));
+        out.extend(handed.map(|v| (Role::Results, show::place(v.origin, &plan.sites), v.dtype, v.shape, v.nbytes())));
+    }
+    out
+}
+
+/// What would help, most telling first.
+fn cures(report: &Report) -> String {
+    let total: usize = report.owners.iter().map(|o| o.nbytes).sum();
+    let large = |role: Role, share: f64| report.of(role) as f64 > share * total as f64;
+    let half = report.owners.iter().any(|o| o.role == Role::Activations && o.dtype.is_half());
+    let mut out = vec!["a smaller batch, with `accumulate = n` for the same gradients from n smaller ones"];
+    if large(Role::Activations, 0.2) || large(Role::Gradients, 0.3) {
+        out.push("pl.checkpoint(fn, x), `checkpoint = true` of blocks, or recipe.memory_budget");
+    }
+    if !half {
+        out.push("--precision bf16");
+    }
+    if large(Role::Optimizer, 0.3) {
+        out.push("an optimizer that keeps less (Adafactor, Lion, SGD)");
+    }
+    if large(Role::Inputs, 0.3) {
+        out.push("smaller data, or data in a narrower dtype");
+    }
+    if large(Role::Results, 0.3) {
+        out.push("x:free() or a narrower scope for tensors that are held and not needed");
+    }
+    format!("what would help: {}", out.join("; "))
+}
+
+/// An error of the budget itself, before anything ran.
+pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
+    bytes::parse(text).filter(|n| *n > 0).ok_or_else(|| {
+        Error::argument("memory_budget", format!("\"{text}\" is no amount of memory"))
+            .hint("write it as in \"20GiB\" or \"512 MiB\"")
+    })
+}

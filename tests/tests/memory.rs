@@ -1,0 +1,206 @@
+//! Memory: statistics by role and line, and running out of it: a Lua error with the owners, nothing lost, nothing leaked.
+#![allow(clippy::unwrap_used)]
+
+use perilune_cpu::Cpu;
+use perilune_lua::{Failed, Runtime, RuntimeOptions};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Runs a script on a CPU with that much memory; what it printed, or its error.
+fn run(limit: Option<usize>, text: &str) -> Result<String, Failed> {
+    let printed: Rc<RefCell<String>> = Rc::default();
+    let sink = printed.clone();
+    let runtime = Runtime::new(RuntimeOptions {
+        backend: Rc::new(Cpu::limited(Some(2), limit)),
+        params: Vec::new(),
+        strict: true,
+        print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
+    })?;
+    runtime.load_text(text, "@memory.lua")?;
+    let out = printed.borrow().clone();
+    Ok(out)
+}
+
+const NET: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+pl.seed(1)
+local net = nn.Sequential { nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64) }
+local opt = optim.AdamW(net, { lr = 1e-3 })
+local function step(n)
+  return pl.step(function()
+    local x = pl.randn { n, 64 }
+    local y = net(x):dropout(0.1)
+    local loss = ((y - x) * (y - x)):mean()
+    loss:backward()
+    opt:step()
+    return loss
+  end)
+end
+local function states()
+  local out = {}
+  for _, e in ipairs(net:states()) do out[#out + 1] = e.path .. table.concat(e.state:flatten():tolist(), " ") end
+  for _, e in ipairs(opt:states()) do out[#out + 1] = e.path .. table.concat(e.state:flatten():tolist(), " ") end
+  return table.concat(out, "\n")
+end
+"#;
+
+#[test]
+fn running_out_of_memory_loses_and_leaks_nothing() {
+    let events = r#"
+step(16)
+local allocated, fell
+for k = 1, 20 do
+  local before, count = states(), opt.count
+  local ok, e = pcall(step, 30000 + k)
+  assert(not ok)
+  e = tostring(e)
+  for _, part in ipairs { "out of memory", "are asked for", "the largest owners:", "activations", "memory.lua:", "what would help", "smaller batch", "pl.checkpoint", "bf16" } do
+    assert(e:find(part, 1, true), part .. " is not in\n" .. e)
+  end
+  if k == 1 then print(e) end
+  assert(states() == before, "an out-of-memory error changed a State")
+  opt.count = count
+  step(16)
+  assert(states() ~= before)
+  assert(not pcall(step, 30000)) -- collects what was dropped
+  opt.count = opt.count - 1
+  local m = pl.memory()
+  if k == 3 then allocated = m.allocated end
+  if k > 3 then assert(m.allocated <= allocated, ("event %d leaks: %d, then %d"):format(k, allocated, m.allocated)) end
+  assert(m.reserved <= m.limit and m.peak <= m.limit)
+end
+print(states())
+"#;
+    let plain = "for _ = 1, 21 do step(16) end\nprint(states())";
+    let (limited, free) =
+        (run(Some(24 << 20), &format!("{NET}{events}")).unwrap(), run(None, &format!("{NET}{plain}")).unwrap());
+    println!("{}", limited.lines().take(14).collect::<Vec<_>>().join("\n"));
+    assert!(limited.ends_with(&free), "the run with 20 failed steps ends with other weights than the one without");
+}
+
+#[test]
+fn new_states_without_room_get_their_first_values_later() {
+    let tight = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+pl.seed(1)
+local net = nn.Linear(512, 1024)
+local opt = optim.AdamW(net, { lr = 1e-3 })
+local x = pl.eval(pl.randn { 4, 512 })
+local ballast = BALLAST and pl.eval(pl.randn { BALLAST, 256, 1024 })
+local function step()
+  return pl.step(function()
+    local y = net(x)
+    local loss = (y * y):mean()
+    loss:backward()
+    opt:step()
+    return loss
+  end)
+end
+local function weights() return table.concat(net.weight[3]:tolist(), " ") end
+if ballast then
+  local before = weights()
+  for _ = 1, 3 do
+    local ok, e = pcall(step)
+    assert(not ok and tostring(e):find "out of memory", tostring(e))
+    assert(weights() == before)
+    opt.count = 0
+  end
+  ballast:free()
+end
+for _ = 1, 3 do step() end
+print(weights())
+"#;
+    let with = run(Some(25 << 19), &tight.replace("BALLAST", "7")).unwrap();
+    let without = run(None, &tight.replace("BALLAST", "false")).unwrap();
+    assert!(with == without, "other weights after errors without room for the moments");
+}
+
+#[test]
+fn memory_is_known_by_role_and_line() {
+    let text = format!(
+        "{NET}{}",
+        r#"
+step(512)
+local m = pl.memory()
+assert(m.by_role.weights == 4 * (64 * 256 + 256 + 256 * 64 + 64), m.by_role.weights)
+assert(m.by_role.optimizer == 2 * m.by_role.weights, m.by_role.optimizer)
+assert(m.by_role.activations + m.by_role.gradients > 512 * 256 * 4)
+assert(m.by_role.gradients > 0 and m.by_role.inputs == 0)
+assert(m.allocated > 0 and m.reserved >= m.allocated and m.peak >= m.allocated and m.limit == nil)
+local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }
+m = pl.memory()
+assert(m.by_role.inputs == 16)
+local line
+for k, o in ipairs(m.owners) do
+  if k > 1 then assert(o.bytes <= m.owners[k - 1].bytes) end
+  if o.role == "activations" then line = line or o end
+end
+print(line.line, line.dtype, table.concat(line.shape, " "))
+"#
+    );
+    let out = run(None, &text).unwrap();
+    assert!(out.starts_with("memory.lua:"), "{out}");
+}
+
+#[test]
+fn a_budget_recomputes_or_says_what_the_least_is() {
+    let text = r#"
+local pl = require "perilune"
+local before = pl.memory_budget "1MiB"
+assert(before == nil)
+assert(pl.memory_budget(nil) == 1 << 20)
+for _, bad in ipairs { "much", "-3", 0, -1, true } do assert(not pcall(pl.memory_budget, bad)) end
+local w = pl.state(pl.randn { 64, 64 })
+local x = pl.eval(pl.randn { 256, 64 })
+local function grads()
+  return pl.step(function()
+    local h = x
+    for _ = 1, 12 do h = h + (h:matmul(w) * 0.1):tanh():matmul(w):sigmoid() end
+    local loss = (h * h):mean()
+    loss:backward()
+    return w.grad
+  end):tolist()
+end
+local plain = grads()
+local needs = pl.stats().arena_bytes
+pl.memory_budget(needs // 2)
+local again = grads()
+assert(pl.stats().arena_bytes < needs // 2)
+for i, row in ipairs(plain) do for j, v in ipairs(row) do assert(again[i][j] == v) end end
+pl.memory_budget "64KiB"
+local ok, e = pcall(grads)
+assert(not ok)
+print(tostring(e))
+"#;
+    let out = run(None, text).unwrap();
+    assert!(out.contains("memory_budget: the step needs ") && out.contains("the budget is 64.0 KiB"), "{out}");
+}
+
+/// Two micro-batches in one step keep the activations of one: the gradients of the second are added as they are made.
+#[test]
+fn accumulation_keeps_the_activations_of_one_micro_batch() {
+    let text = r#"
+local pl = require "perilune"
+local weights = {}
+for i = 1, 6 do weights[i] = pl.state(pl.randn { 32, 32 }) end
+local x = pl.eval(pl.randn { 512, 32 })
+local arena = {}
+for n = 1, 3 do
+  pl.step(function()
+    for _ = 1, n do
+      local h = x
+      for i = 1, 6 do h = h:matmul(weights[i]):tanh() end
+      (h * h):mean():backward()
+    end
+    local grads = {}
+    for i = 1, 6 do grads[i] = weights[i].grad end
+    return table.unpack(grads)
+  end)
+  arena[n] = pl.stats().live_bytes
+end
+assert(arena[2] < arena[1] * 1.25 and arena[3] < arena[1] * 1.25, table.concat(arena, " "))
+"#;
+    run(None, text).unwrap();
+}
