@@ -523,7 +523,9 @@ fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> 
 
 /// The product a library call is, if cuBLASLt can do it.
 fn product(program: &Program, l: &Library) -> Option<Product> {
-    let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else { return None };
+    let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
+        return None;
+    };
     let dtype = program.values[l.outputs[0].0 as usize].dtype;
     if l.op == &MATMUL {
         return blas::product(a, b, dtype);

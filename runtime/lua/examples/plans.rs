@@ -2,58 +2,20 @@
 //!
 //!     cargo run --release -p perilune-lua --example plans recipes/digits.lua [--bf16] [key=value]…
 //!
-//! With `--bf16`, as a GPU plans it in that precision: attention without a mask stays one kernel.
+//! With `--bf16`, as a GPU plans it in that precision.
 
-use perilune_core::error::Result;
-use perilune_core::graph::Node;
 use perilune_lua::{Runtime, RuntimeOptions};
-use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Null};
+use perilune_plan::{Backend, Null, NullWith};
 use std::rc::Rc;
-use std::sync::Arc;
 
-/// The null device with a GPU's attention.
-struct Gpu(Null);
+const ATTENTION: &str = "scaled_dot_product_attention";
+const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 
-impl Backend for Gpu {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn keeps(&self, node: &Node) -> bool {
-        let name = node.op.name;
-        name == "linear" || (name.starts_with("scaled_dot_product_attention") && node.dtype.size() == 2)
-    }
-
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        self.0.alloc(nbytes)
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.0.upload(bytes)
-    }
-
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        self.0.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.0.write(buffer, bytes)
-    }
-
-    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        if std::env::var_os("PERILUNE_BODIES").is_some() {
-            for k in &program.kernels {
-                println!("{k:#?}");
-            }
-        }
-        self.0.compile(program)
-    }
-}
+/// What a GPU keeps in 16 bits: linear layers, and attention, which writes through strides all but its saved sums.
+const GPU: NullWith = NullWith {
+    keeps: |n| [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name),
+    writes: |n, output, _| n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0),
+};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -62,11 +24,11 @@ fn main() {
     let precision = flags.first().map(|_| "bf16");
     let params = args.iter().filter_map(|a| a.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect();
     let backend: Rc<dyn Backend> = match precision {
-        Some(_) => Rc::new(Gpu(Null)),
+        Some(_) => Rc::new(GPU),
         None => Rc::new(Null),
     };
     let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
-    let run = || -> std::result::Result<(), perilune_lua::Failed> {
+    let run = || -> Result<(), perilune_lua::Failed> {
         let runtime = Runtime::new(options)?;
         runtime.host().engine.borrow_mut().switches.print_plan = true;
         if let perilune_lua::Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {

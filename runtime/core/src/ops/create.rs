@@ -39,6 +39,8 @@ pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generat
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
 /// Output `attrs[0]` of the many-valued op that is its input.
 pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
+/// The buffer that several outputs of its input lie in: made by the planner, never recorded.
+pub static JOINED: Op = Op { name: "joined", class: Class::Part, ..Op::BASE };
 
 /// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
 pub static CUSTOM: Op = Op {
