@@ -5,7 +5,6 @@ use super::body::Body;
 use super::emit::{Emit, Pass, Place, pack};
 use super::stage::Stage;
 use crate::launch::Props;
-use perilune_core::Layout;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
@@ -48,19 +47,13 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     vec![g.stage("map", blocks, THREADS, THREADS)]
 }
 
-/// Whether each element is read but once, of many.
-fn in_full(layout: &Layout) -> bool {
-    !layout.strides().is_empty() && layout.strides().iter().all(|s| *s != 0)
-}
-
 /// Packs that a thread works on at a time.
 fn unroll(body: &Body, set: &BTreeSet<usize>, v: usize) -> usize {
     let (mut bytes, mut work) = (0, 0);
     for &i in set {
         let instr = &body.region.body[i];
         match &instr.code {
-            // What is read again and again (a bias) comes from a cache: it keeps nobody waiting.
-            Code::Load { source: Source::Value(_), layout } if in_full(layout) => {
+            Code::Load { source: Source::Value(_), layout } if layout.strides().iter().any(|s| *s != 0) => {
                 bytes += v * instr.dtype.size();
             }
             Code::Load { source: Source::Uniform { .. }, .. } => work += 40,
