@@ -1860,6 +1860,7 @@ function pl.bmm(a, b) end
 function Tensor:bmm(b) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
+---The bias is added to the sum before that is rounded: 16-bit floats round once.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -1867,6 +1868,7 @@ function Tensor:bmm(b) end
 function pl.linear(x, weight, bias) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
+---The bias is added to the sum before that is rounded: 16-bit floats round once.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@return perilune.Tensor

@@ -1,4 +1,4 @@
-// matmul without tensor cores: integers, and floats where cuBLASLt has nothing.
+// matmul and linear without tensor cores: integers, and floats where cuBLASLt has nothing.
 //
 // a (B, M, K), b (B, K, N) through any strides -> (B, M, N). A block of 256 threads makes a tile of 64 x 64, each thread
 // 4 x 4 of it, from strips of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in
@@ -15,16 +15,22 @@ __device__ __forceinline__ f64 multiply_add(f64 a, f64 b, f64 c) { return __fma_
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) { return a * b + c; }
 __device__ __forceinline__ u64 multiply_add(u64 a, u64 b, u64 c) { return a * b + c; }
 
+__device__ __forceinline__ f32 add(f32 a, f32 b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ f64 add(f64 a, f64 b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ u32 add(u32 a, u32 b) { return a + b; }
+__device__ __forceinline__ u64 add(u64 a, u64 b) { return a + b; }
+
 struct alignas(8) Product {
     i64 m, n, k;
     i64 a_row, a_col, b_row, b_col;
     i64 tiles_m, tiles_n;
+    i64 bias_step;
 };
 
-// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns).
+// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
 template <typename T, typename Walk>
 __device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
-                                        const Walk& walk, const Product& p) {
+                                        const Walk& walk, const Product& p, const T* __restrict__ bias = nullptr) {
     typedef typename Number<T>::Acc Acc;
     constexpr int SIDE = 64, DEEP = 16;
     __shared__ Acc left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
@@ -81,7 +87,11 @@ __device__ __forceinline__ void product(const T* __restrict__ a, const T* __rest
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             i64 r = row + y + 16 * i, c = col + x + 16 * j;
-            if (r < p.m && c < p.n) out[r * p.n + c] = Number<T>::down(sum[i][j]);
+            if (r < p.m && c < p.n) {
+                Acc all = sum[i][j];
+                if (bias) all = add(all, Number<T>::up(bias[c * p.bias_step]));
+                out[r * p.n + c] = Number<T>::down(all);
+            }
         }
     }
 }

@@ -145,7 +145,8 @@ impl Case {
             };
             args.insert((*name).to_string(), v);
         }
-        let composite = matches!(self.op.class, Class::Fused(_));
+        // Which converts integers to floats: linear does not.
+        let composite = matches!(self.op.class, Class::Fused(_)) && self.op.name != "linear";
         json!({"key": self.key, "op": self.op.name, "variant": self.variant.name(), "composite": composite, "args": args})
     }
 }

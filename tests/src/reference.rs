@@ -104,7 +104,7 @@ pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
             Tolerance { ulps: if half { 1.0 } else { 4.0 }, scaled: 0.0 }
         }
         // Sums in f32 (or f64), rounded once.
-        (Class::Reduce(_) | Class::Library, _) if half => Tolerance { ulps: 1.0, scaled: 0.25 },
+        (Class::Reduce(_) | Class::Library, _) | (_, "linear") if half => Tolerance { ulps: 1.0, scaled: 0.25 },
         (Class::Fused(_), _) if half => Tolerance { ulps: 1.0, scaled: 1.0 },
         _ if half => Tolerance { ulps: 2.0, scaled: 2.0 },
         _ => Tolerance { ulps: 8.0, scaled: 32.0 },

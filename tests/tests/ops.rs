@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::ops::{self, Op, Value};
-use perilune_core::{DType, HostTensor};
+use perilune_core::{DType, HostTensor, Shape};
 use perilune_engine::Engine;
 use perilune_tests::case::{self, Arg, Case, Data, Variant};
 use perilune_tests::harness::{self, Layout, Outcome};
@@ -322,5 +322,86 @@ fn compare(op: &Op, first: &Outcome, again: &Outcome, what: &str, faults: &mut V
         (Outcome::Refused(_), Outcome::Refused(_)) => {}
         (_, Outcome::Panicked(m)) => faults.push(format!("{what} panics: {m}")),
         (a, b) => faults.push(format!("{what}: {a:?} and {b:?}")),
+    }
+}
+
+/// The bias is added to the sum before that is rounded: 256 + 1 + 1 is 258 in bf16, which has no 257.
+#[test]
+fn linear_of_16_bit_floats_rounds_once() {
+    for (dtype, big) in [(DType::BF16, 256.0), (DType::F16, 2048.0)] {
+        for (m, n, k) in [(1, 1, 2), (3, 5, 7), (64, 64, 64)] {
+            let row = |k: usize| [big, 1.0].into_iter().chain(std::iter::repeat_n(0.0, k - 2));
+            let w: Vec<f64> = (0..n).flat_map(|_| row(k)).collect();
+            for fusion in [true, false] {
+                let mut e = harness::engine(1);
+                e.switches.fusion = fusion;
+                let got = harness::run_with(&mut e, |e| {
+                    let mut up = |dims: &[usize], x: &[f64]| {
+                        harness::t(e.from_host(&HostTensor::from_f64(dtype, Shape::of(dims), x)).unwrap())
+                    };
+                    let args = [up(&[m, k], &vec![1.0; m * k]), up(&[n, k], &w), up(&[n], &vec![1.0; n])];
+                    harness::call(e, "linear", &args, &[]).map(|y| vec![y])
+                });
+                let want = HostTensor::from_f64(dtype, Shape::of(&[m, n]), &vec![big + 2.0; m * n]);
+                assert_eq!(got, Outcome::Values(vec![want]), "{dtype} {m} {n} {k}, fusion {fusion}");
+            }
+        }
+    }
+}
+
+/// Attention over views of one packed projection, its result and gradient read with a row's heads side by side, has the bits
+/// of attention over tensors of their own: where a device writes outputs through strides, it shows here.
+#[test]
+fn attention_of_a_packed_projection_has_the_same_bits() {
+    const BATCH: usize = 2;
+    const HEADS: usize = 3;
+    const ROWS: usize = 40;
+    const WIDTH: usize = 16;
+    let mut rng = perilune_tests::rng::Pcg::new(11);
+    let packed = harness::randn(&mut rng, DType::BF16, &[BATCH, ROWS, 3 * HEADS, WIDTH]);
+    let grad = harness::randn(&mut rng, DType::BF16, &[BATCH, ROWS, HEADS, WIDTH]);
+    let run = |apart: bool| {
+        let mut e = harness::engine(1);
+        let got = harness::run_with(&mut e, |e| {
+            let x = e.from_host(&packed).unwrap();
+            let d = e.from_host(&grad).unwrap();
+            let (x, d) = (e.graph.permute(x, &[0, 2, 1, 3]).unwrap(), e.graph.permute(d, &[0, 2, 1, 3]).unwrap());
+            let mut parts = Vec::new();
+            for k in 0..3 {
+                let part = e.graph.slice(x, 1, k * HEADS, (k + 1) * HEADS, 1).unwrap();
+                parts.push(if apart { e.graph.copy(part).unwrap() } else { part });
+            }
+            let args: Vec<Value> = parts.iter().map(|p| harness::t(*p)).collect();
+            let y = harness::call(e, "scaled_dot_product_attention", &args, &[("is_causal", Value::Bool(true))])?;
+            let wrt = if apart { parts } else { vec![x] };
+            let grads = perilune_core::grad::grad(&mut e.graph, y, d, &wrt, false).map_err(|e| e.to_string())?;
+            let mut out = vec![y];
+            out.extend(grads.into_iter().flatten());
+            if !apart {
+                for o in &mut out {
+                    *o = e.graph.permute(*o, &[0, 2, 1, 3]).unwrap();
+                }
+            }
+            Ok(out)
+        });
+        let Outcome::Values(got) = got else { panic!("{got:?}") };
+        got
+    };
+    let (one, four) = (run(false), run(true));
+    let part = HEADS * WIDTH;
+    for b in 0..BATCH {
+        for r in 0..ROWS {
+            for h in 0..HEADS {
+                for w in 0..WIDTH {
+                    let (inside, own) =
+                        ((b * ROWS + r) * part + h * WIDTH + w, ((b * HEADS + h) * ROWS + r) * WIDTH + w);
+                    assert_eq!(one[0].get_f64(inside), four[0].get_f64(own), "out {b} {h} {r} {w}");
+                    for k in 0..3 {
+                        let inside = (b * ROWS + r) * 3 * part + k * part + h * WIDTH + w;
+                        assert_eq!(one[1].get_f64(inside), four[1 + k].get_f64(own), "gradient {k}: {b} {h} {r} {w}");
+                    }
+                }
+            }
+        }
     }
 }

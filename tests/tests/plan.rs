@@ -6,9 +6,10 @@
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Value, create};
 use perilune_core::{DType, HostTensor, Shape, grad};
+use perilune_cuda::attention;
 use perilune_engine::{Engine, StateId};
 use perilune_plan::ir::{Kernel, Program, Storage, ValueId};
-use perilune_plan::{Cache, Null, Options, Request, Tracer, show};
+use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -88,9 +89,13 @@ impl Sketch {
 }
 
 fn program(g: &Graph, request: &Request) -> Fallible<Program> {
+    program_on(g, request, &Null)
+}
+
+fn program_on(g: &Graph, request: &Request, backend: &dyn Backend) -> Fallible<Program> {
     let mut tracer = Tracer::default();
     tracer.run(g, request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, request, Options::default(), &Null).map_err(|e| e.to_string())?;
+    let p = perilune_plan::cache::plan(g, &tracer, request, Options::default(), backend).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&p).map_err(|e| e.to_string())?;
     if p.values.len() < 2000 {
         no_overlap(&p)?;
@@ -367,6 +372,41 @@ fn transformer_training_step() {
     let l = transformer(&mut s);
     let p = s.program(&[l]);
     snapshot("transformer_step", &p);
+}
+
+/// The attention half of a GPT-2 block under autocast, on a device with a GPU's kernels: heads need no copy, gradients of
+/// queries, keys and values come out packed, and a normalised row is made again from the row and its statistics.
+#[test]
+fn attention_block_on_a_gpu() {
+    let gpu = NullWith { keeps: |n| n.op.name == "linear" || attention::keeps(n), writes: attention::writes };
+    let mut s = Sketch::new();
+    let dims: [&[usize]; 8] = [&[64], &[64], &[192, 64], &[192], &[64, 64], &[64], &[64], &[64]];
+    let w = s.states(&dims);
+    let n: Vec<NodeId> = w.iter().map(|w| s.e.state_node(*w).unwrap()).collect();
+    let (x, c) = (s.x(&[2, 16, 64]), s.x(&[2, 16, 64]));
+    s.e.graph.autocast = Some(DType::BF16);
+    let h = s.call("layer_norm", &[t(x), t(n[0]), t(n[1])]);
+    let qkv = s.call("linear", &[t(h), t(n[2]), t(n[3])]);
+    let qkv = s.call("reshape", &[t(qkv), ints(&[2, 16, 6, 32])]);
+    let qkv = s.call("transpose", &[t(qkv), int(1), int(2)]);
+    let heads: Vec<Value> = (0..3).map(|k| t(s.call("narrow", &[t(qkv), int(1), int(2 * k), int(2)]))).collect();
+    let a = call(&mut s.e, "scaled_dot_product_attention", &heads, &[("is_causal", Value::Bool(true))]).unwrap();
+    let a = s.call("transpose", &[t(a), int(1), int(2)]);
+    let a = s.call("reshape", &[t(a), ints(&[2, 16, 64])]);
+    let a = s.call("linear", &[t(a), t(n[4]), t(n[5])]);
+    let y = s.call("add", &[t(x), t(a)]);
+    let y = s.call("layer_norm", &[t(y), t(n[6]), t(n[7])]);
+    s.e.graph.autocast = None;
+    let l = s.call("mul", &[t(y), t(c)]);
+    let l = s.call("sum", &[t(l)]);
+    let roots = s.grads(l, &[&[x], &n[..]].concat());
+    let request = Request { roots, commits: Vec::new() };
+    let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+    for k in &p.kernels {
+        let name = show::name(k);
+        assert!(name != "copy" && name != "cat", "{}", text(&p));
+    }
+    snapshot("attention_block_gpu", &p);
 }
 
 // ---- growth ----------------------------------------------------------------------------------------------------------

@@ -266,6 +266,16 @@ impl Layout {
         Some(out)
     }
 
+    /// Dim `i` of the result is dim `axes[i]`.
+    pub fn permute(&self, axes: &[usize]) -> Layout {
+        let mut out = *self;
+        for (i, &a) in axes.iter().enumerate() {
+            out.shape.dims_mut()[i] = self.shape.dims()[a];
+            out.strides[i] = self.strides[a];
+        }
+        out
+    }
+
     /// The layout read through `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
     pub fn expand(&self, shape: Shape) -> Layout {
         let lead = shape.rank() - self.shape.rank();

@@ -7,6 +7,7 @@ use crate::pool::{Pool, Shared};
 use crate::region::{self, Context, Region, SHARE_NS};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::ops::matmul::LINEAR;
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, Executable, Failure, Memory};
 use std::cell::RefCell;
@@ -61,8 +62,9 @@ impl Backend for Cpu {
         format!("cpu ({n} thread{}, {})", if n == 1 { "" } else { "s" }, self.isa.name())
     }
 
-    fn keeps(&self, _: &Node) -> bool {
-        false
+    fn keeps(&self, node: &Node) -> bool {
+        // Elsewhere the bias can share a map with what follows.
+        node.op == &LINEAR && node.dtype.size() == 2
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {

@@ -1,7 +1,8 @@
 //! Products of matrices: the one place that sees the `gemm` crate.
 //!
 //! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. f32 and f64 go to `gemm` as they lie, unless
-//! they are `narrow`; 16-bit floats are widened to f32 first and rounded once at the end; integers wrap in plain loops.
+//! they are `narrow`; 16-bit floats are widened to f32 first and rounded once at the end, after the bias of a `linear`;
+//! integers wrap in plain loops.
 //! Large matrices are shared by `gemm` itself, many small ones are dealt out one by one. The bits are a function of shape
 //! and dtype alone, not of strides or the thread count (tests/matmul.rs), but `gemm` has others for every instruction set.
 
@@ -15,7 +16,7 @@ use crate::pool::Shared;
 use crate::region::walk;
 use gemm::Parallelism;
 use half::{bf16, f16};
-use perilune_core::error::Result;
+use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout, Shape};
 
 /// Multiply-adds below which a product is not worth sharing.
@@ -79,9 +80,23 @@ pub fn run(c: &Call) -> Result<()> {
             &Matrices::new(b.elements(), &b.layout),
             c.output(),
         ),
-        DType::BF16 => halves(c, sizes, &a, &b, c.output::<bf16>()),
-        DType::F16 => halves(c, sizes, &a, &b, c.output::<f16>()),
+        DType::BF16 => halves(c, sizes, &a, &b, None, c.output::<bf16>()),
+        DType::F16 => halves(c, sizes, &a, &b, None, c.output::<f16>()),
         dtype => by_type!(dtype, integers(c, sizes, &a, &b)),
+    }
+    Ok(())
+}
+
+/// x (M, K), weight (N, K), bias (N) -> (M, N), of 16-bit floats; others are decomposed.
+pub fn linear(c: &Call) -> Result<()> {
+    let (x, mut w, bias) = (c.input(0), c.input(1), c.input(2));
+    let (m, n, k) = (x.shape().dims()[0], w.shape().dims()[0], x.shape().dims()[1]);
+    w.layout = w.layout.permute(&[1, 0]);
+    let (sizes, bias) = (Sizes { batch: 1, m, n, k }, widen(c, &bias));
+    match c.out_dtype() {
+        DType::BF16 => halves(c, sizes, &x, &w, Some(&bias), c.output::<bf16>()),
+        DType::F16 => halves(c, sizes, &x, &w, Some(&bias), c.output::<f16>()),
+        dtype => return Err(Error::system("cpu", format!("this is a bug: linear in {dtype} was not decomposed"))),
     }
     Ok(())
 }
@@ -178,12 +193,20 @@ fn widen(c: &Call, x: &Input) -> Vec<f32> {
     out
 }
 
-fn halves<T: Plain>(c: &Call, s: Sizes, a: &Input, b: &Input, out: &mut [T]) {
+fn halves<T: Plain>(c: &Call, s: Sizes, a: &Input, b: &Input, bias: Option<&[f32]>, out: &mut [T]) {
     const GRAIN: usize = 1 << 14;
     let (wa, wb) = (widen(c, a), widen(c, b));
     let mut product = vec![0f32; out.len()];
     let (la, lb) = (Layout::contiguous(a.shape()), Layout::contiguous(b.shape()));
     floats(c, s, &Matrices::new(&wa, &la), &Matrices::new(&wb, &lb), &mut product);
+    if let (Some(bias), true) = (bias, s.n > 0) {
+        let rows = (GRAIN / s.n).max(1);
+        c.pool().pieces(c.share(), &mut product, rows * s.n, |_, piece| {
+            for row in piece.chunks_exact_mut(s.n) {
+                row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+            }
+        });
+    }
     let kernel = cast::store(c.out_dtype(), c.isa());
     c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
         let arg = Arg { ptr: product[k * GRAIN..].as_ptr().cast(), step: 0 };

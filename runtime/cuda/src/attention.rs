@@ -129,6 +129,16 @@ pub fn keeps(node: &Node) -> bool {
         && scale > 0.0
 }
 
+/// Whether the kernels can write an output through `layout`: rows as they can read them.
+pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
+    let outputs = match node.op {
+        op if op == &ATTENTION => 1,
+        op if op == &ATTENTION_BACKWARD => 3,
+        _ => 0,
+    };
+    output < outputs && Strides::of(layout).is_some()
+}
+
 /// The text of one kernel.
 pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, causal: bool, window: bool) -> Function {
     let t = element(dtype);
@@ -267,6 +277,9 @@ struct Tensors {
     v: Strides,
     out: Strides,
     grad: Strides,
+    dq: Strides,
+    dk: Strides,
+    dv: Strides,
 }
 
 impl<'a> Builder<'a> {
@@ -360,9 +373,7 @@ impl<'a> Builder<'a> {
     /// `attention::Problem`.
     fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
         let mut bytes = Vec::with_capacity(240);
-        let (dq, dk) = (Strides::contiguous(self.h, self.t, self.d), Strides::contiguous(self.g, self.s, self.d));
-        let dv = Strides::contiguous(self.g, self.s, self.e);
-        for s in [x.q, x.k, x.v, x.out, x.grad, dq, dk, dv] {
+        for s in [x.q, x.k, x.v, x.out, x.grad, x.dq, x.dk, x.dv] {
             bytes.extend(s.0.into_iter().flat_map(i64::to_le_bytes));
         }
         let group = self.h / self.g.max(1);
@@ -412,10 +423,20 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn output(&self, i: usize) -> Option<Arg> {
-        let v: ValueId = *self.l.outputs.get(i).filter(|v| **v != ValueId::NONE)?;
+    /// Output `i` and the strides it is written through, if the program has it.
+    fn output(&self, i: usize) -> Result<Option<(Arg, Strides)>> {
+        let Some(&v) = self.l.outputs.get(i).filter(|v| **v != ValueId::NONE) else { return Ok(None) };
         debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
-        Some(Arg::Value(v, 0))
+        let layout = self.l.layouts[i];
+        let strides = Strides::of(&layout).ok_or_else(|| bug("attention cannot write its output there".into()))?;
+        Ok(Some((Arg::Value(v, layout.offset as i64 * 2), strides)))
+    }
+
+    /// The same, or room for what nobody wants.
+    fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
+        let contiguous = Strides::contiguous(heads, rows, width);
+        let found = self.output(i)?;
+        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * 2), contiguous)))
     }
 }
 
@@ -430,10 +451,13 @@ fn bug(message: String) -> Error {
 pub fn forward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let mut b = Builder::new(program, l, props)?;
     let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
-    let out = Strides::contiguous(b.h, b.t, b.e);
+    let (to, out) = b.output(0)?.ok_or_else(|| bug("attention without an output".into()))?;
     let x = Tensors { q: sq, k: sk, v: sv, out, ..Tensors::default() };
-    let to = b.output(0).ok_or_else(|| bug("attention without an output".into()))?;
-    let lse = b.output(1).unwrap_or(Arg::I64(0));
+    // Plain: it is no attention output by `writes`.
+    let lse = match l.outputs.get(1) {
+        Some(&v) if v != ValueId::NONE => Arg::Value(v, 0),
+        _ => Arg::I64(0),
+    };
     b.launch(Pass::Forward, &x, vec![q, k, v, to, lse])?;
     Ok(b.work)
 }
@@ -444,7 +468,14 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
     let ((grad, sg), (out, so)) = (b.input(3), b.input(4));
     let lse = b.saved(5)?;
-    let x = Tensors { q: sq, k: sk, v: sv, out: so, grad: sg };
+    let (dq, sdq) = b.output(0)?.ok_or_else(|| bug("attention's backward without an output".into()))?;
+    let wanted = [1, 2].iter().any(|&i| l.outputs.get(i).is_some_and(|v| *v != ValueId::NONE));
+    let both = match wanted {
+        true => Some((b.output_or_scratch(1, [b.g, b.s, b.d])?, b.output_or_scratch(2, [b.g, b.s, b.e])?)),
+        false => None,
+    };
+    let (sdk, sdv) = both.as_ref().map_or_else(Default::default, |(dk, dv)| (dk.1, dv.1));
+    let x = Tensors { q: sq, k: sk, v: sv, out: so, grad: sg, dq: sdq, dk: sdk, dv: sdv };
     let pairs = b.b * b.h;
     let delta = b.scratch(pairs * b.t * 4);
     let rows = 256 / lanes(b.size) as usize;
@@ -462,13 +493,9 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
             args,
         });
     }
-    let dq = b.output(0).ok_or_else(|| bug("attention's backward without an output".into()))?;
     let read = [q, k, v, grad, lse, delta];
     b.launch(Pass::BackwardQ, &x, [&read[..], &[dq]].concat())?;
-    let (dk, dv) = (b.output(1), b.output(2));
-    if dk.is_some() || dv.is_some() {
-        let dk = dk.unwrap_or_else(|| b.scratch(b.b * b.g * b.s * b.d * 2));
-        let dv = dv.unwrap_or_else(|| b.scratch(b.b * b.g * b.s * b.e * 2));
+    if let Some(((dk, _), (dv, _))) = both {
         b.launch(Pass::BackwardKv, &x, [&read[..], &[dk, dv]].concat())?;
     }
     Ok(b.work)

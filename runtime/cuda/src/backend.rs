@@ -5,6 +5,7 @@ use crate::compile::{Cells, Compiled};
 use crate::driver::{Device, Module, Range};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
+use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
@@ -98,6 +99,10 @@ impl Backend for Cuda {
 
     fn keeps(&self, node: &Node) -> bool {
         crate::compile::keeps(node)
+    }
+
+    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        crate::attention::writes(node, output, layout)
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {

@@ -186,6 +186,9 @@ pub struct Epilogue {
     pub bias: bool,
     /// A matrix like the result is added.
     pub residual: bool,
+    /// The sums must be those of the plain product, bit for bit: its algorithm is taken. Else the first that is offered for
+    /// the product with its bias.
+    pub plain_sums: bool,
 }
 
 /// A product ready to run.
@@ -218,8 +221,15 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 
 impl Blas {
     /// Picks an algorithm: the first that cuBLASLt offers. With `at`, memory that a trial may read and write, the fastest, as
-    /// timed now; another run may then pick another, with other bits.
-    pub fn gemm(&self, p: &Problem, tf32: bool, epilogue: Epilogue, at: Option<Addresses>) -> Result<Gemm> {
+    /// timed now; another run may then pick another, with other bits. The addresses of a bias are multiples of `bias_align`.
+    pub fn gemm(
+        &self,
+        p: &Problem,
+        tf32: bool,
+        epilogue: Epilogue,
+        bias_align: u32,
+        at: Option<Addresses>,
+    ) -> Result<Gemm> {
         let double = p.dtype == DType::F64;
         let compute = match (double, tf32 && p.dtype == DType::F32) {
             (true, _) => sys::cublasComputeType_t::CUBLAS_COMPUTE_64F,
@@ -275,7 +285,15 @@ impl Blas {
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, u64::from(p.align.0), 4);
             let out_align = 1u64 << (p.m * p.n * p.dtype.size()).trailing_zeros().min(8);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_align, 4);
-            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align, 4);
+            // It stands for the bias too, which has no preference of its own.
+            let bias_align = if epilogue.bias { u64::from(bias_align) } else { 256 };
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align.min(bias_align), 4);
+            let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
+            if epilogue.bias && !epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
+                // A choice is made for some address; `run` names the right one.
+                set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
+            }
             let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
             let mut count = 0;
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
@@ -299,9 +317,8 @@ impl Blas {
             if let (Some(at), true) = (at, count > 1) {
                 self.pick(&mut gemm, &found[..count as usize], at)?;
             }
-            if epilogue.bias {
-                // The algorithm is that of the plain product, so that its sums have the same bits.
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64, 4)?;
+            if epilogue.bias && epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
                 let status = sys::cublasLtMatmulAlgoCheck(
                     self.handle,
                     desc,

@@ -12,13 +12,14 @@ use crate::driver::{Address, Entry, Event, Module, Pinned, Replay};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::memory::CudaBuffer;
 use crate::{attention, codegen, library, nvrtc};
-use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
 use perilune_core::ops::loss::OF_CLASSES;
+use perilune_core::ops::matmul::{LINEAR, MATMUL};
+use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure};
 use std::cell::{Cell, RefCell};
@@ -38,7 +39,8 @@ const FAULT_WORDS: usize = 3;
 
 /// Whether a fused op has a kernel of its own here.
 pub fn keeps(node: &Node) -> bool {
-    attention::keeps(node)
+    // In f64 a sum is not rounded before its bias is added, whoever adds it.
+    (node.op == &LINEAR && node.dtype != DType::F64) || attention::keeps(node)
 }
 
 /// The launches of a library call, without its epilogue.
@@ -155,6 +157,7 @@ impl Compiled {
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
                 Kernel::Library(l) => {
                     let (gemm, rest) = match product(&program, l) {
+                        Some(p) if l.op == &LINEAR => (Compiled::linear(shared, &program, l, p), l.epilogue.as_ref()),
                         Some(p) => {
                             let (gemm, taken) = Compiled::gemm(shared, &program, l, p)?;
                             (Some(gemm), if taken { None } else { l.epilogue.as_ref() })
@@ -252,37 +255,21 @@ impl Compiled {
         };
         let fused = l.epilogue.as_ref().and_then(|r| epilogue(program, l, r, &product));
         let (how, bias, residual, out) = match fused {
-            Some(f) => (Epilogue { bias: f.bias.is_some(), residual: f.residual.is_some() }, f.bias, f.residual, f.out),
+            Some(f) => {
+                let how = Epilogue { bias: f.bias.is_some(), residual: f.residual.is_some(), plain_sums: true };
+                (how, f.bias, f.residual, f.out)
+            }
             None => (Epilogue::default(), None, None, l.outputs[0]),
         };
         let size = l.dtypes[0].size();
         let p = &product.problem;
-        // Timed over whatever lies in memory of the right size.
-        let trial = if shared.tune && p.flops() > WORTH_TIMING {
-            let reach = |k: usize| program.values[[a, b][k].0 as usize].nbytes();
-            let room = shared.heap.alloc(reach(0) + reach(1) + 2 * program.values[out.0 as usize].nbytes() + 4096);
-            room.ok().map(|r| {
-                let at = |n: usize| r.address + (n as u64).next_multiple_of(512);
-                let (oa, ob, _) = product.offsets[0];
-                let third = reach(0).next_multiple_of(512) + reach(1).next_multiple_of(512);
-                let fourth = third + program.values[out.0 as usize].nbytes().next_multiple_of(512);
-                let addresses = Addresses {
-                    a: at(0).wrapping_add_signed((oa * size as isize) as i64),
-                    b: at(reach(0)).wrapping_add_signed((ob * size as isize) as i64),
-                    out: at(third),
-                    bias: at(reach(0)),
-                    residual: at(fourth),
-                };
-                (r, addresses)
-            })
-        } else {
-            None
-        };
+        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
         let at = trial.as_ref().map(|t| t.1);
-        let gemm = match shared.blas.gemm(p, false, how, at) {
+        let align = bias.map_or(256, |(_, n)| alignment(n, size));
+        let gemm = match shared.blas.gemm(p, false, how, align, at) {
             Err(_) if how != Epilogue::default() => {
                 // Then the map runs by itself.
-                let plain = shared.blas.gemm(p, false, Epilogue::default(), at)?;
+                let plain = shared.blas.gemm(p, false, Epilogue::default(), align, at)?;
                 let (out, bias, residual) = (l.outputs[0], None, None);
                 return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
             }
@@ -290,6 +277,46 @@ impl Compiled {
         };
         let step = Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual, size };
         Ok((step, how != Epilogue::default()))
+    }
+
+    /// The step of `linear`, if cuBLASLt has a product for it that adds the bias before it rounds.
+    fn linear(shared: &Rc<Machine>, program: &Program, l: &Library, product: Product) -> Option<Step> {
+        let [Operand::View(a, _), Operand::View(b, _), Operand::View(v, layout)] = &l.inputs[..] else { return None };
+        let (size, out) = (l.dtypes[0].size(), l.outputs[0]);
+        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
+        let how = Epilogue { bias: true, ..Epilogue::default() };
+        let align = alignment(layout.offset, size);
+        let gemm = shared.blas.gemm(&product.problem, false, how, align, trial.as_ref().map(|t| t.1)).ok()?;
+        let bias = Some((*v, layout.offset));
+        Some(Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual: None, size })
+    }
+
+    /// Memory that algorithms may be timed over, where that is asked for and worth it: whatever lies there, of the right size.
+    fn trial(
+        shared: &Rc<Machine>,
+        program: &Program,
+        [a, b, out]: [ValueId; 3],
+        product: &Product,
+        size: usize,
+    ) -> Option<(CudaBuffer, Addresses)> {
+        if !shared.tune || product.problem.flops() <= WORTH_TIMING {
+            return None;
+        }
+        let nbytes = |v: ValueId| program.values[v.0 as usize].nbytes();
+        let (reach, written) = ([nbytes(a), nbytes(b)], nbytes(out));
+        let room = shared.heap.alloc(reach[0] + reach[1] + 2 * written + 4096).ok()?;
+        let at = |n: usize| room.address + (n as u64).next_multiple_of(512);
+        let (oa, ob, _) = product.offsets[0];
+        let third = reach[0].next_multiple_of(512) + reach[1].next_multiple_of(512);
+        let fourth = third + written.next_multiple_of(512);
+        let addresses = Addresses {
+            a: at(0).wrapping_add_signed((oa * size as isize) as i64),
+            b: at(reach[0]).wrapping_add_signed((ob * size as isize) as i64),
+            out: at(third),
+            bias: at(reach[0]),
+            residual: at(fourth),
+        };
+        Some((room, addresses))
     }
 
     fn places(&self, inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
@@ -496,11 +523,25 @@ fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> 
 
 /// The product a library call is, if cuBLASLt can do it.
 fn product(program: &Program, l: &Library) -> Option<Product> {
-    if l.op.name != "matmul" {
+    let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
         return None;
+    };
+    let dtype = program.values[l.outputs[0].0 as usize].dtype;
+    if l.op == &MATMUL {
+        return blas::product(a, b, dtype);
     }
-    let (Operand::View(_, a), Operand::View(_, b)) = (&l.inputs[0], &l.inputs[1]) else { return None };
-    blas::product(a, b, program.values[l.outputs[0].0 as usize].dtype)
+    // The bias as cuBLASLt reads it.
+    let Some(Operand::View(_, bias)) = l.inputs.get(2).filter(|_| l.op == &LINEAR) else { return None };
+    let dense = bias.strides() == [1] || bias.numel() == 1;
+    if dense { blas::product(a, &b.permute(&[1, 0]), dtype) } else { None }
+}
+
+/// Bytes that element `n` of a buffer lies at a multiple of.
+fn alignment(n: isize, size: usize) -> u32 {
+    match n.unsigned_abs() * size {
+        0 => 256,
+        bytes => 1 << bytes.trailing_zeros().min(8),
+    }
 }
 
 /// An epilogue that cuBLASLt does.
@@ -514,7 +555,7 @@ struct Fused {
 /// and f64, whose sums are kept in the result's own precision.
 fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
     let result = &program.values[l.outputs[0].0 as usize];
-    let wide = matches!(result.dtype, perilune_core::DType::F32 | perilune_core::DType::F64);
+    let wide = matches!(result.dtype, DType::F32 | DType::F64);
     let ([store], [a, b, sum]) = (&r.stores[..], &r.body[..]) else { return None };
     if !wide || store.0 != 2 || product.offsets.len() != 1 || !matches!(sum.code, Code::Map(MapFn::Add, _)) {
         return None;

@@ -57,12 +57,16 @@ fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
         live_bytes: 0,
     };
     let last = |o: &Operand| o.shape().dims()[o.shape().rank() - 1] as i64;
+    let (q, k, v) = (inputs[0].shape(), inputs[1].shape(), inputs[2].shape());
+    let out = q.with(q.rank() - 1, v.dims()[v.rank() - 1]);
+    let shapes = if backward { [q, k, v] } else { [out, q.remove(q.rank() - 1), v] };
     let l = Library {
         op: if backward { &ATTENTION_BACKWARD } else { &ATTENTION },
         attrs: [1, bits(0.125), 0, last(&inputs[0]), last(&inputs[2])].into_iter().collect(),
         dtypes: vec![DType::BF16; inputs.len()],
         inputs,
         outputs: (8..8 + outputs as u32).map(ValueId).collect(),
+        layouts: shapes[..outputs].iter().map(|s| Layout::contiguous(*s)).collect(),
         epilogue: None,
         origin: Origin::NONE,
     };

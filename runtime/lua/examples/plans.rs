@@ -1,21 +1,38 @@
 //! Prints the plans of a recipe's first steps, planned on the null device.
 //!
-//!     cargo run --release -p perilune-lua --example plans recipes/digits.lua [key=value]…
+//!     cargo run --release -p perilune-lua --example plans recipes/digits.lua [--bf16] [key=value]…
+//!
+//! With `--bf16`, as a GPU plans it in that precision.
 
 use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_plan::{Backend, Null, NullWith};
 use std::rc::Rc;
+
+const ATTENTION: &str = "scaled_dot_product_attention";
+const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
+
+/// What a GPU keeps in 16 bits: linear layers, and attention, which writes through strides all but its saved sums.
+const GPU: NullWith = NullWith {
+    keeps: |n| [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name),
+    writes: |n, output, _| n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0),
+};
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let file = args.next().unwrap_or_else(|| "recipes/digits.lua".into());
-    let params = args.filter_map(|a| a.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect();
-    let backend = Rc::new(perilune_plan::Null);
+    let (flags, args): (Vec<_>, Vec<_>) = args.partition(|a| a == "--bf16");
+    let precision = flags.first().map(|_| "bf16");
+    let params = args.iter().filter_map(|a| a.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect();
+    let backend: Rc<dyn Backend> = match precision {
+        Some(_) => Rc::new(GPU),
+        None => Rc::new(Null),
+    };
     let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
     let run = || -> Result<(), perilune_lua::Failed> {
         let runtime = Runtime::new(options)?;
         runtime.host().engine.borrow_mut().switches.print_plan = true;
         if let perilune_lua::Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {
-            let run = recipe.start(None, None, None)?;
+            let run = recipe.start(None, precision, None)?;
             for _ in 0..2 {
                 run.step()?;
             }

@@ -1,6 +1,7 @@
 //! The seam to devices: what a backend must do, and nothing about how.
 
 use crate::ir::Program;
+use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use std::any::Any;
@@ -39,6 +40,11 @@ pub trait Backend {
 
     /// Whether this device runs a fused op as one kernel; otherwise the planner takes its decomposition.
     fn keeps(&self, node: &Node) -> bool;
+
+    /// Whether the kernel of an op that it keeps can write that output through `layout`; in order it always can.
+    fn writes(&self, _node: &Node, _output: usize, _layout: &Layout) -> bool {
+        false
+    }
 
     /// Uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, nbytes: usize) -> Result<Buffer>;
@@ -102,6 +108,13 @@ impl DeviceBuffer for NullBuffer {
     }
 }
 
+/// The null device with kernels of its own for some fused ops, as a GPU has them.
+#[derive(Clone, Copy, Debug)]
+pub struct NullWith {
+    pub keeps: fn(&Node) -> bool,
+    pub writes: fn(&Node, usize, &Layout) -> bool,
+}
+
 struct NullProgram;
 
 impl Executable for NullProgram {
@@ -142,5 +155,43 @@ impl Backend for Null {
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         crate::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
         Ok(Box::new(NullProgram))
+    }
+}
+
+impl Backend for NullWith {
+    fn name(&self) -> &str {
+        Null.name()
+    }
+
+    fn describe(&self) -> String {
+        Null.describe()
+    }
+
+    fn keeps(&self, node: &Node) -> bool {
+        (self.keeps)(node)
+    }
+
+    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        (self.writes)(node, output, layout)
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Null.alloc(nbytes)
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        Null.upload(bytes)
+    }
+
+    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        Null.download(buffer, nbytes)
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        Null.write(buffer, bytes)
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        Null.compile(program)
     }
 }

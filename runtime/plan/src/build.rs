@@ -7,8 +7,8 @@ use crate::lower::Lowered;
 use crate::memory;
 use crate::trace::Trace;
 use perilune_core::graph::NodeId;
-use perilune_core::ops::{Class, Generator};
-use perilune_core::{DType, Layout};
+use perilune_core::ops::{Class, Generator, create};
+use perilune_core::{DType, Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
 
@@ -84,7 +84,9 @@ impl Builder<'_> {
             self.value_of.insert(id, ValueId(k));
         }
         for id in self.low.graph.ids() {
-            if self.f.stored[id.index()] && !matches!(self.f.home[id.index()], Home::None) {
+            // Not what lies in another's buffer.
+            let owner = self.low.views[id.index()].0 == id;
+            if owner && self.f.stored[id.index()] && !matches!(self.f.home[id.index()], Home::None) {
                 self.add_value(id, UNPLACED);
             }
         }
@@ -97,7 +99,7 @@ impl Builder<'_> {
         let mut parts: HashMap<NodeId, Vec<(usize, NodeId)>> = HashMap::new();
         for id in g.ids() {
             let node = g.node(id);
-            if matches!(node.op.class, Class::Part) && self.value_of.contains_key(&id) {
+            if node.op == &create::PART && self.value_of.contains_key(&self.low.views[id.index()].0) {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
@@ -106,18 +108,24 @@ impl Builder<'_> {
             if !matches!(self.f.home[id.index()], Home::Library { .. }) || matches!(node.op.class, Class::Part) {
                 continue;
             }
-            let mut outputs = vec![self.value_of[&id]];
+            let lies = |id: NodeId| {
+                let (base, layout) = self.low.views[id.index()];
+                (self.value_of[&base], layout)
+            };
+            let mut outputs = vec![lies(id)];
             let mut wanted = parts.remove(&id).unwrap_or_default();
             wanted.sort_unstable();
             for (k, part) in wanted {
-                outputs.resize(outputs.len().max(k), ValueId::NONE);
-                outputs.push(self.value_of[&part]);
+                outputs.resize(outputs.len().max(k), (ValueId::NONE, Layout::contiguous(Shape::SCALAR)));
+                outputs.push(lies(part));
             }
+            let (outputs, layouts) = outputs.into_iter().unzip();
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             self.hold(outputs[0], id);
             let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
-            out.push((id.0, Kernel::Library(Library { op, attrs, inputs, dtypes, outputs, epilogue: None, origin })));
+            let call = Library { op, attrs, inputs, dtypes, outputs, layouts, epilogue: None, origin };
+            out.push((id.0, Kernel::Library(call)));
         }
         for k in 0..self.f.clusters.len() {
             if let Some((anchor, region)) = self.region(k) {

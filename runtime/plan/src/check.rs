@@ -4,8 +4,9 @@
 
 use crate::fuse;
 use crate::ir::*;
+use perilune_core::Layout;
 use perilune_core::ops::elementwise::MapFn;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// The first broken rule, if any.
 pub fn check(p: &Program) -> Result<(), String> {
@@ -47,6 +48,7 @@ pub fn check(p: &Program) -> Result<(), String> {
                 if let Some(r) = &l.epilogue {
                     epilogue(p, l, r).map_err(|e| format!("kernel {k} ({}), epilogue: {e}", l.op.name))?;
                 }
+                outputs(p, l).map_err(|e| format!("kernel {k} ({}): {e}", l.op.name))?;
                 for o in &l.inputs {
                     if let Operand::View(v, layout) = o {
                         reach(p, *v, layout).map_err(|e| format!("kernel {k} ({}): {e}", l.op.name))?;
@@ -58,13 +60,53 @@ pub fn check(p: &Program) -> Result<(), String> {
     Ok(())
 }
 
-fn reach(p: &Program, v: ValueId, layout: &perilune_core::Layout) -> Result<(), String> {
+fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {
     if let Some((low, high)) = layout.extent()
         && (low < 0 || high as usize >= p.values[v.0 as usize].shape.numel())
     {
         return Err(format!("a view of value {} reaches elements {low} to {high}", v.0));
     }
     Ok(())
+}
+
+/// Values up to this size are gone through element by element.
+const SMALL: usize = 1 << 16;
+
+/// The outputs of a library call fill their values, each element once.
+fn outputs(p: &Program, l: &Library) -> Result<(), String> {
+    if l.outputs.len() != l.layouts.len() {
+        return Err(format!("{} outputs and {} layouts", l.outputs.len(), l.layouts.len()));
+    }
+    let mut filled: HashMap<ValueId, Vec<&Layout>> = HashMap::new();
+    for (v, layout) in l.outputs.iter().zip(&l.layouts).filter(|o| *o.0 != ValueId::NONE) {
+        reach(p, *v, layout)?;
+        filled.entry(*v).or_default().push(layout);
+    }
+    for (v, layouts) in filled {
+        let size = p.values[v.0 as usize].shape.numel();
+        if layouts.iter().map(|l| l.numel()).sum::<usize>() != size {
+            return Err(format!("its outputs do not fill value {}", v.0));
+        }
+        let mut seen = vec![size > SMALL; size.min(SMALL)];
+        for at in layouts.iter().filter(|_| size <= SMALL).flat_map(|l| positions(l)) {
+            if std::mem::replace(&mut seen[at], true) {
+                return Err(format!("its outputs meet in value {}", v.0));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where each element of a layout lies.
+fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
+    (0..l.numel()).map(|k| {
+        let (mut rest, mut at) = (k, l.offset);
+        for (d, s) in l.shape.dims().iter().zip(l.strides()).rev() {
+            at += (rest % d) as isize * s;
+            rest /= d;
+        }
+        at as usize
+    })
 }
 
 /// Regions for one launch: alike, and none in the way of another.

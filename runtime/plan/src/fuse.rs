@@ -7,8 +7,8 @@
 //!
 //! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
 //! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
-//! stored, or, if it is cheap to compute again from no more bytes than loading it would take, computed again by each
-//! reader; since every result is rounded as if stored, that changes no bits.
+//! stored, or, if it is cheap to compute again from no more bytes than loading it would take (give or take a row's
+//! statistics), computed again by each reader; since every result is rounded as if stored, that changes no bits.
 
 use crate::ir::Level;
 use crate::lower::Lowered;
@@ -24,6 +24,9 @@ const MAX_NODES: usize = 256;
 const MAX_RECOMPUTE: usize = 96;
 /// Work of one random number.
 const UNIFORM_FLOPS: usize = 40;
+/// Part of a value's bytes by which computing it again may read more than loading it would: not storing it is worth more. It
+/// lets a normalised row be made again from the row, its mean and its scale.
+const SLACK: usize = 16;
 /// Buffers a recomputed value may depend on.
 const MAX_FRONTIER: usize = 4;
 
@@ -429,7 +432,7 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                 let own = loads.get(k);
                 let extra: usize =
                     expr.frontier.iter().filter(|b| own.is_none_or(|l| !l.contains(b))).map(|b| bytes(*b)).sum();
-                *same && extra <= bytes(id)
+                *same && extra <= bytes(id) + bytes(id) / SLACK
             });
             if enabled && !expr.fixed && expr.flops <= MAX_RECOMPUTE && expr.frontier.len() <= MAX_FRONTIER && cheap {
                 // Its readers read its frontier instead.

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 
 /// Library ops whose result a map can be hung on.
-const WITH_EPILOGUE: &[&str] = &["matmul"];
+const WITH_EPILOGUE: &[&str] = &["matmul", "linear"];
 /// A kernel that stores no more than this may run early: holding its results longer costs nothing to speak of.
 const SMALL_BYTES: usize = 64 << 10;
 

@@ -196,8 +196,10 @@ pub struct Library {
     pub inputs: Vec<Operand>,
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
-    /// In the op's order; all but the first may be [`ValueId::NONE`].
+    /// In the op's order; all but the first may be [`ValueId::NONE`]. Several may lie in one value, beside each other.
     pub outputs: Vec<ValueId>,
+    /// How the elements of each output lie in its value: in order, unless [`crate::Backend::writes`] allows more.
+    pub layouts: Vec<Layout>,
     /// A pure map over the elements of output 0, in their order, that runs after the call and reads `outputs[0]` by one
     /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
     /// storing it need not write it.
@@ -258,6 +260,7 @@ impl Kernel {
     pub fn writes(&self) -> Vec<ValueId> {
         let mut out = if let Kernel::Library(l) = self { l.outputs.clone() } else { Vec::new() };
         out.retain(|v| *v != ValueId::NONE);
+        out.dedup();
         out.extend(self.regions().iter().flat_map(Region::writes));
         out
     }

@@ -1,7 +1,7 @@
 //! From a recorded graph to a program of kernels, device-neutral: no device, no Lua.
 //!
 //! The way of a step: [`trace`] walks what is wanted and writes the canonical key; [`cache`] looks the key up; on a miss
-//! [`lower`] expands fused ops and resolves views, [`fuse`] groups primitives, [`build`] makes registers, order and
+//! [`lower`] expands fused ops and resolves views, [`outputs`] lays out what kept ops write, [`fuse`] groups primitives, [`build`] makes registers, order and
 //! in-place updates, [`group`] gathers like kernels into one launch and hangs maps on products, [`memory`] lays out the arena, [`check`] proves the grammar, and a [`backend`] compiles the result.
 #![forbid(unsafe_code)]
 
@@ -15,10 +15,11 @@ pub mod group;
 pub mod ir;
 pub mod lower;
 pub mod memory;
+pub mod outputs;
 pub mod remat;
 pub mod show;
 pub mod trace;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null};
+pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null, NullWith};
 pub use cache::{Cache, Options, Plan};
 pub use trace::{Request, Tracer};

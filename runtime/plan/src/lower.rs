@@ -6,11 +6,12 @@
 //! elements in memory of their own, a copy is put in.
 
 use crate::backend::Backend;
+use crate::outputs::Readers;
 use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, Generator, create, elementwise};
+use perilune_core::ops::{Class, Generator, create, elementwise, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
@@ -73,7 +74,7 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         }
         out = expand(&out, backend)?;
     }
-    merge(&out)
+    merge(&out, backend)
 }
 
 /// Copies the traced nodes to a graph of their own, with leaves and slots numbered as in the trace.
@@ -195,8 +196,9 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
 }
 
 /// Drops trivial and duplicate nodes and resolves views.
-fn merge(from: &Lowered) -> Result<Lowered> {
+fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let wanted = reachable(from);
+    let readers = Readers::new(from, &wanted, backend);
     let mut to = Move::new(from);
     let mut seen: HashMap<Shape4, NodeId> = HashMap::new();
     for id in from.graph.ids() {
@@ -241,10 +243,25 @@ fn merge(from: &Lowered) -> Result<Lowered> {
             }
             Class::Reduce(_) if reduced(node, &to.out, inputs[0]) == 1 => view_as(&mut to.out, inputs[0], node.shape),
             Class::Library | Class::Fused(_) => {
+                if node.op == &movement::CAT
+                    && let Some(joined) = readers.join(id, &to.map, &mut to.out)
+                {
+                    seen.insert(key, joined);
+                    to.map.push(joined);
+                    continue;
+                }
                 let stored: SmallVec<[NodeId; 4]> = inputs.iter().map(|x| in_memory(&mut to.out, *x)).collect();
                 let mut copy = node.clone();
                 copy.inputs = stored;
-                to.out.graph.add(copy)
+                own(&mut to.out);
+                let new = to.out.graph.add(copy);
+                to.out.views.push((new, readers.layout(id)));
+                new
+            }
+            Class::Part => {
+                let new = to.copy(from, id);
+                to.out.views.push((new, readers.layout(id)));
+                new
             }
             _ => to.copy(from, id),
         };
@@ -324,9 +341,7 @@ fn own(out: &mut Lowered) {
 fn trivial(out: &Lowered, node: &Node, inputs: &[NodeId]) -> Option<NodeId> {
     let same = |x: NodeId| out.graph.shape(x) == node.shape && out.graph.dtype(x) == node.dtype;
     match node.op.class {
-        Class::View(_) if node.op == &perilune_core::ops::movement::DETACH || node.op == &create::CUSTOM => {
-            Some(inputs[0])
-        }
+        Class::View(_) if node.op == &movement::DETACH || node.op == &create::CUSTOM => Some(inputs[0]),
         Class::View(_) if inputs.len() == 1 && same(inputs[0]) && node.attrs.len() == node.shape.rank() => {
             // reshape and expand to the same shape; permute and flip keep a meaning at equal shapes
             let op = node.op.name;
@@ -386,11 +401,7 @@ fn view_as(out: &mut Lowered, x: NodeId, shape: Shape) -> NodeId {
             (c, Layout::contiguous(shape), c)
         }
     };
-    let op = if out.graph.shape(x).numel() == shape.numel() {
-        &perilune_core::ops::movement::RESHAPE
-    } else {
-        &perilune_core::ops::movement::EXPAND
-    };
+    let op = if out.graph.shape(x).numel() == shape.numel() { &movement::RESHAPE } else { &movement::EXPAND };
     let node = Node {
         op,
         dtype: out.graph.dtype(x),

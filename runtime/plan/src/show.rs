@@ -22,7 +22,7 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
     let mut flops = k.regions().iter().map(work).sum();
     let mut written = k.writes();
     if let Kernel::Library(l) = k {
-        if l.op.name == "matmul" {
+        if matches!(l.op.name, "matmul" | "linear") {
             let k = l.inputs[0].shape().dims().last().copied().unwrap_or(0);
             flops += 2 * k * p.values[l.outputs[0].0 as usize].shape.numel();
         }

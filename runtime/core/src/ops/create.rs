@@ -40,6 +40,8 @@ pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generat
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
 /// Output `attrs[0]` of the many-valued op that is its input.
 pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
+/// The buffer that several outputs of its input lie in: made by the planner, never recorded.
+pub static JOINED: Op = Op { name: "joined", class: Class::Part, ..Op::BASE };
 
 /// Input 0, not to be read before input 1 has been computed: what recomputation starts from, so that it is late and so
 /// that its nodes equal none of the first computation. Only the planner puts it in.

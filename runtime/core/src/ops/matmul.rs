@@ -1,6 +1,6 @@
 //! Products of matrices: one batched primitive, and what folds into it.
 
-use super::{Class, Grad, Op, one};
+use super::{Class, Grad, Op, movement, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -69,7 +69,7 @@ fn product(g: &mut Graph, x: NodeId, grad: NodeId, y: NodeId, right: bool) -> Re
 fn is_transpose(g: &Graph, x: NodeId) -> bool {
     let n = g.node(x);
     let r = n.shape.rank();
-    n.op == &super::movement::PERMUTE
+    n.op == &movement::PERMUTE
         && n.attrs[..r - 2].iter().enumerate().all(|(k, a)| *a == k as i64)
         && n.attrs[r - 2..] == [r as i64 - 1, r as i64 - 2]
 }
@@ -107,7 +107,7 @@ pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
         let flat = g.reshape(a2, &[rows, k1])?;
         let y = g.push(&MATMUL, &[flat, b2], &[])?;
         let r = s2.rank();
-        super::movement::reshape(g, y, s2.with(r - 1, n))?
+        movement::reshape(g, y, s2.with(r - 1, n))?
     } else {
         let batch = |s: &Shape| Shape::of(&s.dims()[..s.rank() - 2]);
         let Some(common) = Shape::broadcast(&batch(&s2), &batch(&t2)) else {
@@ -124,12 +124,12 @@ pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
     };
     if sb.rank() == 1 {
         let s = g.shape(y);
-        y = super::movement::reshape(g, y, s.remove(s.rank() - 1))?;
+        y = movement::reshape(g, y, s.remove(s.rank() - 1))?;
     }
     if sa.rank() == 1 {
         let s = g.shape(y);
         let at = s.rank() - if sb.rank() == 1 { 1 } else { 2 };
-        y = super::movement::reshape(g, y, s.remove(at))?;
+        y = movement::reshape(g, y, s.remove(at))?;
     }
     Ok(y)
 }
@@ -172,10 +172,26 @@ pub static BMM: Op = Op {
     ..Op::BASE
 };
 
+/// x (M, I), weight (O, I), bias (O) -> (M, O), all of one float dtype. Without a bias, or of integers, a call is recorded as
+/// products and sums.
 pub static LINEAR: Op = Op {
     name: "linear",
     sig: "x: tensor, weight: tensor, bias: tensor?",
-    doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.",
+    doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
+          The bias is added to the sum before that is rounded: 16-bit floats round once.",
+    class: Class::Fused(|g, x, _| {
+        let dtype = g.dtype(x[0]);
+        let (a, w, b) = (g.widen(x[0])?, g.widen(x[1])?, g.widen(x[2])?);
+        let wt = g.t(w)?;
+        let y = g.push(&MATMUL, &[a, wt], &[])?;
+        let y = g.add_(y, b)?;
+        g.cast(y, dtype).map(one)
+    }),
+    infer: |i| {
+        i.float(0)?;
+        let (x, w) = (i.shape(0), i.shape(1));
+        Ok(Meta { shape: x.with(1, w.dims()[0]), dtype: i.dtype(0) })
+    },
     call: Some(|g, a| {
         let (x, w) = (a.tensor(0)?, a.tensor(1)?);
         let (sx, sw) = (g.shape(x), g.shape(w));
@@ -185,28 +201,56 @@ pub static LINEAR: Op = Op {
             );
             return Err(Error::shape("linear", message));
         }
-        // Cast before it is transposed: the gradient then comes back as it lies in memory (see `product`).
-        let w = match g.autocast {
-            Some(low) => crate::amp::cast_inputs(g, Amp::Low, low, &[w])?[0],
-            None => w,
-        };
+        let mut given: SmallVec<[NodeId; 4]> = smallvec![x, w];
+        if let Some(b) = a.opt_tensor(2) {
+            if g.shape(b) != Shape::of(&sw.dims()[..1]) {
+                return Err(Error::shape("linear", format!("bias {} must be {{{}}}", g.shape(b), sw.dims()[0])));
+            }
+            given.push(b);
+        }
+        // Before they are viewed: the gradient of a weight then comes back as it lies in memory (see `product`).
+        if let Some(low) = g.autocast {
+            given = crate::amp::cast_inputs(g, Amp::Low, low, &given)?;
+        }
+        let dtype = DType::promote(g.dtype(given[0]), g.dtype(given[1]));
+        let (x, w) = (given[0], given[1]);
+        if let Some(&b) = given.get(2).filter(|_| dtype.is_float()) {
+            let (x, w, b) = (g.cast(x, dtype)?, g.cast(w, dtype)?, g.cast(b, dtype)?);
+            let rows = sx.dims()[..sx.rank() - 1].iter().product();
+            let flat = g.reshape(x, &[rows, sw.dims()[1]])?;
+            let y = g.push(&LINEAR, &[flat, w, b], &[])?;
+            return movement::reshape(g, y, sx.with(sx.rank() - 1, sw.dims()[0])).map(one);
+        }
         let wt = g.t(w)?;
         let y = matmul(g, x, wt)?;
-        match a.opt_tensor(2) {
-            None => Ok(one(y)),
-            Some(b) => {
-                if g.shape(b) != Shape::of(&sw.dims()[..1]) {
-                    return Err(Error::shape("linear", format!("bias {} must be {{{}}}", g.shape(b), sw.dims()[0])));
-                }
-                let dtype = g.dtype(y);
-                let b = g.cast(b, dtype)?;
-                g.add_(y, b).map(one)
-            }
-        }
+        let Some(&b) = given.get(2) else { return Ok(one(y)) };
+        let dtype = g.dtype(y);
+        let b = g.cast(b, dtype)?;
+        g.add_(y, b).map(one)
     }),
-    samples: &["f(2,3), f(4,3), f(4)", "f(2,5,3), f(4,3)", "f(3), f(4,3), f(4)", "f(0,3), f(4,3), f(4)"],
+    grad: Grad::Rule(|g, c| {
+        let (x, w, d) = (c.x(0), c.x(1), c.grad);
+        let dx = if c.needs[0] { Some(g.push(&MATMUL, &[d, w], &[])?) } else { None };
+        // As the weight lies: an update of it then reads straight through.
+        let dw = if c.needs[1] {
+            let dt = g.t(d)?;
+            Some(g.push(&MATMUL, &[dt, x], &[])?)
+        } else {
+            None
+        };
+        let db = if c.needs[2] { Some(g.sum(d, &[0], false)?) } else { None };
+        Ok(smallvec![dx, dw, db])
+    }),
+    amp: Amp::Low,
+    samples: &[
+        "f(2,3), f(4,3), f(4)",
+        "f(2,5,3), f(4,3)",
+        "f(3), f(4,3), f(4)",
+        "f(0,3), f(4,3), f(4)",
+        "f(2,0), f(4,0), f(4)",
+        "f(33,70), f(17,70), f(17)",
+    ],
     smooth: true,
-    ..Op::BASE
 };
 
 pub static DOT: Op = Op {

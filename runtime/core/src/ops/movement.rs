@@ -7,7 +7,7 @@ use super::{Args, Class, Grad, Op, Out, create, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
 use crate::shape::Dims;
-use crate::{Layout, MAX_RANK, Shape};
+use crate::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
@@ -233,12 +233,9 @@ pub static PERMUTE: Op = Op {
     name: "permute",
     sig: "x: tensor, dims: ints",
     doc: "x (...) -> dims in the order named: dim i of the result is dim dims[i] of x.",
-    class: Class::View(|l, attrs, out| {
-        let mut strides = [0; MAX_RANK];
-        for (i, &a) in attrs.iter().enumerate() {
-            strides[i] = l.strides[a as usize];
-        }
-        Some(Layout { shape: *out, strides, offset: l.offset })
+    class: Class::View(|l, attrs, _| {
+        let axes: Vec8 = attrs.iter().map(|&a| a as usize).collect();
+        Some(l.permute(&axes))
     }),
     infer: |i| {
         let dims: Vec8 = i.attrs.iter().map(|&a| i.shape(0).dims()[a as usize]).collect();

@@ -83,10 +83,10 @@ impl Routine {
             inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
         let mut work = moved as f64 * 0.5;
         let run: fn(&Call) -> Result<()> = match l.op.name {
-            "matmul" => {
+            name @ ("matmul" | "linear") => {
                 let dims = inputs[0].layout.shape;
                 work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
-                matmul::run
+                if name == "linear" { matmul::linear } else { matmul::run }
             }
             "gather" => index::gather,
             "scatter" => index::scatter,

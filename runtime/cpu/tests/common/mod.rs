@@ -137,12 +137,14 @@ impl Build {
             })
             .collect();
         let outputs = vec![ValueId(self.values.len() as u32 - 1)];
+        let layouts = vec![Layout::contiguous(self.values[self.values.len() - 1].shape)];
         Kernel::Library(Library {
             op,
             attrs: attrs.into(),
             inputs,
             dtypes,
             outputs,
+            layouts,
             epilogue: None,
             origin: Origin::NONE,
         })

@@ -27,6 +27,7 @@ pub fn routine(program: &Program, l: &Library, _: &Props) -> Result<Work> {
     let mut c = Call::new(program, l, KERNEL)?;
     match l.op.name {
         "matmul" => matmul::product(&mut c)?,
+        "linear" => matmul::linear(&mut c)?,
         "class_ids" => index::class_ids(&mut c)?,
         "gather" => index::gather(&mut c)?,
         "scatter" => index::scatter(&mut c)?,

@@ -169,6 +169,7 @@ impl Case {
             inputs: self.operands,
             dtypes,
             outputs: vec![ValueId(self.values.len() as u32 - 1)],
+            layouts: vec![Layout::contiguous(shape)],
             epilogue: None,
             origin: Origin::NONE,
         };
@@ -358,6 +359,13 @@ fn arithmetic(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         let dims = |p: usize, q: usize| [batch, &[p, q]].concat();
         let case = label(&format!("{batch:?} {m} {n} {k}")).random(dtype, &dims(m, k), lie, false);
         out.push(case.random(dtype, &dims(k, n), Lie::Dense, false).finish("matmul", &[], &dims(m, n), dtype));
+    }
+    // Others are decomposed.
+    for (m, n, k) in [(3, 4, 5), (70, 65, 33), (4, 4, 0)].into_iter().filter(|_| dtype.is_float() && dtype.size() == 2)
+    {
+        let case = label(&format!("{m} {n} {k}")).random(dtype, &[m, k], lie, false);
+        let case = case.random(dtype, &[n, k], Lie::Dense, false).random(dtype, &[n], lie, false);
+        out.push(case.finish("linear", &[], &[m, n], dtype));
     }
 }
 
