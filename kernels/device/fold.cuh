@@ -124,6 +124,19 @@ FN T fold_strips(T x, T* part) {
     return fold_warps<R, 8>(part);
 }
 
+// The same where only the first M <= 32 strips have something: each of them is a chunk, of which `part` holds a partial of
+// each of its 8 warps. Known to all, and each warp finds it by itself.
+template <class R, int M, class T>
+FN typename Wide<T>::type fold_chunks(const T* part, typename Wide<T>::type identity) {
+    typedef typename Wide<T>::type W;
+    const u32 lane = threadIdx.x % 32;
+    W x = identity;
+    if (lane < M) x = R::join(x, (W)fold_warps<R, 8>(part + 8 * lane));
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) x = R::join(x, lane_xor(x, m));
+    return x;
+}
+
 }  // namespace region
 
 #undef FN

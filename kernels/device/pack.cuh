@@ -148,6 +148,21 @@ FN void uniform_pack(f32* o, u64 seed, u64 counter, u64 at) {
     }
 }
 
+// `B` bytes (4, 8 or a multiple of 16) to shared memory while the thread goes on. Who copied may read them after `copied`.
+template <int B>
+FN void copy_ahead(void* to, const void* from) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    if constexpr (B >= 16) {
+#pragma unroll
+        for (int i = 0; i < B; i += 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"((const u8*)from + i) : "memory");
+        }
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(B) : "memory");
+    }
+}
+FN void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // x / d for x < 2^31, by the multiplier ceil(2^(31 + s) / d) where 2^(s - 1) < d <= 2^s.
 FN u32 divide(u32 x, u32 multiplier, u32 shift) { return (u32)(((u64)x * multiplier) >> shift); }
 

@@ -13,6 +13,7 @@ use super::stage::{Fact, Fields, Stage};
 use super::text::Text;
 use perilune_core::DType;
 use perilune_core::ops::ReduceFn;
+use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,6 +30,8 @@ struct Load {
     /// Names of the strides that are neither 0 nor 1.
     lead: Vec<String>,
     tail: Vec<String>,
+    /// The offset: empty, or a name.
+    from: String,
     /// What to add to the walked part of the index: empty, or a name.
     base: String,
 }
@@ -68,6 +71,8 @@ pub struct Emit<'a> {
     names: usize,
     pub slots: bool,
     pub scratch: bool,
+    /// Loads that are read from shared memory, at the same columns.
+    staged: BTreeSet<usize>,
 }
 
 type Coords = HashMap<Vec<usize>, Vec<String>>;
@@ -91,6 +96,7 @@ impl<'a> Emit<'a> {
             names: 0,
             slots: false,
             scratch: false,
+            staged: BTreeSet::new(),
         }
     }
 
@@ -175,6 +181,7 @@ impl<'a> Emit<'a> {
                 stream: Default::default(),
                 lead: vec![],
                 tail: vec![],
+                from: String::new(),
                 base: String::new(),
                 reading,
             };
@@ -212,7 +219,8 @@ impl<'a> Emit<'a> {
             if load.reading.offset != 0 {
                 let offset = load.reading.offset;
                 let fact = if self.wide { Fact::I64(offset as i64) } else { Fact::I32(offset as i32) };
-                load.base = self.fields.number("from", fact);
+                load.from = self.fields.number("from", fact);
+                load.base = load.from.clone();
             }
             if load.reading.access == Access::Invariant {
                 let x = match source {
@@ -305,7 +313,7 @@ impl<'a> Emit<'a> {
             let dims = load.reading.lead.clone();
             let coords = self.coords(&dims, "row", &mut memo);
             let load = &self.loads[&i];
-            let base = self.sum(&load.base, &dims, &load.lead, &coords);
+            let base = self.sum(&load.from, &dims, &load.lead, &coords);
             let t = self.index_type();
             if load.reading.access == Access::RowWise {
                 let x = element(load, &format!("({base})"));
@@ -318,6 +326,62 @@ impl<'a> Emit<'a> {
                 }
             }
         }
+    }
+
+    /// Whether rows of load `i` are neighbours in memory that copies of 4 bytes or more can move.
+    pub fn can_stage(&self, i: usize) -> bool {
+        let Some(load) = self.loads.get(&i) else { return false };
+        let r = &load.reading;
+        let bytes = self.v * self.dtype(i).size();
+        let plain = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector)) && !r.flat;
+        plain && matches!(load.source, Source::Value(_)) && (bytes.is_multiple_of(16) || [4, 8].contains(&bytes))
+    }
+
+    /// Bytes of a row of load `i`, as it is staged.
+    pub fn staged_bytes(&self, i: usize) -> usize {
+        (self.body.region.cols * self.dtype(i).size()).next_multiple_of(16)
+    }
+
+    /// From here on loads are read from shared memory: each has a row there.
+    pub fn stage_rows(&mut self, loads: &[usize]) -> usize {
+        self.text.line("extern __shared__ uint4 staged[];");
+        let mut at = 0;
+        for &i in loads {
+            let s = expr::stored(self.dtype(i));
+            self.text.line(format!("{s}* const stage{i} = ({s}*)((u8*)staged + {at});"));
+            at += self.staged_bytes(i);
+        }
+        self.staged = loads.iter().copied().collect();
+        at
+    }
+
+    /// Declares where row `pos` of the staged loads begins.
+    pub fn row_begin(&mut self, pos: &str, name: &str) {
+        let t = self.index_type();
+        for i in self.staged.clone() {
+            let dims = self.loads[&i].reading.lead.clone();
+            let coords = self.coords(&dims, pos, &mut Coords::new());
+            let load = &self.loads[&i];
+            let base = self.sum(&load.from, &dims, &load.lead, &coords);
+            self.text.line(format!("const {t} {name}{i} = {base};"));
+        }
+    }
+
+    /// Copies the packs of a place, of the rows that begin at `name`.
+    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str) {
+        let (v, t) = (self.v, self.index_type());
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        self.text.open(format!("if ({})", place.guard));
+        for &i in &self.staged {
+            let bytes = v * self.dtype(i).size();
+            let pointer = &self.loads[&i].pointer;
+            self.text.line(format!("copy_ahead<{bytes}>(stage{i} + at, {pointer} + ({name}{i} + ({t})at));"));
+        }
+        self.text.close();
+        self.text.close();
     }
 
     /// Writes the maps over rows among `set` at `depth` (their operands are there).
@@ -394,29 +458,19 @@ impl<'a> Emit<'a> {
             if !p.feeds.is_empty() {
                 self.text.line(format!("const bool in = {};", p.place.guard));
             }
-            self.text.unrolled("e", v);
-            self.text.line(format!("const int x = k * {v} + e;"));
-            let mut computed = BTreeSet::new();
-            for &i in &maps {
-                let args: Vec<String> =
-                    operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
-                let (c, value) = (expr::computed(self.dtype(i)), self.value(i, &args));
-                self.text.line(format!("const {c} s{i} = {value};"));
-                computed.insert(i);
-                if p.keep.contains(&i) || stored.contains(&i) {
-                    self.text.line(format!("r{i}[x] = s{i};"));
-                }
+            let hits: BTreeSet<usize> = maps.iter().copied().filter(|i| self.hit(*i).is_some()).collect();
+            if hits.is_empty() {
+                self.elements(p, &maps, &stored, &singles, &hits);
+            } else {
+                // A pack seldom holds the one element of a row whose index is asked for.
+                let near: Vec<String> = hits.iter().filter_map(|i| self.hit(*i)).collect();
+                self.text.open(format!("if ({})", near.join(" || ")));
+                self.elements(p, &maps, &stored, &singles, &BTreeSet::new());
+                self.text.close();
+                self.text.open("else");
+                self.elements(p, &maps, &stored, &singles, &hits);
+                self.text.close();
             }
-            for &i in &singles {
-                let value = self.operand(i, "x", &computed);
-                self.text.line(format!("o{i}[x] = {value};"));
-            }
-            for &i in p.feeds {
-                let value = self.operand(body.operand(i), "x", &computed);
-                let f = expr::functor(self.reduction(i));
-                self.text.line(format!("if (in) a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
-            }
-            self.text.close();
             self.text.close();
         }
         if !stored.is_empty() {
@@ -437,6 +491,73 @@ impl<'a> Emit<'a> {
             self.text.close();
             self.text.close();
         }
+    }
+
+    /// Writes the elements of pack `k`, with what `never` holds false.
+    fn elements(
+        &mut self,
+        p: &Pass,
+        maps: &[usize],
+        stored: &[usize],
+        singles: &BTreeSet<usize>,
+        never: &BTreeSet<usize>,
+    ) {
+        let (body, v) = (self.body, self.v);
+        self.text.unrolled("e", v);
+        self.text.line(format!("const int x = k * {v} + e;"));
+        let mut computed = BTreeSet::new();
+        for &i in maps {
+            let args: Vec<String> =
+                operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
+            let c = expr::computed(self.dtype(i));
+            let value = if never.contains(&i) { "0".into() } else { self.value(i, &args) };
+            self.text.line(format!("const {c} s{i} = {value};"));
+            computed.insert(i);
+            if p.keep.contains(&i) || stored.contains(&i) {
+                self.text.line(format!("r{i}[x] = s{i};"));
+            }
+        }
+        for &i in singles {
+            let value = self.operand(i, "x", &computed);
+            self.text.line(format!("o{i}[x] = {value};"));
+        }
+        for &i in p.feeds {
+            if self.adds_nothing(i, never) {
+                continue;
+            }
+            let value = self.operand(body.operand(i), "x", &computed);
+            let f = expr::functor(self.reduction(i));
+            self.text.line(format!("if (in) a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
+        }
+        self.text.close();
+    }
+
+    /// For a comparison of the column's number with one number a row: whether pack `k` has the column where it holds.
+    fn hit(&self, i: usize) -> Option<String> {
+        let Code::Map(MapFn::Eq, args) = self.body.code(i) else { return None };
+        let ramp = |a: u32| {
+            let load = self.loads.get(&(a as usize))?;
+            let plain =
+                matches!((&load.reading.tail[..], load.reading.access), ([(_, 1)], Access::Vector | Access::Run));
+            (load.source == Source::Iota && plain && !load.reading.flat && self.dtype(a as usize) == DType::I64)
+                .then_some(a)
+        };
+        let (a, b) = match (ramp(args[0]), ramp(args[1])) {
+            (Some(a), None) => (a, args[1]),
+            (None, Some(b)) => (b, args[0]),
+            _ => return None,
+        };
+        let v = self.v;
+        let wanted = self.operand(b as usize, "", &BTreeSet::new());
+        self.is_one(b as usize).then(|| format!("(u64)({wanted} - r{a}[k * {v}]) < {v}"))
+    }
+
+    /// Whether reduction `i` sums a choice between something and +0 that `never` settles: no sum from +0 becomes -0, so
+    /// that adding +0 changes nothing.
+    fn adds_nothing(&self, i: usize, never: &BTreeSet<usize>) -> bool {
+        let Code::Map(MapFn::Where, args) = self.body.code(self.body.operand(i)) else { return false };
+        let zero = matches!(self.body.code(args[2] as usize), Code::Load { source: Source::Constant(0), .. });
+        self.reduction(i) == ReduceFn::Sum && zero && never.contains(&(args[0] as usize))
     }
 
     fn pack_loop(&mut self, p: &Pass, guarded: bool) {
@@ -476,6 +597,10 @@ impl<'a> Emit<'a> {
                 self.text.close();
             }
             self.text.close();
+            return;
+        }
+        if self.staged.contains(&i) {
+            self.text.line(format!("load_pack<{v}, false>(r{i} + k * {v}, stage{i} + at);"));
             return;
         }
         let coords = self.coords(&reading.tail, pos, memo);
@@ -537,6 +662,8 @@ impl<'a> Emit<'a> {
             blocks: blocks as u64,
             threads: threads as u32,
             most_threads: most_threads as u32,
+            resident: 1,
+            shared_bytes: 0,
             slots: self.slots,
             scratch: self.scratch,
         }

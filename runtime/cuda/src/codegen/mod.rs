@@ -1,7 +1,7 @@
 //! From regions to CUDA text.
 //!
-//! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, or over
-//! several launches `split`), column reductions (`col`). `space` fixes the order of additions, `emit` writes what all of
+//! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, long
+//! ones `staged` in shared memory, or over several launches `split`), column reductions (`col`). `space` fixes the order of additions, `emit` writes what all of
 //! them have in common, `stage` turns text into launches, of one region or of many.
 
 mod body;
@@ -14,6 +14,7 @@ mod row;
 mod space;
 mod split;
 mod stage;
+mod staged;
 mod text;
 
 pub use expr::function;

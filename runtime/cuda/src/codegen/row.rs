@@ -1,8 +1,8 @@
 //! Regions over rows where each row has one block of threads, or part of one.
 //!
 //! Two strategies, chosen by what a thread would have to hold. *Registers*: a thread loads its elements of the row once
-//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from memory (or,
-//! for all but the longest rows, L2). Both follow the order of `space.rs`.
+//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from shared memory
+//! (`staged`) or, where a row does not fit there, from memory. All follow the order of `space.rs`.
 
 use super::body::{Body, operands};
 use super::emit::{Emit, Pass, Place, pack};
@@ -10,6 +10,7 @@ use super::expr;
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split;
 use super::stage::Stage;
+use super::staged;
 use crate::launch::Props;
 use perilune_plan::ir::{Code, Level};
 use std::collections::{BTreeSet, HashMap};
@@ -56,7 +57,7 @@ pub fn stages(body: &Body, props: &Props, many: bool, saved: &BTreeSet<usize>, s
     if many || few {
         return split::stages(body, saved, scratch);
     }
-    vec![one(body, saved, scratch)]
+    vec![one(body, props, saved, scratch)]
 }
 
 /// Registers that pass `d` computes and later ones read.
@@ -90,7 +91,7 @@ fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     out
 }
 
-fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
+fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
     let r = body.region;
     let (rows, cols) = (r.batch * r.rows, r.cols);
     let set = body.needed();
@@ -112,6 +113,9 @@ fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
         _ => 28,
     };
     let registers = chunks <= MAX_CHUNKS && held <= room;
+    if !registers && let Some(stage) = staged::stage(body, props, &passes, saved, scratch) {
+        return stage;
+    }
     let chunks_held = if registers { chunks } else { 1 };
     let in_warp = warps * chunks_held == 1;
     let t = g.position();
