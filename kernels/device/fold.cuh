@@ -64,6 +64,8 @@ struct Min {
 
 template <class T> FN T lane_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 template <> FN u8 lane_xor<u8>(u8 x, int mask) { return (u8)__shfl_xor_sync(0xffffffffu, (int)x, mask); }
+template <class T> FN T lane_first(T x) { return __shfl_sync(0xffffffffu, x, 0); }
+template <> FN u8 lane_first<u8>(u8 x) { return (u8)__shfl_sync(0xffffffffu, (int)x, 0); }
 
 // Bits of an element's place in its block, in the order in which they are folded, from the lowest digit on.
 constexpr u32 ORDER = 0x43562710;
@@ -127,14 +129,14 @@ FN T fold_strips(T x, T* part) {
 // The same where only the first M <= 32 strips have something: each of them is a chunk, of which `part` holds a partial of
 // each of its 8 warps. Known to all, and each warp finds it by itself.
 template <class R, int M, class T>
-FN typename Wide<T>::type fold_chunks(const T* part, typename Wide<T>::type identity) {
+FN T fold_chunks(const T* part, typename Wide<T>::type identity) {
     typedef typename Wide<T>::type W;
     const u32 lane = threadIdx.x % 32;
     W x = identity;
     if (lane < M) x = R::join(x, (W)fold_warps<R, 8>(part + 8 * lane));
 #pragma unroll
     for (int m = 1; m < 32; m *= 2) x = R::join(x, lane_xor(x, m));
-    return x;
+    return lane_first((T)x);
 }
 
 }  // namespace region

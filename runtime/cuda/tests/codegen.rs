@@ -229,6 +229,11 @@ fn main_patterns() {
         all.add(&works(&s.program(&g, true)));
         let a = s.call("sum", &[t(x), ints(&[0])]);
         all.add(&works(&s.program(&[a], true)));
+        let (x, target) = (s.leaf(d, &[32768, 50304]), s.leaf(DType::I64, &[32768]));
+        let l = s.call("cross_entropy", &[t(x), t(target)]);
+        let mut g = s.grads(l, &[x]);
+        g.push(l);
+        all.add(&works(&s.program(&g, true)));
     }
     if let Ok(dir) = std::env::var("PERILUNE_DUMP") {
         for (k, f) in all.by_text.values().enumerate() {

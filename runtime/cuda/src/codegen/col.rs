@@ -61,6 +61,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         decl: vec![format!("const {t} at = origin + k * {};", lanes * v)],
         guard: "at < limit".into(),
         partial: false,
+        full: r.cols.is_multiple_of(width),
     };
     let none = BTreeSet::new();
     g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores });

@@ -42,6 +42,8 @@ pub struct Place {
     pub guard: String,
     /// The last pack may be partial.
     pub partial: bool,
+    /// The guard fails only where nothing is stored of what is computed: rows that there are not.
+    pub full: bool,
 }
 
 /// One walk over a thread's elements.
@@ -425,7 +427,7 @@ impl<'a> Emit<'a> {
             .filter(|i| !p.held.contains(i) && body.level(*i) == Level::Full && !self.is_one(*i))
             .collect();
         let (loads, maps): (Vec<usize>, Vec<usize>) =
-            fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }));
+            fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }) && !self.is_ramp(*i));
         let n = p.packs * self.v;
         let v = self.v;
         if !loads.is_empty() {
@@ -454,10 +456,9 @@ impl<'a> Emit<'a> {
             self.text.line(format!("{c} o{i}[{n}];"));
         }
         if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
-            self.pack_loop(p, false);
-            if !p.feeds.is_empty() {
-                self.text.line(format!("const bool in = {};", p.place.guard));
-            }
+            // One branch for a pack: one for each element would put them one after the other.
+            let guarded = !p.place.full && !(p.feeds.is_empty() && p.held.is_empty());
+            self.pack_loop(p, guarded);
             let hits: BTreeSet<usize> = maps.iter().copied().filter(|i| self.hit(*i).is_some()).collect();
             if hits.is_empty() {
                 self.elements(p, &maps, &stored, &singles, &hits);
@@ -469,6 +470,9 @@ impl<'a> Emit<'a> {
                 self.text.close();
                 self.text.open("else");
                 self.elements(p, &maps, &stored, &singles, &hits);
+                self.text.close();
+            }
+            if guarded {
                 self.text.close();
             }
             self.text.close();
@@ -510,7 +514,11 @@ impl<'a> Emit<'a> {
             let args: Vec<String> =
                 operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
             let c = expr::computed(self.dtype(i));
-            let value = if never.contains(&i) { "0".into() } else { self.value(i, &args) };
+            let value = match self.body.code(i) {
+                _ if never.contains(&i) => "0".into(),
+                Code::Load { .. } => self.ramp(i, "e"),
+                _ => self.value(i, &args),
+            };
             self.text.line(format!("const {c} s{i} = {value};"));
             computed.insert(i);
             if p.keep.contains(&i) || stored.contains(&i) {
@@ -527,21 +535,31 @@ impl<'a> Emit<'a> {
             }
             let value = self.operand(body.operand(i), "x", &computed);
             let f = expr::functor(self.reduction(i));
-            self.text.line(format!("if (in) a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
+            self.text.line(format!("a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
         }
         self.text.close();
+    }
+
+    /// Whether load `i` is the number of the column plus something fixed: made where it is used, not kept.
+    pub fn is_ramp(&self, i: usize) -> bool {
+        let Some(load) = self.loads.get(&i) else { return false };
+        let r = &load.reading;
+        let walked = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector | Access::Run));
+        load.source == Source::Iota && walked && !r.flat
+    }
+
+    /// Element `e` of it in a pack.
+    fn ramp(&self, i: usize, e: &str) -> String {
+        let t = self.index_type();
+        let load = &self.loads[&i];
+        let base = if load.base.is_empty() { String::new() } else { format!("{} + ", load.base) };
+        format!("(i64)({base}({t})at + ({t}){e})")
     }
 
     /// For a comparison of the column's number with one number a row: whether pack `k` has the column where it holds.
     fn hit(&self, i: usize) -> Option<String> {
         let Code::Map(MapFn::Eq, args) = self.body.code(i) else { return None };
-        let ramp = |a: u32| {
-            let load = self.loads.get(&(a as usize))?;
-            let plain =
-                matches!((&load.reading.tail[..], load.reading.access), ([(_, 1)], Access::Vector | Access::Run));
-            (load.source == Source::Iota && plain && !load.reading.flat && self.dtype(a as usize) == DType::I64)
-                .then_some(a)
-        };
+        let ramp = |a: u32| self.is_ramp(a as usize).then_some(a as usize);
         let (a, b) = match (ramp(args[0]), ramp(args[1])) {
             (Some(a), None) => (a, args[1]),
             (None, Some(b)) => (b, args[0]),
@@ -549,7 +567,7 @@ impl<'a> Emit<'a> {
         };
         let v = self.v;
         let wanted = self.operand(b as usize, "", &BTreeSet::new());
-        self.is_one(b as usize).then(|| format!("(u64)({wanted} - r{a}[k * {v}]) < {v}"))
+        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {}) < {v}", self.ramp(a, "0")))
     }
 
     /// Whether reduction `i` sums a choice between something and +0 that `never` settles: no sum from +0 becomes -0, so

@@ -71,7 +71,7 @@ fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     let mut pass_of: HashMap<usize, usize> = HashMap::new();
     for d in 0..count {
         for i in body.closure(roots(d), |i| body.level(i) == Level::Row) {
-            if body.level(i) == Level::Full && !g.is_one(i) {
+            if body.level(i) == Level::Full && !g.is_one(i) && !g.is_ramp(i) {
                 pass_of.entry(i).or_insert(d);
             }
         }
@@ -145,6 +145,7 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
             decl: vec![format!("const {t} at = origin + {spread};")],
             guard: "at < limit".into(),
             partial: false,
+            full: cols == OCTET * blocks_each * lanes * warps * chunks_held,
         };
         let mut held = BTreeSet::new();
         for d in 0..passes.feeds.len() {
@@ -205,7 +206,8 @@ fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) 
         let loads = need
             .iter()
             .copied()
-            .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full && !g.is_one(*i));
+            .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full)
+            .filter(|i| !g.is_one(*i) && !g.is_ramp(*i));
         let now: BTreeSet<usize> = loads.chain(stores).chain(keep[d].iter().copied()).chain(before).collect();
         most = most.max(now.into_iter().map(words).sum());
     }
@@ -293,6 +295,7 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
         decl: vec![format!("const {t} at = b + origin + {spread};")],
         guard: "at < end".into(),
         partial: false,
+        full: false,
     };
     let none = BTreeSet::new();
     g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores });

@@ -145,6 +145,7 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
         decl: vec![format!("const {t} at = b + k / {runs} * stride + k % {runs} * {};", 32 * v)],
         guard: "at < limit".into(),
         partial: false,
+        full: false,
     };
     let none = BTreeSet::new();
     g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores });

@@ -12,7 +12,7 @@ use super::row::{Passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::stage::Stage;
 use crate::launch::Props;
-use perilune_plan::ir::{Code, Level, Source};
+use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
 /// Threads that share a chunk.
@@ -55,7 +55,6 @@ pub fn stage(
         return None;
     }
     let (teams, resident) = if 2 * each <= all { (2, 2) } else { (4, 1) };
-    let unroll = if words * 2 * OCTET <= ROOM { 2 } else { 1 };
     let t = g.position();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
@@ -64,15 +63,17 @@ pub fn stage(
         let c = expr::computed(g.dtype(i));
         g.text.line(format!("__shared__ {c} part{i}[2][{}];", 8 * chunks));
     }
-    let runs = OCTET / v;
-    let decl = format!("const {t} at = b + origin + k / {runs} * {TEAM_SPAN} + k % {runs} * {};", 32 * v);
-    let place = Place { decl: vec![decl], guard: "at < end".into(), partial: false };
-    let packs = unroll * runs;
+    let packs = OCTET / v;
+    // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
+    let decl = format!("const {t} at = b + k * {};", 32 * v);
+    let full = packs == 1 || cols.is_multiple_of(BLOCK);
+    let guard = if full { "true" } else { "at < end" };
+    let place = Place { decl: vec![decl], guard: guard.into(), partial: false, full };
     let chunk = |g: &mut Emit| {
         g.text.open(format!("for ({t} m = team; m < {chunks}; m += {teams})"));
         g.text.line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));
     };
-    let walk = |g: &mut Emit| g.text.open(format!("for ({t} b = begin; b < end; b += {})", unroll * TEAM_SPAN));
+    let walk = |g: &mut Emit| g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
 
     g.text.line(format!("const {t} first = block;"));
     g.row_begin("first", "f");
@@ -117,7 +118,7 @@ pub fn stage(
         for &i in feeds {
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
             let (c, id) = (expr::computed(d), expr::identity(g.reduction(i), d));
-            let x = expr::rounded(d, format!("({c})fold_chunks<{f}, {chunks}>(part{i}[flip], {id})"));
+            let x = expr::rounded(d, format!("fold_chunks<{f}, {chunks}>(part{i}[flip], {id})"));
             g.text.line(format!("const {c} r{i} = {x};"));
         }
         g.row_maps(&set, d + 1);
@@ -134,18 +135,15 @@ pub fn stage(
     Some(Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..out })
 }
 
-/// Elements of a row that a team walks at a time.
-const TEAM_SPAN: usize = 8 * BLOCK;
-
-/// Registers of 4 bytes that an element takes at most in one pass. The numbers of columns are not kept.
+/// Registers of 4 bytes that an element takes at most in one pass.
 fn words(body: &Body, passes: &Passes, g: &Emit) -> usize {
     let size = |i: usize| body.region.body[i].dtype.compute().size().div_ceil(4);
     let of_pass = |d: usize| {
         let stores: Vec<usize> = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize).collect();
         let roots = passes.feeds[d].iter().map(|i| body.operand(*i)).chain(stores.iter().copied());
         let loads = body.closure(roots, |i| body.level(i) == Level::Row).into_iter().filter(|i| {
-            let kept = matches!(body.code(*i), Code::Load { source, .. } if *source != Source::Iota);
-            kept && body.level(*i) == Level::Full && !g.is_one(*i)
+            let load = matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
+            load && !g.is_one(*i) && !g.is_ramp(*i)
         });
         let all: BTreeSet<usize> = loads.chain(stores).collect();
         all.into_iter().map(size).sum::<usize>()
