@@ -229,6 +229,16 @@ fn main_patterns() {
         all.add(&works(&s.program(&g, true)));
         let a = s.call("sum", &[t(x), ints(&[0])]);
         all.add(&works(&s.program(&[a], true)));
+        let (x, w, b) = (s.leaf(DType::F32, &[32768, 768]), s.leaf(DType::F32, &[768]), s.leaf(DType::F32, &[768]));
+        let (g, r) = (s.leaf(d, &[32768, 768]), s.leaf(DType::F32, &[32768, 768]));
+        let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
+        let y = s.g.cast(y, d).unwrap();
+        let m = s.call("mul", &[t(y), t(g)]);
+        let (l, k) = (s.call("sum", &[t(m)]), s.call("mul", &[t(x), t(r)]));
+        let k = s.call("sum", &[t(k)]);
+        let l = s.call("add", &[t(l), t(k)]);
+        let g = s.grads(l, &[x, w, b]);
+        all.add(&works(&s.program(&g, true)));
         let (x, target) = (s.leaf(d, &[32768, 50304]), s.leaf(DType::I64, &[32768]));
         let l = s.call("cross_entropy", &[t(x), t(target)]);
         let mut g = s.grads(l, &[x]);

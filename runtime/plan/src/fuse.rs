@@ -307,7 +307,10 @@ impl Fuser<'_> {
         let large = large.filter(|d| small.is_none_or(|n| self.out.clusters[d.0].numel / WORTH_WAITING >= n));
         let mut chosen = match large.filter(|d| self.waits(*d, reads, n, fold.is_some(), ask)) {
             Some((k, level)) => Some((self.unite(&[k], ask), level)),
-            None => joined.map(|(peers, level)| (self.unite(&peers, ask), level)),
+            None => joined.map(|(peers, level)| {
+                let peers = self.unread(peers, level, &direct, ask);
+                (self.unite(&peers, ask), level)
+            }),
         };
         if chosen.is_none() {
             // Nothing to join through registers: all readings are loads.
@@ -369,6 +372,27 @@ impl Fuser<'_> {
         let peers: SmallVec<[usize; 3]> = deepest.clone().filter(|d| d.1 == level).map(|d| d.0).collect();
         let all = deepest.count() == peers.len();
         (all && self.compatible(&peers, ask)).then_some((peers, level))
+    }
+
+    /// Adds the producers that nobody reads yet through memory: they may as well run as late as the others.
+    fn unread(
+        &mut self,
+        mut peers: SmallVec<[usize; 3]>,
+        level: Level,
+        direct: &[(usize, Level)],
+        ask: Ask,
+    ) -> SmallVec<[usize; 3]> {
+        let depth = self.out.clusters[peers[0]].depth;
+        for &(k, at) in direct.iter().filter(|d| !peers.contains(&d.0)).collect::<SmallVec<[_; 3]>>() {
+            let unread = self.users.get(&Maker::Cluster(k)).is_none_or(SmallVec::is_empty);
+            peers.push(k);
+            if unread && at == level && self.compatible(&peers, ask) {
+                self.out.clusters[k].depth = depth;
+            } else {
+                peers.pop();
+            }
+        }
+        peers
     }
 
     /// Lets a cluster wait for whatever else a node over `n` elements reads that joins it, if that is little.

@@ -120,7 +120,7 @@ fn finish(g: &mut Emit, i: usize, strands: usize, lanes: usize, cells: Option<us
     g.text.close();
 }
 
-fn col_stores(g: &mut Emit, i: usize, at: &str) {
+pub fn col_stores(g: &mut Emit, i: usize, at: &str) {
     let stores: Vec<usize> = g.body.stores(Level::Col).collect();
     for k in stores {
         let (reg, value) = g.body.region.stores[k];
@@ -131,7 +131,7 @@ fn col_stores(g: &mut Emit, i: usize, at: &str) {
     }
 }
 
-fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
+pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
     let r = body.region;
     let mut g = Emit::new(body, Some(r.cols), 1);
     let t = g.position();

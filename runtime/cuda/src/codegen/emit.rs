@@ -74,7 +74,7 @@ pub struct Emit<'a> {
     pub slots: bool,
     pub scratch: bool,
     /// Loads that are read from shared memory, at the same columns.
-    staged: BTreeSet<usize>,
+    staged: Vec<usize>,
 }
 
 type Coords = HashMap<Vec<usize>, Vec<String>>;
@@ -98,7 +98,7 @@ impl<'a> Emit<'a> {
             names: 0,
             slots: false,
             scratch: false,
-            staged: BTreeSet::new(),
+            staged: Vec::new(),
         }
     }
 
@@ -344,17 +344,28 @@ impl<'a> Emit<'a> {
         (self.body.region.cols * self.dtype(i).size()).next_multiple_of(16)
     }
 
-    /// From here on loads are read from shared memory: each has a row there.
-    pub fn stage_rows(&mut self, loads: &[usize]) -> usize {
+    /// From here on loads are read from shared memory, where each has so many rows side by side: their bytes.
+    pub fn stage_rows(&mut self, loads: &[usize], rows: usize) -> usize {
         self.text.line("extern __shared__ uint4 staged[];");
+        self.staged = loads.to_vec();
+        loads.iter().map(|i| self.staged_bytes(*i) * rows).sum()
+    }
+
+    /// Declares where row `row` of each staged load lies, of the `rows` that are side by side, in set `set` of them.
+    pub fn staged_rows(&mut self, name: &str, set: &str, row: &str, rows: usize) {
+        let all: usize = self.staged.iter().map(|i| self.staged_bytes(*i) * rows).sum();
         let mut at = 0;
-        for &i in loads {
-            let s = expr::stored(self.dtype(i));
-            self.text.line(format!("{s}* const stage{i} = ({s}*)((u8*)staged + {at});"));
-            at += self.staged_bytes(i);
+        for i in self.staged.clone() {
+            let (s, bytes) = (expr::stored(self.dtype(i)), self.staged_bytes(i));
+            self.text
+                .line(format!("{s}* const {name}{i} = ({s}*)((u8*)staged + {set} * {all} + {row} * {bytes} + {at});"));
+            at += bytes * rows;
         }
-        self.staged = loads.iter().copied().collect();
-        at
+    }
+
+    /// Whether load `i` has other elements in another row.
+    pub fn differs_by_row(&self, i: usize) -> bool {
+        self.loads.get(&i).is_some_and(|l| l.reading.lead.iter().any(|d| d.1 != 0))
     }
 
     /// Declares where row `pos` of the staged loads begins.
@@ -369,8 +380,8 @@ impl<'a> Emit<'a> {
         }
     }
 
-    /// Copies the packs of a place, of the rows that begin at `name`.
-    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str) {
+    /// Copies the packs of a place, of the rows that begin at `name`, to the staged rows `to`.
+    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str, to: &str) {
         let (v, t) = (self.v, self.index_type());
         self.text.unrolled("k", packs);
         for line in &place.decl {
@@ -380,7 +391,7 @@ impl<'a> Emit<'a> {
         for &i in &self.staged {
             let bytes = v * self.dtype(i).size();
             let pointer = &self.loads[&i].pointer;
-            self.text.line(format!("copy_ahead<{bytes}>(stage{i} + at, {pointer} + ({name}{i} + ({t})at));"));
+            self.text.line(format!("copy_ahead<{bytes}>({to}{i} + at, {pointer} + ({name}{i} + ({t})at));"));
         }
         self.text.close();
         self.text.close();
@@ -409,10 +420,15 @@ impl<'a> Emit<'a> {
     /// Declares the partial results of reductions.
     pub fn partials(&mut self, feeds: &[usize]) {
         for &i in feeds {
-            let d = self.dtype(i);
-            let id = vec![expr::identity(self.reduction(i), d); OCTET].join(", ");
-            self.text.line(format!("{} a{i}[{OCTET}] = {{{id}}};", expr::computed(d)));
+            self.partial(i, OCTET);
         }
+    }
+
+    /// The same of one, of `n` elements.
+    pub fn partial(&mut self, i: usize, n: usize) {
+        let d = self.dtype(i);
+        let id = vec![expr::identity(self.reduction(i), d); n].join(", ");
+        self.text.line(format!("{} a{i}[{n}] = {{{id}}};", expr::computed(d)));
     }
 
     /// Writes a pass.
@@ -535,7 +551,12 @@ impl<'a> Emit<'a> {
             }
             let value = self.operand(body.operand(i), "x", &computed);
             let f = expr::functor(self.reduction(i));
-            self.text.line(format!("a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
+            // Each column of its own, or the eight slots of a block.
+            let slot = match self.body.level(i) {
+                Level::Col => "x".to_string(),
+                _ => format!("x % {OCTET}"),
+            };
+            self.text.line(format!("a{i}[{slot}] = {f}::join(a{i}[{slot}], {value});"));
         }
         self.text.close();
     }

@@ -24,12 +24,12 @@ pub struct Passes {
     pub stores: Vec<Vec<usize>>,
 }
 
-/// The passes of a region, without column reductions.
+/// The passes of a region.
 pub fn passes(body: &Body) -> Passes {
     let last = body.last_pass();
     let (mut feeds, mut stores) = (vec![Vec::new(); last + 1], vec![Vec::new(); last + 1]);
     for i in body.needed() {
-        if matches!(body.code(i), Code::ReduceRow(..)) {
+        if body.is_reduction(i) {
             feeds[body.depth[body.operand(i)]].push(i);
         }
     }
@@ -61,7 +61,7 @@ pub fn stages(body: &Body, props: &Props, many: bool, saved: &BTreeSet<usize>, s
 }
 
 /// Registers that pass `d` computes and later ones read.
-fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
+pub fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     let count = passes.feeds.len();
     let roots = |d: usize| -> Vec<usize> {
         let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
@@ -193,10 +193,20 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
     g.stage(strategy, rows, threads, threads)
 }
 
-/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements.
-fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) -> usize {
+/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements: what it loads, stores and keeps,
+/// and what earlier passes kept that this one or a later one reads.
+pub fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) -> usize {
+    // A 16-bit float as f32 is the register that it was loaded to.
+    let same = |mut i: usize| {
+        while let Code::Cast(a) = body.code(i)
+            && body.region.body[*a as usize].dtype.compute() == body.region.body[i].dtype
+        {
+            i = *a as usize;
+        }
+        i
+    };
     let words = |i: usize| body.region.body[i].dtype.compute().size().div_ceil(4);
-    let mut most = 1;
+    let (mut fresh, mut read) = (Vec::new(), Vec::new());
     for d in 0..keep.len() {
         let before: BTreeSet<usize> = keep[..d].iter().flatten().copied().collect();
         let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
@@ -208,10 +218,15 @@ fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) 
             .copied()
             .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full)
             .filter(|i| !g.is_one(*i) && !g.is_ramp(*i));
-        let now: BTreeSet<usize> = loads.chain(stores).chain(keep[d].iter().copied()).chain(before).collect();
-        most = most.max(now.into_iter().map(words).sum());
+        fresh.push(loads.chain(stores).chain(keep[d].iter().copied()).map(same).collect::<BTreeSet<usize>>());
+        read.push(need.intersection(&before).copied().map(same).collect::<BTreeSet<usize>>());
     }
-    most
+    let of_pass = |d: usize| {
+        let kept: BTreeSet<usize> = keep[..d].iter().flatten().copied().map(same).collect();
+        let later = kept.into_iter().filter(|i| read[d..].iter().any(|r| r.contains(i)));
+        fresh[d].iter().copied().chain(later).collect::<BTreeSet<usize>>().into_iter().map(words).sum()
+    };
+    (0..keep.len()).map(of_pass).max().unwrap_or(0).max(1)
 }
 
 /// From the partial results of held elements to the reductions' registers.

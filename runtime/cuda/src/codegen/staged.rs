@@ -58,7 +58,8 @@ pub fn stage(
     let t = g.position();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
-    let shared_bytes = g.stage_rows(&loads);
+    let shared_bytes = g.stage_rows(&loads, 1);
+    g.staged_rows("stage", "0", "0", 1);
     for &i in passes.feeds.iter().flatten() {
         let c = expr::computed(g.dtype(i));
         g.text.line(format!("__shared__ {c} part{i}[2][{}];", 8 * chunks));
@@ -79,7 +80,7 @@ pub fn stage(
     g.row_begin("first", "f");
     chunk(&mut g);
     walk(&mut g);
-    g.copy_ahead(packs, &place, "f");
+    g.copy_ahead(packs, &place, "f", "stage");
     g.text.close();
     g.text.close();
     g.text.line("u32 flip = 0;");
@@ -100,7 +101,7 @@ pub fn stage(
             g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds, stores });
             if d == last {
                 g.text.open("if (more)");
-                g.copy_ahead(packs, &place, "f");
+                g.copy_ahead(packs, &place, "f", "stage");
                 g.text.close();
             }
             g.text.close();
