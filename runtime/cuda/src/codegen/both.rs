@@ -1,4 +1,5 @@
-//! Rows whose columns are reduced too, in one walk: what a norm's backward reads, it reads once.
+//! Rows whose columns are reduced too, in one walk: what a norm's backward reads, it reads once. And rows with weights for
+//! their columns, which a thread loads once for all of its rows.
 //!
 //! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
 //! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. While a row is worked
@@ -25,33 +26,49 @@ const THREADS: [usize; 2] = [64, 256];
 pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Stage>> {
     let r = body.region;
     let cols = r.cols;
-    let cut = space::columns(r.batch, r.rows, cols);
     let (lanes, warps) = (space::lanes(cols), space::warps(cols));
-    let (group, strands) = (lanes * warps, cut.strands);
-    let threads = group * strands;
-    let blocks = r.batch * cut.chunks;
-    let fits = cols <= CHUNK && (THREADS[0]..=THREADS[1]).contains(&threads) && threads.is_multiple_of(32);
-    if !fits || 2 * blocks < props.sms as usize {
-        return None;
-    }
+    let group = lanes * warps;
     let set = body.needed();
     let v = row_pack(body, &set);
     let passes = passes(body);
     let mut g = Emit::new(body, Some(cols), v);
-    g.declare("rows", r.rows);
     g.declare("cols", cols);
-    g.declare("chunks", cut.chunks);
-    g.declare("chunk_rows", cut.chunk);
     g.prologue(&set);
     let keep = crossing(body, &passes, &g);
     let sums: Vec<usize> = set.iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceCol(..))).collect();
+    let loads = |g: &Emit, by_row: bool| -> Vec<usize> {
+        let full = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
+        set.iter().copied().filter(|i| full(i) && g.can_stage(*i) && g.differs_by_row(*i) == by_row).collect()
+    };
+    // Without column reductions, what pays is that weights are loaded once.
+    let once = if sums.is_empty() { loads(&g, false) } else { vec![] };
+    if sums.is_empty() && once.is_empty() {
+        return None;
+    }
     let each = cols.div_ceil(BLOCK * warps) * OCTET;
     let words = |i: &usize| g.dtype(*i).compute().size() / 4;
     let need = (held_words(body, &passes, &keep, &g) + sums.iter().map(words).sum::<usize>()) * each;
     let resident = 2 - ROOM.iter().position(|room| need <= *room)?;
+    let (batch, rows, cut) = match sums.is_empty() {
+        true => {
+            let (rows, strands) = (r.batch * r.rows, (THREADS[1] / group).max(1));
+            let chunk = rows.div_ceil(resident * props.sms as usize).next_multiple_of(strands);
+            (1, rows, space::Columns { strands, chunk, chunks: rows.div_ceil(chunk.max(1)) })
+        }
+        false => (r.batch, r.rows, space::columns(r.batch, r.rows, cols)),
+    };
+    let strands = cut.strands;
+    let (threads, blocks) = (group * strands, batch * cut.chunks);
+    let fits = cols <= CHUNK && (THREADS[0]..=THREADS[1]).contains(&threads) && threads.is_multiple_of(32);
+    if !fits || 2 * blocks < props.sms as usize {
+        return None;
+    }
+    g.declare("rows", rows);
+    g.declare("chunks", cut.chunks);
+    g.declare("chunk_rows", cut.chunk);
     let runs = OCTET / v;
     let spread = |k: &str| format!("{k} / {runs} * {} + {k} % {runs} * {}", BLOCK * warps, lanes * v);
-    let whole = each * group == cols && r.rows.is_multiple_of(strands);
+    let whole = each * group == cols && rows.is_multiple_of(strands);
     let place = Place {
         decl: vec![format!("const {} at = origin + {};", g.position(), spread("k"))],
         guard: if whole { "true" } else { "at < limit" }.into(),
@@ -70,18 +87,14 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     for &i in &sums {
         g.partial(i, each);
     }
-    let loads: Vec<usize> = set
-        .iter()
-        .copied()
-        .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full)
-        .filter(|i| g.can_stage(*i) && g.differs_by_row(*i))
-        .collect();
+    let loads = loads(&g, true);
+    g.load_once(&once, packs, &place);
     let staged = g.stage_rows(&loads, strands);
     let widest = sums.iter().map(|i| g.dtype(*i).compute().size()).max().unwrap_or(0);
-    let shared_bytes = if strands > 1 { (2 * staged).max(each * threads * widest) } else { 2 * staged };
-    if resident * (shared_bytes + 2048) > props.shared_bytes as usize {
-        return None;
-    }
+    let combined = if strands > 1 { each * threads * widest } else { 0 };
+    let room = props.shared_bytes as usize / resident - 2048;
+    let depth = [3, 2].into_iter().find(|d| (d * staged).max(combined) <= room)?;
+    let shared_bytes = (depth * staged).max(combined);
     for &i in passes.feeds.iter().flatten().filter(|i| warps > 1 && matches!(body.code(**i), Code::ReduceRow(..))) {
         let c = expr::computed(g.dtype(i));
         g.text.line(format!("__shared__ {c} part{i}[2][{}];", threads / 32));
@@ -93,24 +106,29 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
         g.staged_rows("to", flip, "strand", strands);
         g.copy_ahead(packs, &place, "f", "to");
         g.text.close();
+        g.text.line("group_copies();");
     };
-    ahead(&mut g, "begin + strand", "0");
-    g.text.line("u32 flip = 0;");
+    for k in 0..depth - 1 {
+        ahead(&mut g, &format!("begin + strand + {}", k * strands), &k.to_string());
+    }
+    g.text.line("u32 flip = 0, set = 0;");
     g.text.open(format!("for ({t} y = begin; y < stop; y += {strands}, flip ^= 1)"));
     g.text.line("const bool live = y + strand < stop;");
     g.text.line(format!("const {t} row = b * rows + (live ? y + strand : y), limit = live ? cols : 0;"));
-    g.text.line("copied();");
-    ahead(&mut g, &format!("y + {strands} + strand"), "(flip ^ 1)");
-    g.staged_rows("stage", "flip", "strand", strands);
+    g.text.line(format!("copied_but<{}>();", depth - 2));
+    // Where the row before this one lay.
+    ahead(&mut g, &format!("y + strand + {}", (depth - 1) * strands), &format!("(set == 0 ? {} : set - 1)", depth - 1));
+    g.staged_rows("stage", "set", "strand", strands);
+    g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
     g.row_start(&set);
     g.row_maps(&set, 0);
-    let mut held = BTreeSet::new();
+    let mut held: BTreeSet<usize> = once.into_iter().collect();
     for d in 0..passes.feeds.len() {
         let rows: Vec<usize> =
             passes.feeds[d].iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceRow(..))).collect();
         g.partials(&rows);
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
-        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores });
+        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, picks: &[] });
         held.extend(keep[d].iter().copied());
         fold(&mut g, &rows, lanes, warps);
         g.row_maps(&set, d + 1);
@@ -122,13 +140,14 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     }
     g.text.close();
 
-    let joins = cut.chunks > 1;
+    let joins = cut.chunks > 1 && !sums.is_empty();
     let cells: Vec<usize> =
-        sums.iter().filter(|_| joins).map(|_| take(scratch, cut.chunks * r.batch * cols * 8)).collect();
+        sums.iter().filter(|_| joins).map(|_| take(scratch, cut.chunks * batch * cols * 8)).collect();
     for (n, &i) in sums.iter().enumerate() {
         finish(&mut g, i, each, (group, strands), cells.get(n).copied(), &spread(&format!("(k / {v})")));
     }
-    let first = g.stage("row_col", blocks, threads, threads);
+    let strategy = if sums.is_empty() { "row_walk" } else { "row_col" };
+    let first = g.stage(strategy, blocks, threads, threads);
     let first = Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..first };
     let join = joins.then(|| combine(body, &sums, &cells, cut.chunks));
     Some(std::iter::once(first).chain(join).collect())

@@ -64,7 +64,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         full: r.cols.is_multiple_of(width),
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores });
+    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores, picks: &[] });
     g.text.close();
     for (n, &i) in feeds.iter().enumerate() {
         finish(&mut g, i, strands, lanes, cells.get(n).copied(), n == 0);

@@ -57,6 +57,8 @@ pub struct Pass<'p> {
     pub feeds: &'p [usize],
     /// Positions in the region's stores.
     pub stores: &'p [usize],
+    /// Those of `feeds` that take one element of a row (see `Emit::picks`): it goes to `pick`.
+    pub picks: &'p [usize],
 }
 
 pub struct Emit<'a> {
@@ -480,7 +482,7 @@ impl<'a> Emit<'a> {
                 self.elements(p, &maps, &stored, &singles, &hits);
             } else {
                 // A pack seldom holds the one element of a row whose index is asked for.
-                let near: Vec<String> = hits.iter().filter_map(|i| self.hit(*i)).collect();
+                let near: Vec<String> = hits.iter().filter_map(|i| self.hit(*i)).map(|h| format!("{h}{v}")).collect();
                 self.text.open(format!("if ({})", near.join(" || ")));
                 self.elements(p, &maps, &stored, &singles, &BTreeSet::new());
                 self.text.close();
@@ -526,6 +528,10 @@ impl<'a> Emit<'a> {
         self.text.unrolled("e", v);
         self.text.line(format!("const int x = k * {v} + e;"));
         let mut computed = BTreeSet::new();
+        let only_stored = |i: usize| {
+            let read = |j: &usize| operands(body.code(*j)).contains(&(i as u32));
+            stored.contains(&i) && !p.keep.contains(&i) && !maps.iter().chain(p.feeds).any(|j| read(j))
+        };
         for &i in maps {
             let args: Vec<String> =
                 operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
@@ -533,6 +539,12 @@ impl<'a> Emit<'a> {
             let value = match self.body.code(i) {
                 _ if never.contains(&i) => "0".into(),
                 Code::Load { .. } => self.ramp(i, "e"),
+                // Rounded by the store.
+                code if self.dtype(i).is_half() && only_stored(i) => match code {
+                    Code::Cast(a) if expr::computed(self.dtype(*a as usize)) == "f32" => args[0].clone(),
+                    Code::Map(f, _) => expr::map(*f, DType::F32, &args),
+                    _ => self.value(i, &args),
+                },
                 _ => self.value(i, &args),
             };
             self.text.line(format!("const {c} s{i} = {value};"));
@@ -547,6 +559,13 @@ impl<'a> Emit<'a> {
         }
         for &i in p.feeds {
             if self.adds_nothing(i, never) {
+                continue;
+            }
+            if p.picks.contains(&i)
+                && let [hit, x, ..] = operands(body.code(body.operand(i)))
+            {
+                let (hit, x) = (self.operand(*hit as usize, "x", &computed), self.operand(*x as usize, "x", &computed));
+                self.text.line(format!("if ({hit}) pick{i}[flip] = {x};"));
                 continue;
             }
             let value = self.operand(body.operand(i), "x", &computed);
@@ -577,7 +596,8 @@ impl<'a> Emit<'a> {
         format!("(i64)({base}({t})at + ({t}){e})")
     }
 
-    /// For a comparison of the column's number with one number a row: whether pack `k` has the column where it holds.
+    /// For a comparison of the column's number with one number a row: whether the columns from `at` on have the one where
+    /// it holds, less how many of them.
     fn hit(&self, i: usize) -> Option<String> {
         let Code::Map(MapFn::Eq, args) = self.body.code(i) else { return None };
         let ramp = |a: u32| self.is_ramp(a as usize).then_some(a as usize);
@@ -586,9 +606,34 @@ impl<'a> Emit<'a> {
             (None, Some(b)) => (b, args[0]),
             _ => return None,
         };
-        let v = self.v;
         let wanted = self.operand(b as usize, "", &BTreeSet::new());
-        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {}) < {v}", self.ramp(a, "0")))
+        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {}) < ", self.ramp(a, "0")))
+    }
+
+    /// For a reduction that sums what is 0 but in one column: whether the row has that column.
+    pub fn picks(&self, i: usize) -> Option<String> {
+        let Code::Map(MapFn::Where, args) = self.body.code(self.body.operand(i)) else { return None };
+        let hit = args[0] as usize;
+        let found = self.hit(hit)?;
+        (self.adds_nothing(i, &BTreeSet::from([hit])) && expr::computed(self.dtype(i)) == "f32").then_some(found)
+    }
+
+    /// Loads packs that stay what they are for all rows.
+    pub fn load_once(&mut self, loads: &[usize], packs: usize, place: &Place) {
+        let n = packs * self.v;
+        for &i in loads {
+            self.text.line(format!("{} r{i}[{n}] = {{}};", expr::computed(self.dtype(i))));
+        }
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        self.text.open("if (at < cols)");
+        for &i in loads {
+            self.load(i, false, &mut Coords::new());
+        }
+        self.text.close();
+        self.text.close();
     }
 
     /// Whether reduction `i` sums a choice between something and +0 that `never` settles: no sum from +0 becomes -0, so

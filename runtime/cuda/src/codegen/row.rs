@@ -5,6 +5,7 @@
 //! (`staged`) or, where a row does not fit there, from memory. All follow the order of `space.rs`.
 
 use super::body::{Body, operands};
+use super::both;
 use super::emit::{Emit, Pass, Place, pack};
 use super::expr;
 use super::space::{self, BLOCK, CHUNK, OCTET};
@@ -57,7 +58,10 @@ pub fn stages(body: &Body, props: &Props, many: bool, saved: &BTreeSet<usize>, s
     if many || few {
         return split::stages(body, saved, scratch);
     }
-    vec![one(body, props, saved, scratch)]
+    match both::stages(body, props, scratch) {
+        Some(stages) if saved.is_empty() => stages,
+        _ => vec![one(body, props, saved, scratch)],
+    }
 }
 
 /// Registers that pass `d` computes and later ones read.
@@ -157,6 +161,7 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
                 keep: &keep[d],
                 feeds: &passes.feeds[d],
                 stores: &passes.stores[d],
+                picks: &[],
             });
             held.extend(keep[d].iter().copied());
             fold_held(&mut g, &passes.feeds[d], v, lanes, warps, chunks_held);
@@ -313,7 +318,7 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
         full: false,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores });
+    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
     g.text.close();
     for &i in feeds {
         let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));

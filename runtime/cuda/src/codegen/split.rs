@@ -148,7 +148,7 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
         full: false,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores });
+    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
     g.text.close();
 }
 

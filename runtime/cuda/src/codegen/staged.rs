@@ -60,7 +60,12 @@ pub fn stage(
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
     let shared_bytes = g.stage_rows(&loads, 1);
     g.staged_rows("stage", "0", "0", 1);
-    for &i in passes.feeds.iter().flatten() {
+    // What one thread finds needs no partials.
+    let picks: Vec<usize> = passes.feeds.iter().flatten().copied().filter(|i| g.picks(*i).is_some()).collect();
+    for &i in &picks {
+        g.text.line(format!("__shared__ f32 pick{i}[2];"));
+    }
+    for &i in passes.feeds.iter().flatten().filter(|i| !picks.contains(i)) {
         let c = expr::computed(g.dtype(i));
         g.text.line(format!("__shared__ {c} part{i}[2][{}];", 8 * chunks));
     }
@@ -96,16 +101,17 @@ pub fn stage(
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
         if !feeds.is_empty() || !stores.is_empty() {
             chunk(&mut g);
-            g.partials(feeds);
+            let parts: Vec<usize> = feeds.iter().copied().filter(|i| !picks.contains(i)).collect();
+            g.partials(&parts);
             walk(&mut g);
-            g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds, stores });
+            g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds, stores, picks: &picks });
             if d == last {
                 g.text.open("if (more)");
                 g.copy_ahead(packs, &place, "f", "stage");
                 g.text.close();
             }
             g.text.close();
-            for &i in feeds {
+            for &i in feeds.iter().filter(|i| !picks.contains(i)) {
                 let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));
                 g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, 32>(a{i});"));
                 g.text.line(format!("if (lane == 0) part{i}[flip][8 * m + warp] = w{i};"));
@@ -118,6 +124,16 @@ pub fn stage(
         }
         for &i in feeds {
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+            if let Some(found) = g.picks(i) {
+                // Summed with zeros, which -0 does not outlive.
+                g.text.line(format!("f32 r{i} = 0.0f;"));
+                g.text.open("");
+                g.text.line(format!("const {t} at = 0;"));
+                let x = expr::rounded(d, format!("0.0f + pick{i}[flip]"));
+                g.text.line(format!("if ({found}cols) r{i} = {x};"));
+                g.text.close();
+                continue;
+            }
             let (c, id) = (expr::computed(d), expr::identity(g.reduction(i), d));
             let x = expr::rounded(d, format!("fold_chunks<{f}, {chunks}>(part{i}[flip], {id})"));
             g.text.line(format!("const {c} r{i} = {x};"));
