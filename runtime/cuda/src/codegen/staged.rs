@@ -19,8 +19,9 @@ use std::collections::BTreeSet;
 const TEAM: usize = 256;
 /// Chunks that one warp can join.
 const MAX_CHUNKS: usize = 32;
-/// Registers for the elements that a thread works on at a time, of the 64 that it has.
-const ROOM: usize = 40;
+/// Registers for the elements that a thread works on at a time: of the 64 that it has where 1,024 share a multiprocessor,
+/// and of 128.
+const ROOM: [usize; 2] = [24, 80];
 /// Shared memory of a multiprocessor that a block takes for itself.
 const RESERVED: usize = 1024;
 
@@ -46,15 +47,18 @@ pub fn stage(
     g.declare("cols", cols);
     g.prologue(&set);
     let of_row = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
-    let loads: Vec<usize> = set.iter().copied().filter(|i| of_row(i) && g.can_stage(*i)).collect();
+    let loads: Vec<usize> = set.iter().copied().filter(|i| of_row(i) && g.can_stage(*i) && g.differs_by_row(*i)).collect();
     let partials: usize = passes.feeds.iter().flatten().map(|i| 2 * 8 * chunks * g.dtype(*i).compute().size()).sum();
     let bytes = loads.iter().map(|i| g.staged_bytes(*i)).sum::<usize>();
     let (words, all) = (words(body, passes, &g), props.shared_bytes as usize + RESERVED);
     let each = bytes + partials + RESERVED;
-    if loads.is_empty() || each > all || words * OCTET > ROOM {
+    if loads.is_empty() || each > all || words * OCTET > ROOM[1] {
         return None;
     }
-    let (teams, resident) = if 2 * each <= all { (2, 2) } else { (4, 1) };
+    let packs = OCTET / v;
+    let light = words * OCTET <= ROOM[0] && packs <= 2;
+    let resident = if 2 * each <= all { 2 } else { 1 };
+    let teams = if light { 4 / resident } else { 2 / resident };
     let t = g.position();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
@@ -69,7 +73,6 @@ pub fn stage(
         let c = expr::computed(g.dtype(i));
         g.text.line(format!("__shared__ {c} part{i}[2][{}];", 8 * chunks));
     }
-    let packs = OCTET / v;
     // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
     let decl = format!("const {t} at = b + k * {};", 32 * v);
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
