@@ -47,7 +47,8 @@ pub fn stage(
     g.declare("cols", cols);
     g.prologue(&set);
     let of_row = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
-    let loads: Vec<usize> = set.iter().copied().filter(|i| of_row(i) && g.can_stage(*i) && g.differs_by_row(*i)).collect();
+    let loads: Vec<usize> =
+        set.iter().copied().filter(|i| of_row(i) && g.can_stage(*i) && g.differs_by_row(*i)).collect();
     let partials: usize = passes.feeds.iter().flatten().map(|i| 2 * 8 * chunks * g.dtype(*i).compute().size()).sum();
     let bytes = loads.iter().map(|i| g.staged_bytes(*i)).sum::<usize>();
     let (words, all) = (words(body, passes, &g), props.shared_bytes as usize + RESERVED);
