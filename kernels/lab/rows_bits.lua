@@ -8,7 +8,6 @@
 local pl = require "perilune"
 local cfg = pl.params { apart = false }
 pl.seed(7)
-local data = {}
 local function mix(y, r) return (y:to("f64") * r:to("f64")):sum() end
 for _, dt in ipairs { "bf16", "f32" } do
   for _, s in ipairs { { 700, 50304 }, { 600, 50257 }, { 900, 20000 }, { 3000, 4096 }, { 5000, 768 }, { 2999, 1000 }, { 1500, 3072 }, {4001, 300}, {3000, 1536}, {20000, 64} } do
