@@ -403,11 +403,8 @@ impl Fuser<'_> {
         for (base, layout) in reads {
             match self.maker(*base) {
                 None => {}
-                Some(Maker::Cluster(k)) if k == to.0 => {
-                    if self.register(*base, layout, n, reduces) != Some(to) {
-                        return false;
-                    }
-                }
+                Some(Maker::Cluster(k)) if k == to.0 && self.register(*base, layout, n, reduces) == Some(to) => {}
+                Some(Maker::Cluster(k)) if k == to.0 => return false,
                 Some(_) if self.low.graph.shape(*base).numel() > room => return false,
                 Some(m) => {
                     depth = depth.max(self.depth(m) + 1);
