@@ -475,7 +475,8 @@ impl<'a> Emit<'a> {
         }
         if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
             // One branch for a pack: one for each element would put them one after the other.
-            let guarded = !p.place.full && !(p.feeds.is_empty() && p.held.is_empty());
+            let idle = p.feeds.is_empty() && p.held.is_empty();
+            let guarded = !(p.place.full || idle);
             self.pack_loop(p, guarded);
             let hits: BTreeSet<usize> = maps.iter().copied().filter(|i| self.hit(*i).is_some()).collect();
             if hits.is_empty() {
@@ -530,7 +531,7 @@ impl<'a> Emit<'a> {
         let mut computed = BTreeSet::new();
         let only_stored = |i: usize| {
             let read = |j: &usize| operands(body.code(*j)).contains(&(i as u32));
-            stored.contains(&i) && !p.keep.contains(&i) && !maps.iter().chain(p.feeds).any(|j| read(j))
+            stored.contains(&i) && !p.keep.contains(&i) && !maps.iter().chain(p.feeds).any(read)
         };
         for &i in maps {
             let args: Vec<String> =
