@@ -49,21 +49,28 @@ FN i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 FN i32 times(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
 FN u8 times(u8 a, u8 b) { return (u8)(a * b); }
 
+// EXACT: no result is rounded, so that none needs a wider type on the way.
 struct Sum {
+    static constexpr bool EXACT = false;
     template <class T> FN static T join(T a, T b) { return plus(a, b); }
 };
 struct Prod {
+    static constexpr bool EXACT = false;
     template <class T> FN static T join(T a, T b) { return times(a, b); }
 };
 struct Max {
+    static constexpr bool EXACT = true;
     template <class T> FN static T join(T a, T b) { return max_nan(a, b); }
 };
 struct Min {
+    static constexpr bool EXACT = true;
     template <class T> FN static T join(T a, T b) { return min_nan(a, b); }
 };
 
 template <class T> FN T lane_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 template <> FN u8 lane_xor<u8>(u8 x, int mask) { return (u8)__shfl_xor_sync(0xffffffffu, (int)x, mask); }
+template <class T> FN T lane_first(T x) { return __shfl_sync(0xffffffffu, x, 0); }
+template <> FN u8 lane_first<u8>(u8 x) { return (u8)__shfl_sync(0xffffffffu, (int)x, 0); }
 
 // Bits of an element's place in its block, in the order in which they are folded, from the lowest digit on.
 constexpr u32 ORDER = 0x43562710;
@@ -113,6 +120,8 @@ FN T fold_warps(const T* part) {
 // What partial results of chunks combine in.
 template <class T> struct Wide { typedef T type; };
 template <> struct Wide<f32> { typedef f64 type; };
+template <class T> FN constexpr bool is_f32() { return false; }
+template <> FN constexpr bool is_f32<f32>() { return true; }
 
 // One total of each of 256 threads to one, known to all: bits from the lowest on. `part`: 8 places, not in use before.
 template <class R, class T>
@@ -122,6 +131,29 @@ FN T fold_strips(T x, T* part) {
     if (threadIdx.x % 32 == 0 && threadIdx.x < 256) part[threadIdx.x / 32] = x;
     __syncthreads();
     return fold_warps<R, 8>(part);
+}
+
+// The same where only the first M <= 32 strips have something: each of them is a chunk, of which `part` holds a partial of
+// each of its 8 warps. Known to all, and each warp finds it by itself.
+template <class R, int M, class T>
+FN T fold_chunks(const T* part, T identity) {
+    const u32 lane = threadIdx.x % 32;
+    const bool mine = lane < M;
+    const T own = mine ? fold_warps<R, 8>(part + 8 * lane) : identity;
+    if constexpr (R::EXACT) {
+        T x = own;
+#pragma unroll
+        for (int m = 1; m < M; m *= 2) x = R::join(x, lane_xor(x, m));
+        // The one NaN that joining in the wider type yields.
+        if constexpr (is_f32<T>()) x = x != x ? __uint_as_float(0x7fc00000u) : x;
+        return lane_first(x);
+    } else {
+        typedef typename Wide<T>::type W;
+        W x = mine ? R::join((W)identity, (W)own) : (W)identity;
+#pragma unroll
+        for (int m = 1; m < M; m *= 2) x = R::join(x, lane_xor(x, m));
+        return lane_first((T)x);
+    }
 }
 
 }  // namespace region

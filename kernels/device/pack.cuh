@@ -7,7 +7,7 @@
 
 namespace region {
 
-// One element: storage type to compute type and back. Values that go back are rounded already.
+// One element: storage type to compute type and back. A 16-bit float is rounded here if it is not yet: once is as twice.
 FN f32 widen(f32 x) { return x; }
 FN f64 widen(f64 x) { return x; }
 FN i64 widen(i64 x) { return x; }
@@ -21,8 +21,7 @@ FN void narrow(f64& o, f64 x) { o = x; }
 FN void narrow(i64& o, i64 x) { o = x; }
 FN void narrow(i32& o, i32 x) { o = x; }
 FN void narrow(u8& o, u8 x) { o = x; }
-// Rounded already, so the rest of the bits is zero (and a NaN stays one).
-FN void narrow(bf16& o, f32 x) { o.bits = (u16)(__float_as_uint(x) >> 16); }
+FN void narrow(bf16& o, f32 x) { o = to_bf16(x); }
 FN void narrow(f16& o, f32 x) { o = to_f16(x); }
 
 // `B` bytes (a multiple of 4) as words. `NC`: nothing in this kernel writes them.
@@ -73,8 +72,13 @@ FN void pack(u32* w, int i, f64 x, const f64*) {
 }
 FN void pack(u32* w, int i, i64 x, const i64*) { w[2 * i] = (u32)x, w[2 * i + 1] = (u32)((u64)x >> 32); }
 FN void pack(u32* w, int i, u8 x, const u8*) { w[i / 4] = i % 4 ? w[i / 4] | (u32)x << (8 * (i % 4)) : x; }
+// Elements come in order: the first of a pair waits for the second.
 FN void pack(u32* w, int i, f32 x, const bf16*) {
-    w[i / 2] = i % 2 ? w[i / 2] | (__float_as_uint(x) & 0xffff0000u) : __float_as_uint(x) >> 16;
+    if (i % 2) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i / 2]) : "f"(x), "f"(__uint_as_float(w[i / 2])));
+    } else {
+        w[i / 2] = __float_as_uint(x);
+    }
 }
 FN void pack(u32* w, int i, f32 x, const f16*) {
     u32 h = to_f16(x).bits;
@@ -147,6 +151,25 @@ FN void uniform_pack(f32* o, u64 seed, u64 counter, u64 at) {
         for (int i = 0; i < 4; i++) o[4 * g + i] = (f32)(words.w[i] >> 8) * (1.0f / 16777216.0f);
     }
 }
+
+// `B` bytes (4, 8 or a multiple of 16) to shared memory while the thread goes on. Who copied may read them after `copied`.
+template <int B>
+FN void copy_ahead(void* to, const void* from) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    if constexpr (B >= 16) {
+#pragma unroll
+        for (int i = 0; i < B; i += 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i), "l"((const u8*)from + i) : "memory");
+        }
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(B) : "memory");
+    }
+}
+// Ends a group of copies; waits for all groups but the last N.
+FN void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+FN void copied_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+FN void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // x / d for x < 2^31, by the multiplier ceil(2^(31 + s) / d) where 2^(s - 1) < d <= 2^s.
 FN u32 divide(u32 x, u32 multiplier, u32 shift) { return (u32)(((u64)x * multiplier) >> shift); }

@@ -195,7 +195,8 @@ impl Compiled {
                         let entry = entries.remove(&nvrtc::name(&launch.function));
                         let Some(entry) = entry else { return Err(Error::system("cuda", "this is a bug: no entry")) };
                         entries.insert(nvrtc::name(&launch.function), entry.clone());
-                        if launch.shared_bytes > 48 << 10 {
+                        // With what a kernel declares beside it, more than 48 KiB need leave.
+                        if launch.shared_bytes > 32 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
                         }
                         let mut tables = Vec::new();

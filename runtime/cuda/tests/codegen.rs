@@ -207,6 +207,34 @@ fn an_optimizer_step_is_a_few_launches() {
     compile(&[p, q], &[OLDEST, NEWEST]);
 }
 
+#[test]
+fn norms_and_losses_read_their_inputs_once() {
+    let mut s = Sketch::default();
+    let d = DType::BF16;
+    let (x, w, b, c) = (s.leaf(d, &[4096, 4096]), s.leaf(d, &[4096]), s.leaf(d, &[4096]), s.leaf(d, &[4096, 4096]));
+    let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
+    // What is not a cast of a weight.
+    let large = |p: &Program| -> Vec<String> {
+        labels(p).into_iter().filter(|l| !l.starts_with("map_cast") && !l.starts_with("map_copy")).collect()
+    };
+    let forward = large(&s.program(&[y], true));
+    assert!(forward.len() == 1 && forward[0].starts_with("row_walk"), "{forward:?}");
+    let m = s.call("mul", &[t(y), t(c)]);
+    let l = s.call("sum", &[t(m)]);
+    let g = s.grads(l, &[x, w, b]);
+    let backward = large(&s.program(&g, true));
+    assert!(backward.len() == 2 && backward[0].starts_with("row_col"), "{backward:?}");
+    assert!(backward[1].starts_with("col_join"), "{backward:?}");
+    let (x, target) = (s.leaf(d, &[4096, 50304]), s.leaf(DType::I64, &[4096]));
+    let l = s.call("cross_entropy", &[t(x), t(target)]);
+    let mut g = s.grads(l, &[x]);
+    g.push(l);
+    let loss = s.program(&g, true);
+    let over_logits = loss.kernels.iter().flat_map(Kernel::regions).filter(|r| r.numel() == 4096 * 50304).count();
+    let staged = labels(&loss).iter().filter(|l| l.starts_with("row_staged")).count();
+    assert_eq!((over_logits, staged), (1, 1), "{:?}", labels(&loss));
+}
+
 /// Writes the texts of the main patterns to `PERILUNE_DUMP`, for a look at their machine code.
 #[test]
 fn main_patterns() {
@@ -229,6 +257,21 @@ fn main_patterns() {
         all.add(&works(&s.program(&g, true)));
         let a = s.call("sum", &[t(x), ints(&[0])]);
         all.add(&works(&s.program(&[a], true)));
+        let (x, w, b) = (s.leaf(DType::F32, &[32768, 768]), s.leaf(DType::F32, &[768]), s.leaf(DType::F32, &[768]));
+        let (g, r) = (s.leaf(d, &[32768, 768]), s.leaf(DType::F32, &[32768, 768]));
+        let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
+        let y = s.g.cast(y, d).unwrap();
+        let m = s.call("mul", &[t(y), t(g)]);
+        let (l, k) = (s.call("sum", &[t(m)]), s.call("mul", &[t(x), t(r)]));
+        let k = s.call("sum", &[t(k)]);
+        let l = s.call("add", &[t(l), t(k)]);
+        let g = s.grads(l, &[x, w, b]);
+        all.add(&works(&s.program(&g, true)));
+        let (x, target) = (s.leaf(d, &[32768, 50304]), s.leaf(DType::I64, &[32768]));
+        let l = s.call("cross_entropy", &[t(x), t(target)]);
+        let mut g = s.grads(l, &[x]);
+        g.push(l);
+        all.add(&works(&s.program(&g, true)));
     }
     if let Ok(dir) = std::env::var("PERILUNE_DUMP") {
         for (k, f) in all.by_text.values().enumerate() {

@@ -119,7 +119,7 @@ impl Builder<'_> {
                 outputs.resize(outputs.len().max(k), (ValueId::NONE, Layout::contiguous(Shape::SCALAR)));
                 outputs.push(lies(part));
             }
-            let (outputs, layouts) = outputs.into_iter().unzip();
+            let (outputs, layouts): (Vec<ValueId>, Vec<Layout>) = outputs.into_iter().unzip();
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             self.hold(outputs[0], id);
@@ -138,7 +138,8 @@ impl Builder<'_> {
     /// Notes that `made` is not to be made before what node `id` waits for.
     fn hold(&mut self, made: ValueId, id: NodeId) {
         for w in self.low.waits(id) {
-            self.holds.entry(made).or_default().push(self.value_of[w]);
+            let base = self.low.views[w.index()].0;
+            self.holds.entry(made).or_default().push(self.value_of[&base]);
         }
     }
 

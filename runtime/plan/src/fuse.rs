@@ -2,8 +2,10 @@
 //!
 //! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more
 //! than the deepest kernel it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its
-//! producers' cluster, and clusters of one depth may merge, whenever everything else it reads lies less deep. That is
-//! all the cycle checking there is, and it is linear.
+//! producers' cluster, and clusters of one depth may merge, whenever everything else it reads lies less deep. Where a
+//! little that a node also reads comes too late (a weight that is cast first, the number of targets that count), a large
+//! cluster *sinks* to wait for it, with those that read the cluster, unless that would close a circle: else it would end
+//! there, and the node's kernel would read again all that the cluster holds.
 //!
 //! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
 //! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
@@ -27,6 +29,10 @@ const UNIFORM_FLOPS: usize = 40;
 /// Part of a value's bytes by which computing it again may read more than loading it would: not storing it is worth more. It
 /// lets a normalised row be made again from the row, its mean and its scale.
 const SLACK: usize = 16;
+/// A cluster waits for a value only if it has at least so many elements for each of the value's.
+const WORTH_WAITING: usize = 8;
+/// Kernels that may be put off at a time.
+const MAX_SINK: usize = 64;
 /// Buffers a recomputed value may depend on.
 const MAX_FRONTIER: usize = 4;
 
@@ -150,6 +156,7 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
             stored: vec![false; count],
         },
         loaders: HashMap::new(),
+        users: HashMap::new(),
     };
     for id in low.graph.ids() {
         f.visit(id, enabled);
@@ -164,6 +171,15 @@ struct Fuser<'a> {
     out: Fusion,
     /// The latest cluster that reads all of a base in order, by base.
     loaders: HashMap<NodeId, usize>,
+    /// Who reads a kernel's values through memory; clusters by the number they had then.
+    users: HashMap<Maker, SmallVec<[Maker; 4]>>,
+}
+
+/// What makes values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Maker {
+    Cluster(usize),
+    Library(NodeId),
 }
 
 /// What joining a cluster would ask of it.
@@ -174,18 +190,76 @@ struct Ask {
 }
 
 impl Fuser<'_> {
+    /// What makes `base`, if a kernel does.
+    fn maker(&self, base: NodeId) -> Option<Maker> {
+        match self.out.home[base.index()] {
+            Home::None => None,
+            Home::Library { .. } => {
+                let node = self.low.graph.node(base);
+                Some(Maker::Library(if matches!(node.op.class, Class::Part) { node.inputs[0] } else { base }))
+            }
+            Home::Cluster(k) => Some(Maker::Cluster(find(&self.out.clusters, k))),
+        }
+    }
+
+    fn depth(&self, m: Maker) -> u32 {
+        match m {
+            Maker::Cluster(k) => self.out.clusters[find(&self.out.clusters, k)].depth,
+            Maker::Library(id) => match self.out.home[id.index()] {
+                Home::Library { depth } => depth,
+                _ => 0,
+            },
+        }
+    }
+
     /// The depth a kernel reading `base` must have at least.
     fn available(&self, base: NodeId) -> u32 {
-        match self.out.home[base.index()] {
-            Home::None => 0,
-            Home::Library { depth } => depth + 1,
-            Home::Cluster(k) => self.out.clusters[find(&self.out.clusters, k)].depth + 1,
+        self.maker(base).map_or(0, |m| self.depth(m) + 1)
+    }
+
+    fn reads(&mut self, base: NodeId, by: Maker) {
+        if let Some(m) = self.maker(base).filter(|m| *m != by) {
+            let users = self.users.entry(m).or_default();
+            if !users.contains(&by) {
+                users.push(by);
+            }
         }
     }
 
     /// The depth that what `id` waits for asks of it.
-    fn waits(&self, id: NodeId) -> u32 {
-        self.low.waits(id).iter().map(|w| self.available(*w)).max().unwrap_or(0)
+    fn held(&self, id: NodeId) -> u32 {
+        self.low.waits(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
+    }
+
+    /// Puts a cluster off until `depth`, and what reads it until after that, unless one of `before` is among it.
+    fn sink(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
+        let mut put: HashMap<Maker, u32> = HashMap::new();
+        let mut queue = vec![(Maker::Cluster(k), depth)];
+        while let Some((m, depth)) = queue.pop() {
+            if before.contains(&m) || put.len() >= MAX_SINK {
+                return false;
+            }
+            if self.depth(m) >= depth || put.get(&m).is_some_and(|d| *d >= depth) {
+                continue;
+            }
+            put.insert(m, depth);
+            for user in self.users.get(&m).into_iter().flatten() {
+                let user = match *user {
+                    Maker::Cluster(k) => Maker::Cluster(find(&self.out.clusters, k)),
+                    library => library,
+                };
+                if user != m {
+                    queue.push((user, depth + 1));
+                }
+            }
+        }
+        for (m, depth) in put {
+            match m {
+                Maker::Cluster(k) => self.out.clusters[k].depth = depth,
+                Maker::Library(id) => self.out.home[id.index()] = Home::Library { depth },
+            }
+        }
+        true
     }
 
     fn visit(&mut self, id: NodeId, enabled: bool) {
@@ -193,8 +267,14 @@ impl Fuser<'_> {
         match node.op.class {
             Class::Library | Class::Fused(_) => {
                 let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
-                let depth = depth.max(self.waits(id));
+                let depth = depth.max(self.held(id));
                 self.out.home[id.index()] = Home::Library { depth };
+                for x in &node.inputs {
+                    self.reads(self.low.views[x.index()].0, Maker::Library(id));
+                }
+                for w in self.low.waits(id) {
+                    self.reads(self.low.views[w.index()].0, Maker::Library(id));
+                }
             }
             Class::Part => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
             Class::Map(_) | Class::Cast => {
@@ -221,7 +301,8 @@ impl Fuser<'_> {
         };
         // Producers whose registers the node could read, with the level it would have there.
         let mut direct: SmallVec<[(usize, Level); 3]> = SmallVec::new();
-        let mut wait = self.waits(id);
+        let held = self.held(id);
+        let mut wait = held;
         for (base, layout) in reads {
             match self.register(*base, layout, n, fold.is_some()) {
                 Some(found) if enabled => {
@@ -232,21 +313,19 @@ impl Fuser<'_> {
                 _ => wait = wait.max(self.available(*base)),
             }
         }
-        let depth_of = |f: &Self, k: usize| f.out.clusters[k].depth;
-        let top = direct.iter().map(|d| depth_of(self, d.0)).max();
-        let mut chosen = None;
-        if let Some(top) = top.filter(|t| wait <= *t) {
-            let level = direct.iter().find(|d| depth_of(self, d.0) == top).map_or(Level::Full, |d| d.1);
-            let peers: SmallVec<[usize; 3]> =
-                direct.iter().filter(|d| depth_of(self, d.0) == top && d.1 == level).map(|d| d.0).collect();
-            let all = direct.iter().filter(|d| depth_of(self, d.0) == top).count() == peers.len();
-            // Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one
-            // kernel they would wait for the later one, and hold what both need.
-            let numbers = peers.len() > 1 && n == 1 && self.out.clusters[peers[0]].numel > 1;
-            if all && !numbers && self.compatible(&peers, ask) {
-                chosen = Some((self.unite(&peers, ask), level));
-            }
-        }
+        let joined = self.join(&direct, wait, n, ask);
+        let small = joined.as_ref().map(|j| self.out.clusters[j.0[0]].numel);
+        let size = |k: usize| (self.out.clusters[k].numel, self.out.clusters[k].depth);
+        let large = direct.iter().copied().max_by_key(|d| size(d.0));
+        let large = large.filter(|d| small.is_none_or(|n| self.out.clusters[d.0].numel / WORTH_WAITING >= n));
+        // What is held back (`remat`) does not let others wait for it.
+        let mut chosen = match large.filter(|d| held == 0 && self.waits(*d, reads, n, fold.is_some(), ask)) {
+            Some((k, level)) => Some((self.unite(&[k], ask), level)),
+            None => joined.map(|(peers, level)| {
+                let peers = self.unread(peers, level, &direct, n, ask);
+                (self.unite(&peers, ask), level)
+            }),
+        };
         if chosen.is_none() {
             // Nothing to join through registers: all readings are loads.
             for (base, _) in reads {
@@ -285,6 +364,12 @@ impl Fuser<'_> {
                 self.loaders.insert(*base, k);
             }
         }
+        for (base, _) in reads {
+            self.reads(*base, Maker::Cluster(k));
+        }
+        for w in self.low.waits(id) {
+            self.reads(self.low.views[w.index()].0, Maker::Cluster(k));
+        }
         self.out.clusters[k].nodes.push(id);
         self.out.home[id.index()] = Home::Cluster(k);
         self.out.level[id.index()] = match fold {
@@ -292,6 +377,69 @@ impl Fuser<'_> {
             Some(f) if f.inner == 1 => Level::Row,
             Some(_) => Level::Col,
         };
+    }
+
+    /// The deepest of the producers' clusters, to be merged if they are several, where all else that is read lies less
+    /// deep.
+    fn join(&self, direct: &[(usize, Level)], wait: u32, n: usize, ask: Ask) -> Option<(SmallVec<[usize; 3]>, Level)> {
+        let depth_of = |k: usize| self.out.clusters[k].depth;
+        let top = direct.iter().map(|d| depth_of(d.0)).max().filter(|top| wait <= *top)?;
+        let deepest = direct.iter().filter(|d| depth_of(d.0) == top);
+        let level = deepest.clone().next()?.1;
+        let peers: SmallVec<[usize; 3]> = deepest.clone().filter(|d| d.1 == level).map(|d| d.0).collect();
+        let all = deepest.count() == peers.len() && (peers.len() == 1 || !self.meets_in_a_number(n, peers[0]));
+        (all && self.compatible(&peers, ask)).then_some((peers, level))
+    }
+
+    /// Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one kernel
+    /// they would wait for the later one, and hold what both need.
+    fn meets_in_a_number(&self, n: usize, peer: usize) -> bool {
+        n == 1 && self.out.clusters[peer].numel > 1
+    }
+
+    /// Adds the producers that nobody reads yet through memory: they may as well run as late as the others.
+    fn unread(
+        &mut self,
+        mut peers: SmallVec<[usize; 3]>,
+        level: Level,
+        direct: &[(usize, Level)],
+        n: usize,
+        ask: Ask,
+    ) -> SmallVec<[usize; 3]> {
+        if self.meets_in_a_number(n, peers[0]) {
+            return peers;
+        }
+        let depth = self.out.clusters[peers[0]].depth;
+        for &(k, at) in direct.iter().filter(|d| !peers.contains(&d.0)).collect::<SmallVec<[_; 3]>>() {
+            let unread = self.users.get(&Maker::Cluster(k)).is_none_or(SmallVec::is_empty);
+            peers.push(k);
+            if unread && at == level && self.compatible(&peers, ask) {
+                self.out.clusters[k].depth = depth;
+            } else {
+                peers.pop();
+            }
+        }
+        peers
+    }
+
+    /// Lets a cluster wait for whatever else a node over `n` elements reads that joins it, if that is little.
+    fn waits(&mut self, to: (usize, Level), reads: &Reads, n: usize, reduces: bool, ask: Ask) -> bool {
+        let c = &self.out.clusters[to.0];
+        let (room, mut depth) = (c.numel / WORTH_WAITING, c.depth);
+        let mut before: SmallVec<[Maker; 3]> = SmallVec::new();
+        for (base, layout) in reads {
+            match self.maker(*base) {
+                None => {}
+                Some(Maker::Cluster(k)) if k == to.0 && self.register(*base, layout, n, reduces) == Some(to) => {}
+                Some(Maker::Cluster(k)) if k == to.0 => return false,
+                Some(_) if self.low.graph.shape(*base).numel() > room => return false,
+                Some(m) => {
+                    depth = depth.max(self.depth(m) + 1);
+                    before.push(m);
+                }
+            }
+        }
+        self.compatible(&[to.0], ask) && self.sink(to.0, depth, &before)
     }
 
     /// The cluster and level at which a node over `n` elements reads `base` as a register.
@@ -338,6 +486,9 @@ impl Fuser<'_> {
             sum = Ask { cols: sum.cols.or(c.cols), batch: sum.batch.or(c.batch) };
             let nodes = std::mem::take(&mut c.nodes);
             self.out.clusters[keep].nodes.extend(nodes);
+            if let Some(users) = self.users.remove(&Maker::Cluster(k)) {
+                self.users.entry(Maker::Cluster(keep)).or_default().extend(users);
+            }
         }
         let c = &mut self.out.clusters[keep];
         c.cols = c.cols.or(sum.cols);

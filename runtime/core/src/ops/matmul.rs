@@ -1,6 +1,6 @@
 //! Products of matrices: one batched primitive, and what folds into it.
 
-use super::{Class, Grad, Op, movement, one};
+use super::{Class, Grad, Op, Results, movement, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -187,6 +187,7 @@ pub static LINEAR: Op = Op {
         let y = g.add_(y, b)?;
         g.cast(y, dtype).map(one)
     }),
+    results: Results::One,
     infer: |i| {
         i.float(0)?;
         let (x, w) = (i.shape(0), i.shape(1));

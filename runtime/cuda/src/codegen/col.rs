@@ -61,9 +61,10 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         decl: vec![format!("const {t} at = origin + k * {};", lanes * v)],
         guard: "at < limit".into(),
         partial: false,
+        full: r.cols.is_multiple_of(width),
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores });
+    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores, picks: &[] });
     g.text.close();
     for (n, &i) in feeds.iter().enumerate() {
         finish(&mut g, i, strands, lanes, cells.get(n).copied(), n == 0);
@@ -119,7 +120,7 @@ fn finish(g: &mut Emit, i: usize, strands: usize, lanes: usize, cells: Option<us
     g.text.close();
 }
 
-fn col_stores(g: &mut Emit, i: usize, at: &str) {
+pub fn col_stores(g: &mut Emit, i: usize, at: &str) {
     let stores: Vec<usize> = g.body.stores(Level::Col).collect();
     for k in stores {
         let (reg, value) = g.body.region.stores[k];
@@ -130,7 +131,7 @@ fn col_stores(g: &mut Emit, i: usize, at: &str) {
     }
 }
 
-fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
+pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
     let r = body.region;
     let mut g = Emit::new(body, Some(r.cols), 1);
     let t = g.position();

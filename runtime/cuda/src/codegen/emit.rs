@@ -13,6 +13,7 @@ use super::stage::{Fact, Fields, Stage};
 use super::text::Text;
 use perilune_core::DType;
 use perilune_core::ops::ReduceFn;
+use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,6 +30,8 @@ struct Load {
     /// Names of the strides that are neither 0 nor 1.
     lead: Vec<String>,
     tail: Vec<String>,
+    /// The offset: empty, or a name.
+    from: String,
     /// What to add to the walked part of the index: empty, or a name.
     base: String,
 }
@@ -39,6 +42,8 @@ pub struct Place {
     pub guard: String,
     /// The last pack may be partial.
     pub partial: bool,
+    /// The guard fails only where nothing is stored of what is computed: rows that there are not.
+    pub full: bool,
 }
 
 /// One walk over a thread's elements.
@@ -52,6 +57,8 @@ pub struct Pass<'p> {
     pub feeds: &'p [usize],
     /// Positions in the region's stores.
     pub stores: &'p [usize],
+    /// Those of `feeds` that take one element of a row (see `Emit::picks`): it goes to `pick`.
+    pub picks: &'p [usize],
 }
 
 pub struct Emit<'a> {
@@ -68,6 +75,8 @@ pub struct Emit<'a> {
     names: usize,
     pub slots: bool,
     pub scratch: bool,
+    /// Loads that are read from shared memory, at the same columns.
+    staged: Vec<usize>,
 }
 
 type Coords = HashMap<Vec<usize>, Vec<String>>;
@@ -91,6 +100,7 @@ impl<'a> Emit<'a> {
             names: 0,
             slots: false,
             scratch: false,
+            staged: Vec::new(),
         }
     }
 
@@ -175,6 +185,7 @@ impl<'a> Emit<'a> {
                 stream: Default::default(),
                 lead: vec![],
                 tail: vec![],
+                from: String::new(),
                 base: String::new(),
                 reading,
             };
@@ -212,7 +223,8 @@ impl<'a> Emit<'a> {
             if load.reading.offset != 0 {
                 let offset = load.reading.offset;
                 let fact = if self.wide { Fact::I64(offset as i64) } else { Fact::I32(offset as i32) };
-                load.base = self.fields.number("from", fact);
+                load.from = self.fields.number("from", fact);
+                load.base = load.from.clone();
             }
             if load.reading.access == Access::Invariant {
                 let x = match source {
@@ -305,7 +317,7 @@ impl<'a> Emit<'a> {
             let dims = load.reading.lead.clone();
             let coords = self.coords(&dims, "row", &mut memo);
             let load = &self.loads[&i];
-            let base = self.sum(&load.base, &dims, &load.lead, &coords);
+            let base = self.sum(&load.from, &dims, &load.lead, &coords);
             let t = self.index_type();
             if load.reading.access == Access::RowWise {
                 let x = element(load, &format!("({base})"));
@@ -318,6 +330,73 @@ impl<'a> Emit<'a> {
                 }
             }
         }
+    }
+
+    /// Whether rows of load `i` are neighbours in memory that copies of 4 bytes or more can move.
+    pub fn can_stage(&self, i: usize) -> bool {
+        let Some(load) = self.loads.get(&i) else { return false };
+        let r = &load.reading;
+        let bytes = self.v * self.dtype(i).size();
+        let plain = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector)) && !r.flat;
+        plain && matches!(load.source, Source::Value(_)) && (bytes.is_multiple_of(16) || [4, 8].contains(&bytes))
+    }
+
+    /// Bytes of a row of load `i`, as it is staged.
+    pub fn staged_bytes(&self, i: usize) -> usize {
+        (self.body.region.cols * self.dtype(i).size()).next_multiple_of(16)
+    }
+
+    /// From here on loads are read from shared memory, where each has so many rows side by side: their bytes.
+    pub fn stage_rows(&mut self, loads: &[usize], rows: usize) -> usize {
+        self.text.line("extern __shared__ uint4 staged[];");
+        self.staged = loads.to_vec();
+        loads.iter().map(|i| self.staged_bytes(*i) * rows).sum()
+    }
+
+    /// Declares where row `row` of each staged load lies, of the `rows` that are side by side, in set `set` of them.
+    pub fn staged_rows(&mut self, name: &str, set: &str, row: &str, rows: usize) {
+        let all: usize = self.staged.iter().map(|i| self.staged_bytes(*i) * rows).sum();
+        let mut at = 0;
+        for i in self.staged.clone() {
+            let (s, bytes) = (expr::stored(self.dtype(i)), self.staged_bytes(i));
+            self.text
+                .line(format!("{s}* const {name}{i} = ({s}*)((u8*)staged + {set} * {all} + {row} * {bytes} + {at});"));
+            at += bytes * rows;
+        }
+    }
+
+    /// Whether load `i` has other elements in another row.
+    pub fn differs_by_row(&self, i: usize) -> bool {
+        self.loads.get(&i).is_some_and(|l| l.reading.lead.iter().any(|d| d.1 != 0))
+    }
+
+    /// Declares where row `pos` of the staged loads begins.
+    pub fn row_begin(&mut self, pos: &str, name: &str) {
+        let t = self.index_type();
+        for i in self.staged.clone() {
+            let dims = self.loads[&i].reading.lead.clone();
+            let coords = self.coords(&dims, pos, &mut Coords::new());
+            let load = &self.loads[&i];
+            let base = self.sum(&load.from, &dims, &load.lead, &coords);
+            self.text.line(format!("const {t} {name}{i} = {base};"));
+        }
+    }
+
+    /// Copies the packs of a place, of the rows that begin at `name`, to the staged rows `to`.
+    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str, to: &str) {
+        let (v, t) = (self.v, self.index_type());
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        self.text.open(format!("if ({})", place.guard));
+        for &i in &self.staged {
+            let bytes = v * self.dtype(i).size();
+            let pointer = &self.loads[&i].pointer;
+            self.text.line(format!("copy_ahead<{bytes}>({to}{i} + at, {pointer} + ({name}{i} + ({t})at));"));
+        }
+        self.text.close();
+        self.text.close();
     }
 
     /// Writes the maps over rows among `set` at `depth` (their operands are there).
@@ -343,10 +422,15 @@ impl<'a> Emit<'a> {
     /// Declares the partial results of reductions.
     pub fn partials(&mut self, feeds: &[usize]) {
         for &i in feeds {
-            let d = self.dtype(i);
-            let id = vec![expr::identity(self.reduction(i), d); OCTET].join(", ");
-            self.text.line(format!("{} a{i}[{OCTET}] = {{{id}}};", expr::computed(d)));
+            self.partial(i, OCTET);
         }
+    }
+
+    /// The same of one, of `n` elements.
+    pub fn partial(&mut self, i: usize, n: usize) {
+        let d = self.dtype(i);
+        let id = vec![expr::identity(self.reduction(i), d); n].join(", ");
+        self.text.line(format!("{} a{i}[{n}] = {{{id}}};", expr::computed(d)));
     }
 
     /// Writes a pass.
@@ -361,7 +445,7 @@ impl<'a> Emit<'a> {
             .filter(|i| !p.held.contains(i) && body.level(*i) == Level::Full && !self.is_one(*i))
             .collect();
         let (loads, maps): (Vec<usize>, Vec<usize>) =
-            fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }));
+            fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }) && !self.is_ramp(*i));
         let n = p.packs * self.v;
         let v = self.v;
         if !loads.is_empty() {
@@ -390,33 +474,26 @@ impl<'a> Emit<'a> {
             self.text.line(format!("{c} o{i}[{n}];"));
         }
         if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
-            self.pack_loop(p, false);
-            if !p.feeds.is_empty() {
-                self.text.line(format!("const bool in = {};", p.place.guard));
+            // One branch for a pack: one for each element would put them one after the other.
+            let idle = p.feeds.is_empty() && p.held.is_empty();
+            let guarded = !(p.place.full || idle);
+            self.pack_loop(p, guarded);
+            let hits: BTreeSet<usize> = maps.iter().copied().filter(|i| self.hit(*i).is_some()).collect();
+            if hits.is_empty() {
+                self.elements(p, &maps, &stored, &singles, &hits);
+            } else {
+                // A pack seldom holds the one element of a row whose index is asked for.
+                let near: Vec<String> = hits.iter().filter_map(|i| self.hit(*i)).map(|h| format!("{h}{v}")).collect();
+                self.text.open(format!("if ({})", near.join(" || ")));
+                self.elements(p, &maps, &stored, &singles, &BTreeSet::new());
+                self.text.close();
+                self.text.open("else");
+                self.elements(p, &maps, &stored, &singles, &hits);
+                self.text.close();
             }
-            self.text.unrolled("e", v);
-            self.text.line(format!("const int x = k * {v} + e;"));
-            let mut computed = BTreeSet::new();
-            for &i in &maps {
-                let args: Vec<String> =
-                    operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
-                let (c, value) = (expr::computed(self.dtype(i)), self.value(i, &args));
-                self.text.line(format!("const {c} s{i} = {value};"));
-                computed.insert(i);
-                if p.keep.contains(&i) || stored.contains(&i) {
-                    self.text.line(format!("r{i}[x] = s{i};"));
-                }
+            if guarded {
+                self.text.close();
             }
-            for &i in &singles {
-                let value = self.operand(i, "x", &computed);
-                self.text.line(format!("o{i}[x] = {value};"));
-            }
-            for &i in p.feeds {
-                let value = self.operand(body.operand(i), "x", &computed);
-                let f = expr::functor(self.reduction(i));
-                self.text.line(format!("if (in) a{i}[x % {OCTET}] = {f}::join(a{i}[x % {OCTET}], {value});"));
-            }
-            self.text.close();
             self.text.close();
         }
         if !stored.is_empty() {
@@ -437,6 +514,135 @@ impl<'a> Emit<'a> {
             self.text.close();
             self.text.close();
         }
+    }
+
+    /// Writes the elements of pack `k`, with what `never` holds false.
+    fn elements(
+        &mut self,
+        p: &Pass,
+        maps: &[usize],
+        stored: &[usize],
+        singles: &BTreeSet<usize>,
+        never: &BTreeSet<usize>,
+    ) {
+        let (body, v) = (self.body, self.v);
+        self.text.unrolled("e", v);
+        self.text.line(format!("const int x = k * {v} + e;"));
+        let mut computed = BTreeSet::new();
+        let only_stored = |i: usize| {
+            let read = |j: &usize| operands(body.code(*j)).contains(&(i as u32));
+            stored.contains(&i) && !p.keep.contains(&i) && !maps.iter().chain(p.feeds).any(read)
+        };
+        for &i in maps {
+            let args: Vec<String> =
+                operands(body.code(i)).iter().map(|a| self.operand(*a as usize, "x", &computed)).collect();
+            let c = expr::computed(self.dtype(i));
+            let value = match self.body.code(i) {
+                _ if never.contains(&i) => "0".into(),
+                Code::Load { .. } => self.ramp(i, "e"),
+                // Rounded by the store.
+                code if self.dtype(i).is_half() && only_stored(i) => match code {
+                    Code::Cast(a) if expr::computed(self.dtype(*a as usize)) == "f32" => args[0].clone(),
+                    Code::Map(f, _) => expr::map(*f, DType::F32, &args),
+                    _ => self.value(i, &args),
+                },
+                _ => self.value(i, &args),
+            };
+            self.text.line(format!("const {c} s{i} = {value};"));
+            computed.insert(i);
+            if p.keep.contains(&i) || stored.contains(&i) {
+                self.text.line(format!("r{i}[x] = s{i};"));
+            }
+        }
+        for &i in singles {
+            let value = self.operand(i, "x", &computed);
+            self.text.line(format!("o{i}[x] = {value};"));
+        }
+        for &i in p.feeds {
+            if self.adds_nothing(i, never) {
+                continue;
+            }
+            if p.picks.contains(&i)
+                && let [hit, x, ..] = operands(body.code(body.operand(i)))
+            {
+                let (hit, x) = (self.operand(*hit as usize, "x", &computed), self.operand(*x as usize, "x", &computed));
+                self.text.line(format!("if ({hit}) pick{i}[flip] = {x};"));
+                continue;
+            }
+            let value = self.operand(body.operand(i), "x", &computed);
+            let f = expr::functor(self.reduction(i));
+            // Each column of its own, or the eight slots of a block.
+            let slot = match self.body.level(i) {
+                Level::Col => "x".to_string(),
+                _ => format!("x % {OCTET}"),
+            };
+            self.text.line(format!("a{i}[{slot}] = {f}::join(a{i}[{slot}], {value});"));
+        }
+        self.text.close();
+    }
+
+    /// Whether load `i` is the number of the column plus something fixed: made where it is used, not kept.
+    pub fn is_ramp(&self, i: usize) -> bool {
+        let Some(load) = self.loads.get(&i) else { return false };
+        let r = &load.reading;
+        let walked = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector | Access::Run));
+        load.source == Source::Iota && walked && !r.flat
+    }
+
+    /// Element `e` of it in a pack.
+    fn ramp(&self, i: usize, e: &str) -> String {
+        let t = self.index_type();
+        let load = &self.loads[&i];
+        let base = if load.base.is_empty() { String::new() } else { format!("{} + ", load.base) };
+        format!("(i64)({base}({t})at + ({t}){e})")
+    }
+
+    /// For a comparison of the column's number with one number a row: whether the columns from `at` on have the one where
+    /// it holds, less how many of them.
+    fn hit(&self, i: usize) -> Option<String> {
+        let Code::Map(MapFn::Eq, args) = self.body.code(i) else { return None };
+        let ramp = |a: u32| self.is_ramp(a as usize).then_some(a as usize);
+        let (a, b) = match (ramp(args[0]), ramp(args[1])) {
+            (Some(a), None) => (a, args[1]),
+            (None, Some(b)) => (b, args[0]),
+            _ => return None,
+        };
+        let wanted = self.operand(b as usize, "", &BTreeSet::new());
+        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {}) < ", self.ramp(a, "0")))
+    }
+
+    /// For a reduction that sums what is 0 but in one column: whether the row has that column.
+    pub fn picks(&self, i: usize) -> Option<String> {
+        let Code::Map(MapFn::Where, args) = self.body.code(self.body.operand(i)) else { return None };
+        let hit = args[0] as usize;
+        let found = self.hit(hit)?;
+        (self.adds_nothing(i, &BTreeSet::from([hit])) && expr::computed(self.dtype(i)) == "f32").then_some(found)
+    }
+
+    /// Loads packs that stay what they are for all rows.
+    pub fn load_once(&mut self, loads: &[usize], packs: usize, place: &Place) {
+        let n = packs * self.v;
+        for &i in loads {
+            self.text.line(format!("{} r{i}[{n}] = {{}};", expr::computed(self.dtype(i))));
+        }
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        self.text.open("if (at < cols)");
+        for &i in loads {
+            self.load(i, false, &mut Coords::new());
+        }
+        self.text.close();
+        self.text.close();
+    }
+
+    /// Whether reduction `i` sums a choice between something and +0 that `never` settles: no sum from +0 becomes -0, so
+    /// that adding +0 changes nothing.
+    fn adds_nothing(&self, i: usize, never: &BTreeSet<usize>) -> bool {
+        let Code::Map(MapFn::Where, args) = self.body.code(self.body.operand(i)) else { return false };
+        let zero = matches!(self.body.code(args[2] as usize), Code::Load { source: Source::Constant(0), .. });
+        self.reduction(i) == ReduceFn::Sum && zero && never.contains(&(args[0] as usize))
     }
 
     fn pack_loop(&mut self, p: &Pass, guarded: bool) {
@@ -476,6 +682,10 @@ impl<'a> Emit<'a> {
                 self.text.close();
             }
             self.text.close();
+            return;
+        }
+        if self.staged.contains(&i) {
+            self.text.line(format!("load_pack<{v}, false>(r{i} + k * {v}, stage{i} + at);"));
             return;
         }
         let coords = self.coords(&reading.tail, pos, memo);
@@ -537,6 +747,8 @@ impl<'a> Emit<'a> {
             blocks: blocks as u64,
             threads: threads as u32,
             most_threads: most_threads as u32,
+            resident: 1,
+            shared_bytes: 0,
             slots: self.slots,
             scratch: self.scratch,
         }

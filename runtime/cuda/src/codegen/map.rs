@@ -34,10 +34,10 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     if partial {
         decl.push(format!("const {t} left = n - at;"));
     }
-    let place = Place { decl, guard: "at < n".into(), partial };
+    let place = Place { decl, guard: "at < n".into(), partial, full: false };
     let none = BTreeSet::new();
     let stores: Vec<usize> = body.full_stores().collect();
-    g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores });
+    g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, picks: &[] });
     g.text.close();
     let packs = n.div_ceil(v);
     let blocks = match many {

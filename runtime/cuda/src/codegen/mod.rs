@@ -1,10 +1,12 @@
 //! From regions to CUDA text.
 //!
-//! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, or over
-//! several launches `split`), column reductions (`col`). `space` fixes the order of additions, `emit` writes what all of
+//! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, long
+//! ones `staged` in shared memory, or over several launches `split`), column reductions (`col`, with those of
+//! rows in one walk `both`). `space` fixes the order of additions, `emit` writes what all of
 //! them have in common, `stage` turns text into launches, of one region or of many.
 
 mod body;
+mod both;
 mod col;
 mod emit;
 mod expr;
@@ -14,6 +16,7 @@ mod row;
 mod space;
 mod split;
 mod stage;
+mod staged;
 mod text;
 
 pub use expr::function;
@@ -65,7 +68,10 @@ fn stages(body: &Body, props: &Props, many: bool, scratch: &mut usize) -> Vec<St
             let stores: Vec<usize> = body.full_stores().collect();
             col::stages(body, &stores, &split::Saved::new(), scratch)
         }
-        (true, true) => rows_then_columns(body, props, many, scratch),
+        (true, true) => {
+            let both = if many { None } else { both::stages(body, props, scratch) };
+            both.unwrap_or_else(|| rows_then_columns(body, props, many, scratch))
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! Regions over rows where each row has one block of threads, or part of one.
 //!
 //! Two strategies, chosen by what a thread would have to hold. *Registers*: a thread loads its elements of the row once
-//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from memory (or,
-//! for all but the longest rows, L2). Both follow the order of `space.rs`.
+//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from shared memory
+//! (`staged`) or, where a row does not fit there, from memory. All follow the order of `space.rs`.
 
 use super::body::{Body, operands};
+use super::both;
 use super::emit::{Emit, Pass, Place, pack};
 use super::expr;
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split;
 use super::stage::Stage;
+use super::staged;
 use crate::launch::Props;
 use perilune_plan::ir::{Code, Level};
 use std::collections::{BTreeSet, HashMap};
@@ -23,12 +25,12 @@ pub struct Passes {
     pub stores: Vec<Vec<usize>>,
 }
 
-/// The passes of a region, without column reductions.
+/// The passes of a region.
 pub fn passes(body: &Body) -> Passes {
     let last = body.last_pass();
     let (mut feeds, mut stores) = (vec![Vec::new(); last + 1], vec![Vec::new(); last + 1]);
     for i in body.needed() {
-        if matches!(body.code(i), Code::ReduceRow(..)) {
+        if body.is_reduction(i) {
             feeds[body.depth[body.operand(i)]].push(i);
         }
     }
@@ -56,11 +58,14 @@ pub fn stages(body: &Body, props: &Props, many: bool, saved: &BTreeSet<usize>, s
     if many || few {
         return split::stages(body, saved, scratch);
     }
-    vec![one(body, saved, scratch)]
+    match both::stages(body, props, scratch) {
+        Some(stages) if saved.is_empty() => stages,
+        _ => vec![one(body, props, saved, scratch)],
+    }
 }
 
 /// Registers that pass `d` computes and later ones read.
-fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
+pub fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     let count = passes.feeds.len();
     let roots = |d: usize| -> Vec<usize> {
         let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
@@ -70,7 +75,7 @@ fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     let mut pass_of: HashMap<usize, usize> = HashMap::new();
     for d in 0..count {
         for i in body.closure(roots(d), |i| body.level(i) == Level::Row) {
-            if body.level(i) == Level::Full && !g.is_one(i) {
+            if body.level(i) == Level::Full && !g.is_one(i) && !g.is_ramp(i) {
                 pass_of.entry(i).or_insert(d);
             }
         }
@@ -90,7 +95,7 @@ fn crossing(body: &Body, passes: &Passes, g: &Emit) -> Vec<BTreeSet<usize>> {
     out
 }
 
-fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
+fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
     let r = body.region;
     let (rows, cols) = (r.batch * r.rows, r.cols);
     let set = body.needed();
@@ -112,6 +117,9 @@ fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
         _ => 28,
     };
     let registers = chunks <= MAX_CHUNKS && held <= room;
+    if !registers && let Some(stage) = staged::stage(body, props, &passes, saved, scratch) {
+        return stage;
+    }
     let chunks_held = if registers { chunks } else { 1 };
     let in_warp = warps * chunks_held == 1;
     let t = g.position();
@@ -141,6 +149,7 @@ fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
             decl: vec![format!("const {t} at = origin + {spread};")],
             guard: "at < limit".into(),
             partial: false,
+            full: cols == OCTET * blocks_each * lanes * warps * chunks_held,
         };
         let mut held = BTreeSet::new();
         for d in 0..passes.feeds.len() {
@@ -152,6 +161,7 @@ fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
                 keep: &keep[d],
                 feeds: &passes.feeds[d],
                 stores: &passes.stores[d],
+                picks: &[],
             });
             held.extend(keep[d].iter().copied());
             fold_held(&mut g, &passes.feeds[d], v, lanes, warps, chunks_held);
@@ -188,10 +198,20 @@ fn one(body: &Body, saved: &BTreeSet<usize>, scratch: &mut usize) -> Stage {
     g.stage(strategy, rows, threads, threads)
 }
 
-/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements.
-fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) -> usize {
+/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements: what it loads, stores and keeps,
+/// and what earlier passes kept that this one or a later one reads.
+pub fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) -> usize {
+    // A 16-bit float as f32 is the register that it was loaded to.
+    let same = |mut i: usize| {
+        while let Code::Cast(a) = body.code(i)
+            && body.region.body[*a as usize].dtype.compute() == body.region.body[i].dtype
+        {
+            i = *a as usize;
+        }
+        i
+    };
     let words = |i: usize| body.region.body[i].dtype.compute().size().div_ceil(4);
-    let mut most = 1;
+    let (mut fresh, mut read) = (Vec::new(), Vec::new());
     for d in 0..keep.len() {
         let before: BTreeSet<usize> = keep[..d].iter().flatten().copied().collect();
         let stores = passes.stores[d].iter().map(|k| body.region.stores[*k].0 as usize);
@@ -201,11 +221,17 @@ fn held_words(body: &Body, passes: &Passes, keep: &[BTreeSet<usize>], g: &Emit) 
         let loads = need
             .iter()
             .copied()
-            .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full && !g.is_one(*i));
-        let now: BTreeSet<usize> = loads.chain(stores).chain(keep[d].iter().copied()).chain(before).collect();
-        most = most.max(now.into_iter().map(words).sum());
+            .filter(|i| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full)
+            .filter(|i| !g.is_one(*i) && !g.is_ramp(*i));
+        fresh.push(loads.chain(stores).chain(keep[d].iter().copied()).map(same).collect::<BTreeSet<usize>>());
+        read.push(need.intersection(&before).copied().map(same).collect::<BTreeSet<usize>>());
     }
-    most
+    let of_pass = |d: usize| {
+        let kept: BTreeSet<usize> = keep[..d].iter().flatten().copied().map(same).collect();
+        let later = kept.into_iter().filter(|i| read[d..].iter().any(|r| r.contains(i)));
+        fresh[d].iter().copied().chain(later).collect::<BTreeSet<usize>>().into_iter().map(words).sum()
+    };
+    (0..keep.len()).map(of_pass).max().unwrap_or(0).max(1)
 }
 
 /// From the partial results of held elements to the reductions' registers.
@@ -289,9 +315,10 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
         decl: vec![format!("const {t} at = b + origin + {spread};")],
         guard: "at < end".into(),
         partial: false,
+        full: false,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores });
+    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
     g.text.close();
     for &i in feeds {
         let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));

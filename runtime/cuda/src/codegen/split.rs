@@ -145,9 +145,10 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
         decl: vec![format!("const {t} at = b + k / {runs} * stride + k % {runs} * {};", 32 * v)],
         guard: "at < limit".into(),
         partial: false,
+        full: false,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores });
+    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
     g.text.close();
 }
 

@@ -66,6 +66,10 @@ pub struct Stage {
     /// Threads of a block, and the most that the text allows for.
     pub threads: u32,
     pub most_threads: u32,
+    /// Blocks that should fit on a multiprocessor.
+    pub resident: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
     pub slots: bool,
     pub scratch: bool,
 }
@@ -74,7 +78,8 @@ const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#
                     #include \"device/fold.cuh\"\n\n";
 
 impl Stage {
-    /// One block a multiprocessor is asked for at least, or ptxas spills to fit in more.
+    /// One block a multiprocessor is asked for at least, or ptxas spills to fit in more: a stage that asks for more knows
+    /// that its registers fit.
     fn head(&self, params: &str) -> String {
         let mut common = String::new();
         if self.slots {
@@ -86,8 +91,9 @@ impl Stage {
         let all = format!("{common}{params}");
         let all = all.trim_end_matches(", ");
         format!(
-            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}, 1) KERNEL({all}) {{\n    using namespace region;\n",
-            self.most_threads
+            "{HEAD}extern \"C\" __global__ void __launch_bounds__({}, {}) KERNEL({all}) {{\n    using namespace \
+             region;\n",
+            self.most_threads, self.resident
         )
     }
 
@@ -105,7 +111,8 @@ impl Stage {
     /// What regions that can share a launch agree in.
     pub fn alike(&self, other: &Stage) -> bool {
         self.body == other.body
-            && (self.threads, self.most_threads) == (other.threads, other.most_threads)
+            && (self.threads, self.most_threads, self.shared_bytes)
+                == (other.threads, other.most_threads, other.shared_bytes)
             && self.fields.len() == other.fields.len()
             && self
                 .fields
@@ -176,6 +183,12 @@ impl Stage {
 
     fn launch(&self, text: String, blocks: u64, args: Vec<Arg>) -> Launch {
         let function = Arc::new(Function { label: self.label.clone(), text });
-        Launch { function, grid: [blocks as u32, 1, 1], block: [self.threads, 1, 1], shared_bytes: 0, args }
+        Launch {
+            function,
+            grid: [blocks as u32, 1, 1],
+            block: [self.threads, 1, 1],
+            shared_bytes: self.shared_bytes,
+            args,
+        }
     }
 }

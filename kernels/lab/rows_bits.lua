@@ -1,0 +1,48 @@
+-- kernels/lab/rows_bits.lua: norms, softmax, losses and column sums in many shapes, as numbers that show every changed bit
+--
+-- On a GPU: run it as it is, with --set apart=true (each in a step of its own) and with PERILUNE_FUSION=0 (each primitive a
+-- kernel of its own). The three outputs must be equal, byte for byte:
+--
+--     perilune run kernels/lab/rows_bits.lua --device cuda [--set apart=true]
+
+local pl = require "perilune"
+local cfg = pl.params { apart = false }
+pl.seed(7)
+local function mix(y, r) return (y:to("f64") * r:to("f64")):sum() end
+for _, dt in ipairs { "bf16", "f32" } do
+  for _, s in ipairs { { 700, 50304 }, { 600, 50257 }, { 900, 20000 }, { 3000, 4096 }, { 5000, 768 }, { 2999, 1000 }, { 1500, 3072 }, {4001, 300}, {3000, 1536}, {20000, 64} } do
+    local R, C = s[1], s[2]
+    pl.seed(R * 100003 + C)
+    local x, w, b = pl.eval((pl.randn { R, C } * 3):to(dt), pl.randn { C }:to(dt), pl.randn { C }:to(dt))
+    local g, t = pl.eval(pl.randn { R, C }:to(dt), pl.randint(0, C, { R }))
+    local fns = {
+      function() return pl.layer_norm(x, w, b) end,
+      function() return pl.rms_norm(x, w) end,
+      function() return x:softmax(-1) end,
+      function() return pl.cross_entropy(x, t) end,
+      function() return pl.grad((pl.layer_norm(x, w, b) * g):sum(), { x, w, b }) end,
+      function() return pl.grad((pl.rms_norm(x, w) * g):sum(), { x, w }) end,
+      function() return pl.grad((x:softmax(-1) * g):sum(), { x }) end,
+      function() return pl.grad(pl.cross_entropy(x, t), { x }) end,
+      function() local h = x * 2; return h, h:sum(0) end,
+      function() local h = x:relu(); return h:sum(0), h:sum(1) end,
+    }
+    local out = {}
+    if cfg.apart then
+      for _, f in ipairs(fns) do for _, o in ipairs { pl.step(f) } do out[#out + 1] = o end end
+    else
+      out = { pl.step(function()
+        local all = {}
+        for _, f in ipairs(fns) do for _, o in ipairs { f() } do all[#all + 1] = o end end
+        return table.unpack(all)
+      end) }
+    end
+    local line = {}
+    for i, o in ipairs(out) do
+      local v
+      if o:numel() == R * C then v = mix(o, g) elseif o:numel() == C then v = mix(o, w) elseif o:numel() == R then v = o:to('f64'):sum() else v = o end
+      line[#line + 1] = ("%.17g"):format(v:item())
+    end
+    print(dt, R, C, table.concat(line, " "))
+  end
+end

@@ -1,0 +1,219 @@
+//! Rows whose columns are reduced too, in one walk: what a norm's backward reads, it reads once. And rows with weights for
+//! their columns, which a thread loads once for all of its rows.
+//!
+//! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
+//! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. While a row is worked
+//! on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
+
+use super::body::Body;
+use super::col::{col_stores, combine};
+use super::emit::{Emit, Pass, Place};
+use super::expr;
+use super::row::{crossing, held_words, passes, row_pack};
+use super::space::{self, BLOCK, CHUNK, OCTET};
+use super::split::take;
+use super::stage::Stage;
+use crate::launch::Props;
+use perilune_plan::ir::{Code, Level};
+use std::collections::BTreeSet;
+
+/// Registers for elements where two blocks share a multiprocessor, and where one has it.
+const ROOM: [usize; 2] = [96, 192];
+/// Threads of a block, and fewer for which it is not worth while.
+const THREADS: [usize; 2] = [64, 256];
+
+/// The launches, or `None` where rows are too long or too few.
+pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Stage>> {
+    let r = body.region;
+    let cols = r.cols;
+    let (lanes, warps) = (space::lanes(cols), space::warps(cols));
+    let group = lanes * warps;
+    let set = body.needed();
+    let v = row_pack(body, &set);
+    let passes = passes(body);
+    let mut g = Emit::new(body, Some(cols), v);
+    g.declare("cols", cols);
+    g.prologue(&set);
+    let keep = crossing(body, &passes, &g);
+    let sums: Vec<usize> = set.iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceCol(..))).collect();
+    let loads = |g: &Emit, by_row: bool| -> Vec<usize> {
+        let full = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
+        set.iter().copied().filter(|i| full(i) && g.can_stage(*i) && g.differs_by_row(*i) == by_row).collect()
+    };
+    // Without column reductions, what pays is that weights are loaded once.
+    let once = if sums.is_empty() { loads(&g, false) } else { vec![] };
+    if sums.is_empty() && once.is_empty() {
+        return None;
+    }
+    let each = cols.div_ceil(BLOCK * warps) * OCTET;
+    let words = |i: &usize| g.dtype(*i).compute().size() / 4;
+    let need = (held_words(body, &passes, &keep, &g) + sums.iter().map(words).sum::<usize>()) * each;
+    let resident = 2 - ROOM.iter().position(|room| need <= *room)?;
+    let (batch, rows, cut) = match sums.is_empty() {
+        true => {
+            let (rows, strands) = (r.batch * r.rows, (THREADS[1] / group).max(1));
+            let chunk = rows.div_ceil(resident * props.sms as usize).next_multiple_of(strands);
+            (1, rows, space::Columns { strands, chunk, chunks: rows.div_ceil(chunk.max(1)) })
+        }
+        false => (r.batch, r.rows, space::columns(r.batch, r.rows, cols)),
+    };
+    let strands = cut.strands;
+    let (threads, blocks) = (group * strands, batch * cut.chunks);
+    let fits = cols <= CHUNK && (THREADS[0]..=THREADS[1]).contains(&threads) && threads.is_multiple_of(32);
+    if !fits || 2 * blocks < props.sms as usize {
+        return None;
+    }
+    g.declare("rows", rows);
+    g.declare("chunks", cut.chunks);
+    g.declare("chunk_rows", cut.chunk);
+    let runs = OCTET / v;
+    let spread = |k: &str| format!("{k} / {runs} * {} + {k} % {runs} * {}", BLOCK * warps, lanes * v);
+    let whole = each * group == cols && rows.is_multiple_of(strands);
+    let place = Place {
+        decl: vec![format!("const {} at = origin + {};", g.position(), spread("k"))],
+        guard: if whole { "true" } else { "at < limit" }.into(),
+        partial: false,
+        full: whole,
+    };
+    let packs = each / v;
+
+    let t = g.position();
+    g.text.line(format!("const u32 lane = threadIdx.x % {}, warp = threadIdx.x / 32;", lanes.min(32)));
+    g.text.line(format!("const u32 strand = threadIdx.x / {group};"));
+    let origin = if warps == 1 { String::new() } else { format!("warp % {warps} * {BLOCK} + ") };
+    g.text.line(format!("const {t} origin = {origin}lane * {v};"));
+    g.text.line(format!("const {t} b = block / chunks, chunk = block - b * chunks, begin = chunk * chunk_rows;"));
+    g.text.line(format!("const {t} stop = begin + chunk_rows < rows ? begin + chunk_rows : rows;"));
+    for &i in &sums {
+        g.partial(i, each);
+    }
+    let loads = loads(&g, true);
+    g.load_once(&once, packs, &place);
+    let staged = g.stage_rows(&loads, strands);
+    let widest = sums.iter().map(|i| g.dtype(*i).compute().size()).max().unwrap_or(0);
+    let combined = if strands > 1 { each * threads * widest } else { 0 };
+    let room = props.shared_bytes as usize / resident - 2048;
+    let depth = [3, 2].into_iter().find(|d| (d * staged).max(combined) <= room)?;
+    let shared_bytes = (depth * staged).max(combined);
+    for &i in passes.feeds.iter().flatten().filter(|i| warps > 1 && matches!(body.code(**i), Code::ReduceRow(..))) {
+        let c = expr::computed(g.dtype(i));
+        g.text.line(format!("__shared__ {c} part{i}[2][{}];", threads / 32));
+    }
+    let ahead = |g: &mut Emit, y: &str, flip: &str| {
+        g.text.open(format!("if ({y} < stop)"));
+        g.text.line(format!("const {t} ahead = b * rows + {y}, limit = cols;"));
+        g.row_begin("ahead", "f");
+        g.staged_rows("to", flip, "strand", strands);
+        g.copy_ahead(packs, &place, "f", "to");
+        g.text.close();
+        g.text.line("group_copies();");
+    };
+    for k in 0..depth - 1 {
+        ahead(&mut g, &format!("begin + strand + {}", k * strands), &k.to_string());
+    }
+    g.text.line("u32 flip = 0, set = 0;");
+    g.text.open(format!("for ({t} y = begin; y < stop; y += {strands}, flip ^= 1)"));
+    g.text.line("const bool live = y + strand < stop;");
+    g.text.line(format!("const {t} row = b * rows + (live ? y + strand : y), limit = live ? cols : 0;"));
+    g.text.line(format!("copied_but<{}>();", depth - 2));
+    // Where the row before this one lay.
+    ahead(&mut g, &format!("y + strand + {}", (depth - 1) * strands), &format!("(set == 0 ? {} : set - 1)", depth - 1));
+    g.staged_rows("stage", "set", "strand", strands);
+    g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
+    g.row_start(&set);
+    g.row_maps(&set, 0);
+    let mut held: BTreeSet<usize> = once.into_iter().collect();
+    for d in 0..passes.feeds.len() {
+        let rows: Vec<usize> =
+            passes.feeds[d].iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceRow(..))).collect();
+        g.partials(&rows);
+        let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
+        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, picks: &[] });
+        held.extend(keep[d].iter().copied());
+        fold(&mut g, &rows, lanes, warps);
+        g.row_maps(&set, d + 1);
+    }
+    if body.stores(Level::Row).next().is_some() {
+        g.text.open(format!("if (live && threadIdx.x % {group} == 0)"));
+        g.row_stores();
+        g.text.close();
+    }
+    g.text.close();
+
+    let joins = cut.chunks > 1 && !sums.is_empty();
+    let cells: Vec<usize> =
+        sums.iter().filter(|_| joins).map(|_| take(scratch, cut.chunks * batch * cols * 8)).collect();
+    for (n, &i) in sums.iter().enumerate() {
+        finish(&mut g, i, each, (group, strands), cells.get(n).copied(), &spread(&format!("(k / {v})")));
+    }
+    let strategy = if sums.is_empty() { "row_walk" } else { "row_col" };
+    let first = g.stage(strategy, blocks, threads, threads);
+    let first = Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..first };
+    let join = joins.then(|| combine(body, &sums, &cells, cut.chunks));
+    Some(std::iter::once(first).chain(join).collect())
+}
+
+/// From the partials of a strand's row to the reductions' registers. The partials of a row lie where those of the last but
+/// one did: a barrier was between.
+fn fold(g: &mut Emit, rows: &[usize], lanes: usize, warps: usize) {
+    let v = g.v;
+    for &i in rows {
+        let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let c = expr::computed(d);
+        g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, {lanes}>(a{i});"));
+        if warps > 1 {
+            g.text.line(format!("if (lane == 0) part{i}[flip][warp] = w{i};"));
+        }
+    }
+    if warps > 1 && !rows.is_empty() {
+        g.text.line("__syncthreads();");
+    }
+    for &i in rows {
+        let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
+        let total = match warps {
+            1 => format!("w{i}"),
+            _ => format!("fold_warps<{f}, {warps}>(part{i}[flip] + strand * {warps})"),
+        };
+        let x = expr::rounded(d, total);
+        g.text.line(format!("const {} r{i} = {x};", expr::computed(d)));
+    }
+}
+
+/// Combines the strands of a chunk, and stores the result or leaves it in the workspace.
+fn finish(g: &mut Emit, i: usize, each: usize, (group, strands): (usize, usize), cells: Option<usize>, spread: &str) {
+    let (d, f, v, t) = (g.dtype(i), expr::functor(g.reduction(i)), g.v, g.position());
+    let (c, wide) = (expr::computed(d), expr::wide(d));
+    let id = expr::identity(g.reduction(i), d);
+    let threads = group * strands;
+    if strands > 1 {
+        g.text.line("__syncthreads();");
+        g.text.line(format!("{c}* const strands{i} = ({c}*)staged;"));
+        g.text.line("#pragma unroll");
+        g.text.line(format!("for (int k = 0; k < {each}; k++) strands{i}[k * {threads} + threadIdx.x] = a{i}[k];"));
+        g.text.line("__syncthreads();");
+        g.text.open(format!("for (u32 k = strand; k < {each}; k += {strands})"));
+        g.text.line(format!("{wide} total = {id};"));
+        g.text.line("#pragma unroll");
+        g.text.line(format!("for (u32 s = 0; s < {strands}; s++)"));
+        let from = format!("strands{i}[k * {threads} + s * {group} + threadIdx.x % {group}]");
+        g.text.line(format!("    total = {f}::join(total, ({wide}){from});"));
+    } else {
+        g.text.unrolled("k", each);
+        g.text.line(format!("const {wide} total = {f}::join(({wide}){id}, ({wide})a{i}[k]);"));
+    }
+    g.text.line(format!("const {t} at = origin + {spread} + k % {v};"));
+    g.text.open("if (at < cols)");
+    match cells {
+        Some(at) => {
+            let cells = g.cells(wide, at);
+            g.text.line(format!("{cells}[(chunk * (blocks / chunks) + b) * cols + at] = total;"));
+        }
+        None => {
+            let x = expr::rounded(d, format!("({c})total"));
+            g.text.line(format!("const {c} result = {x};"));
+            col_stores(g, i, "b * cols + at");
+        }
+    }
+    g.text.close();
+    g.text.close();
+}
