@@ -112,7 +112,7 @@ fn llama() {
 
 #[test]
 fn resnet50() {
-    let small = [("size", "tiny"), ("classes", "10"), ("pixels", "32"), ("batch", "8"), ("warmup", "2"), ("lr", "1.0")];
+    let small = [("size", "tiny"), ("classes", "10"), ("pixels", "32"), ("batch", "8"), ("warmup", "2"), ("lr", "0.1")];
     pinned("resnet50", "resnet50.lua", &small);
 }
 
