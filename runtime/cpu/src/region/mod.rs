@@ -35,8 +35,8 @@ const MAX_TILE: usize = 4096;
 const MIN_TILE: usize = 512;
 /// What the tiles of a region may take together: most of an L1 cache.
 const L1_BYTES: usize = 32 << 10;
-/// Results of at least this many bytes are written past the caches: no second-level cache holds them.
-const STREAM_BYTES: usize = 4 << 20;
+/// Results of at least this many bytes are written past the caches: whoever reads them next would hardly find them there.
+const STREAM_BYTES: usize = 16 << 20;
 /// Regions that read at least this many bytes ask for memory ahead of time.
 const READ_AHEAD_BYTES: usize = 1 << 20;
 /// Work, in nanoseconds, below which other threads are not asked.
