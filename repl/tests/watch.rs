@@ -181,7 +181,6 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     assert!(refused["error"].as_str().unwrap().contains("three is too many"), "{refused}");
     let (from, to) = (applied["step"].as_u64().unwrap(), refused["step"].as_u64().unwrap());
     assert_eq!(to, from + 2);
-    let mut history = history;
     history.push((from, late));
     history.push((to, now.clone()));
 
