@@ -36,6 +36,11 @@ impl Checkpoints {
         Checkpoints { saver: Saver::new(run_dir.join("checkpoints"), keep), every, about, last: None }
     }
 
+    /// The params changed while the run went on.
+    pub fn set_params(&mut self, params: Value) {
+        self.about.insert("params".into(), params);
+    }
+
     /// Whether one is due after this step.
     pub fn due(&self, step: u64) -> bool {
         self.every.is_some_and(|n| step.is_multiple_of(n))

@@ -44,6 +44,14 @@ impl Progress {
         Progress { screen, total, bar, data, seconds: 0.0, samples: 0, shown: Instant::now(), step: 0, loss: None }
     }
 
+    /// The run became longer or shorter.
+    pub fn set_total(&mut self, total: u64) {
+        self.total = total;
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+        }
+    }
+
     /// A step was taken, in that time.
     pub fn took(&mut self, seconds: f64) {
         self.seconds += seconds;

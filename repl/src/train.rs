@@ -125,6 +125,10 @@ impl<'a> Trainer<'a> {
         }
         let step = self.run.count();
         let Some(watch) = &mut self.watch else { return Ok(()) };
+        // A version on trial has done a step by now, and is the one to go back to from here on.
+        if let Some(trial) = self.trial.take() {
+            watch.accept(trial.files)?;
+        }
         match watch.load(files.clone(), &self.run, &self.params) {
             Ok(next) => {
                 // Plans of the step, not those that copied the State.
@@ -132,15 +136,22 @@ impl<'a> Trainer<'a> {
                 let (old, old_files) = (std::mem::replace(&mut self.run, Rc::new(next.run)), watch.running());
                 let old_params = std::mem::replace(&mut self.params, next.params);
                 let (files, changed, begun) = (next.files, next.changed, next.begun);
-                // A version on trial is replaced: the one before it is still the one to go back to.
                 let rng = self.run.rng();
                 let trial = Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses };
                 self.trial = Some(trial);
                 self.evaluated = None;
-                Ok(())
+                self.note_params()
             }
             Err(failure) => self.refused(step, &files, &failure),
         }
+    }
+
+    /// What goes on from here must find the params of now, not those of the start.
+    fn note_params(&mut self) -> Result<(), Failure> {
+        let params = crate::events::params(&self.params);
+        self.progress.set_total(self.run.steps());
+        self.checkpoints.set_params(params.clone());
+        self.events.dir.as_mut().map_or(Ok(()), |d| d.update([("params", params), ("steps", self.run.steps().into())]))
     }
 
     fn refused(&mut self, step: u64, files: &[(PathBuf, String)], failure: &Failure) -> Result<(), Failure> {
@@ -198,6 +209,7 @@ impl<'a> Trainer<'a> {
             // Nothing was done; the random numbers of the step that failed are drawn again.
             self.run.set_rng(trial.rng);
         }
+        self.note_params()?;
         self.refused(step, &trial.files, &failure)?;
         if applied && let Some(dir) = &self.events.dir {
             watch::record(&dir.path, step, &["the version before".to_string()], &trial.old_files, None)?;

@@ -247,6 +247,8 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "part {k}");
     }
     assert_eq!(p.run_json("s")["weights"], done["weights"]);
+    // Going on after that means the params of then.
+    assert_eq!((&p.run_json("r")["params"]["lr"], &p.run_json("r")["steps"]), (&0.03.into(), &last.steps.into()));
 }
 
 #[test]
