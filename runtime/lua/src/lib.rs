@@ -18,6 +18,7 @@ mod native;
 mod options;
 mod print;
 mod reference;
+mod run;
 mod runtime;
 mod table;
 mod tensor;
@@ -26,7 +27,6 @@ pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;
 pub use reference::{reference_markdown, stubs};
-pub use runtime::{
-    Failed, Loaded, ParamReads, ParamValue, Params, Recipe, Run, Runtime, RuntimeOptions, StepNumbers, StepResult,
-};
+pub use run::{ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
+pub use runtime::{Failed, Loaded, Params, Runtime, RuntimeOptions};
 pub use tensor::{Ref, Tensor};

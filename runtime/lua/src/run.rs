@@ -1,0 +1,454 @@
+//! A recipe and its training run, as the command line drives them: params, steps, evaluations, what a checkpoint holds.
+
+use crate::host::Host;
+use crate::runtime::Failed;
+use crate::table;
+use crate::tensor::Ref;
+use mlua::{Function, Lua, Table, Value};
+use perilune_core::HostTensor;
+use perilune_core::graph::RngState;
+use perilune_engine::StateId;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Names of params read so far.
+pub type ParamReads = Rc<RefCell<BTreeSet<String>>>;
+
+/// A loaded recipe.
+pub struct Recipe {
+    pub table: Table,
+    pub(crate) lua: Lua,
+    pub(crate) host: Rc<Host>,
+}
+
+/// A param's value as people and JSON see it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ParamValue {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Str(String),
+    Other(String),
+}
+
+impl ParamValue {
+    fn of(v: Value) -> ParamValue {
+        match v {
+            Value::Integer(i) => ParamValue::Int(i),
+            Value::Number(n) => ParamValue::Float(n),
+            Value::Boolean(b) => ParamValue::Bool(b),
+            Value::String(s) => ParamValue::Str(s.to_string_lossy()),
+            other => ParamValue::Other(crate::args::show(&other)),
+        }
+    }
+}
+
+impl Recipe {
+    pub fn name(&self) -> String {
+        self.table.get::<Option<String>>("name").ok().flatten().unwrap_or_else(|| "recipe".into())
+    }
+
+    /// The params with their final values, by name.
+    pub fn params(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
+        let t: Table = self.table.get("params")?;
+        let mut out = Vec::new();
+        for pair in t.pairs::<String, Value>() {
+            let (k, v) = pair?;
+            out.push((k, ParamValue::of(v)));
+        }
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// The number of steps for a recipe without a param of that name.
+    pub fn set_steps(&self, n: i64) -> Result<(), Failed> {
+        Ok(self.table.set("steps", n)?)
+    }
+
+    /// Takes note from now on of which params are read; the set grows as the recipe runs.
+    pub fn track_params(&self) -> Result<ParamReads, Failed> {
+        let read = ParamReads::default();
+        let real: Table = self.table.get("params")?;
+        let (seen, from) = (read.clone(), real.clone());
+        let index = self.lua.create_function(move |_, (_, key): (Value, Value)| {
+            if let Value::String(name) = &key {
+                seen.borrow_mut().insert(name.to_string_lossy());
+            }
+            from.get::<Value>(key) // an unknown name raises, as it does in a run
+        })?;
+        let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
+        let pairs = self.lua.create_function(move |_, _: Value| {
+            seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
+            Ok((next.clone(), from.clone(), Value::Nil))
+        })?;
+        let meta = self.lua.create_table()?;
+        meta.set("__index", index)?;
+        meta.set("__newindex", real)?;
+        meta.set("__pairs", pairs)?;
+        let proxy = self.lua.create_table()?;
+        proxy.set_metatable(Some(meta))?;
+        self.table.set("params", proxy)?;
+        Ok(read)
+    }
+
+    /// Builds data, model and optimizer. What is given overrides the recipe.
+    pub fn start(
+        &self,
+        seed: Option<i64>,
+        precision: Option<&str>,
+        memory_budget: Option<usize>,
+    ) -> Result<Run, Failed> {
+        let require: Function = self.lua.globals().get("require")?;
+        let train: Table = require.call("perilune.train")?;
+        let new: Function = train.get("new")?;
+        let params: Table = self.table.get("params")?;
+        let opts = self.lua.create_table()?;
+        if let Some(seed) = seed {
+            opts.set("seed", seed)?;
+        }
+        if let Some(precision) = precision {
+            opts.set("precision", precision)?;
+        }
+        if let Some(bytes) = memory_budget {
+            opts.set("memory_budget", bytes)?;
+        }
+        let table: Table = new.call((&self.table, params, opts))?;
+        Ok(Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() })
+    }
+}
+
+/// A training run that the host drives, one step at a time.
+pub struct Run {
+    pub table: Table,
+    recipe: Table,
+    lua: Lua,
+    host: Rc<Host>,
+}
+
+/// What a step gave: tensors that are read when somebody wants the numbers.
+pub struct StepResult {
+    table: Table,
+}
+
+/// Numbers of a step.
+#[derive(Clone, Debug, Default)]
+pub struct StepNumbers {
+    pub loss: f64,
+    pub metrics: Vec<(String, f64)>,
+    pub samples: u64,
+}
+
+fn to_number(lua: &Lua, v: &Value) -> mlua::Result<f64> {
+    Ok(match v {
+        Value::Integer(i) => *i as f64,
+        Value::Number(n) => *n,
+        Value::UserData(u) => {
+            let t = u.borrow::<crate::Tensor>()?;
+            let value = table::read(lua, &t)?;
+            if value.numel() == 1 { value.get_f64(0) } else { f64::NAN }
+        }
+        _ => f64::NAN,
+    })
+}
+
+fn numbers(lua: &Lua, t: &Table) -> mlua::Result<Vec<(String, f64)>> {
+    let mut out = Vec::new();
+    for pair in t.pairs::<String, Value>() {
+        let (k, v) = pair?;
+        out.push((k, to_number(lua, &v)?));
+    }
+    out.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(out)
+}
+
+impl Run {
+    /// One optimizer step.
+    pub fn step(&self) -> Result<StepResult, Failed> {
+        let f: Function = self.table.get("step")?;
+        Ok(StepResult { table: f.call(&self.table)? })
+    }
+
+    pub fn read(&self, result: &StepResult) -> Result<StepNumbers, Failed> {
+        let loss: Value = result.table.get("loss")?;
+        let metrics: Option<Table> = result.table.get("metrics")?;
+        Ok(StepNumbers {
+            loss: to_number(&self.lua, &loss)?,
+            metrics: metrics.map(|m| numbers(&self.lua, &m)).transpose()?.unwrap_or_default(),
+            samples: result.table.get::<Option<i64>>("samples")?.unwrap_or(0) as u64,
+        })
+    }
+
+    /// Loss and metrics over a split.
+    pub fn evaluate(&self, split: &str) -> Result<Vec<(String, f64)>, Failed> {
+        self.evaluate_batches(split, None)
+    }
+
+    /// Loss and metrics over at most `limit` batches of a split.
+    pub fn evaluate_batches(&self, split: &str, limit: Option<u64>) -> Result<Vec<(String, f64)>, Failed> {
+        let f: Function = self.table.get("evaluate")?;
+        let t: Table = f.call((&self.table, split, limit.map(|n| n as i64)))?;
+        Ok(numbers(&self.lua, &t)?)
+    }
+
+    /// The splits of the data, "train", "valid" and "test" first.
+    pub fn splits(&self) -> Vec<String> {
+        let Ok(data) = self.table.get::<Table>("data") else { return Vec::new() };
+        let mut out: Vec<String> = data
+            .pairs::<Value, Value>()
+            .flatten()
+            .filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy()))
+            .collect();
+        out.retain(|name| self.has_split(name));
+        let rank = |name: &str| ["train", "valid", "test"].iter().position(|n| *n == name).unwrap_or(3);
+        out.sort_by(|a, b| rank(a).cmp(&rank(b)).then(a.cmp(b)));
+        out
+    }
+
+    pub fn has_split(&self, split: &str) -> bool {
+        self.loader(split).is_some_and(|l| l.get::<Value>("batch_at").is_ok_and(|f| f.is_function()))
+    }
+
+    /// Whether the recipe says how to evaluate (a recipe with a `step` of its own need not).
+    pub fn can_evaluate(&self) -> bool {
+        ["evaluate", "loss"].iter().any(|name| self.recipe.get::<Value>(*name).is_ok_and(|f| !f.is_nil()))
+    }
+
+    /// File and line where the recipe's own `step`, or else its `loss`, begins.
+    pub fn loss_place(&self) -> Option<(String, u32)> {
+        let get = |name: &str| self.recipe.get::<Option<Function>>(name).ok().flatten();
+        let info = get("step").or_else(|| get("loss"))?.info();
+        Some((info.source?.strip_prefix('@')?.to_string(), info.line_defined? as u32))
+    }
+
+    fn loader(&self, split: &str) -> Option<Table> {
+        let data: Table = self.table.get("data").ok()?;
+        data.get::<Option<Table>>(split).ok().flatten()
+    }
+
+    /// Batches of an epoch of a split, if its loader says.
+    pub fn batches(&self, split: &str) -> Option<u64> {
+        self.count_of(split, "batches")
+    }
+
+    fn count_of(&self, split: &str, method: &str) -> Option<u64> {
+        let loader = self.loader(split)?;
+        let f: Function = loader.get(method).ok()?;
+        f.call::<i64>(&loader).ok().map(|n| n.max(0) as u64)
+    }
+
+    /// Adds up, from now on, the seconds that making training batches takes on the host.
+    pub fn time_data(&self) -> Result<Rc<Cell<f64>>, Failed> {
+        let spent: Rc<Cell<f64>> = Rc::default();
+        if let Some(loader) = self.loader("train") {
+            let (make, total) = (loader.get::<Function>("batch_at")?, spent.clone());
+            let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
+                let start = std::time::Instant::now();
+                let out = make.call::<mlua::MultiValue>(args);
+                total.set(total.get() + start.elapsed().as_secs_f64());
+                out
+            })?;
+            loader.raw_set("batch_at", timed)?;
+        }
+        Ok(spent)
+    }
+
+    /// Samples of a split, if its loader says.
+    pub fn samples(&self, split: &str) -> Option<u64> {
+        self.count_of(split, "samples")
+    }
+
+    pub fn finished(&self) -> Result<bool, Failed> {
+        let f: Function = self.table.get("finished")?;
+        Ok(f.call(&self.table)?)
+    }
+
+    pub fn steps(&self) -> u64 {
+        self.table.get::<i64>("steps").map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn set_steps(&self, n: u64) -> Result<(), Failed> {
+        Ok(self.table.set("steps", n as i64)?)
+    }
+
+    pub fn count(&self) -> u64 {
+        self.table.get::<i64>("count").map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn seed(&self) -> i64 {
+        self.table.get::<i64>("seed").unwrap_or(0)
+    }
+
+    /// `f32` or `bf16`.
+    pub fn precision(&self) -> String {
+        self.table.get("precision").unwrap_or_else(|_| "f32".into())
+    }
+
+    pub fn eval_every(&self) -> Option<u64> {
+        self.table.get::<Option<i64>>("eval_every").ok().flatten().filter(|n| *n > 0).map(|n| n as u64)
+    }
+
+    /// `recipe.finish(run)`, if there is one.
+    pub fn finish(&self) -> Result<(), Failed> {
+        if let Value::Function(f) = self.recipe.get::<Value>("finish")? {
+            f.call::<()>(&self.table)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every State in path order: path, value. One value at a time is on the host.
+    pub fn each_state(&self, mut f: impl FnMut(String, HostTensor)) -> Result<(), Failed> {
+        for (path, state) in self.list_states()? {
+            let t = state.borrow::<crate::Tensor>()?;
+            f(path, table::read(&self.lua, &t)?);
+        }
+        Ok(())
+    }
+
+    /// The numbers of a run besides its States: position in the data, counts of updates, early stopping.
+    pub fn cursor(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
+        let f: Function = self.table.get("cursor")?;
+        let t: Table = f.call(&self.table)?;
+        let mut out = Vec::new();
+        for pair in t.pairs::<String, Value>() {
+            let (k, v) = pair?;
+            out.push((k, ParamValue::of(v)));
+        }
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// Goes to where `cursor` was taken.
+    pub fn seek(&self, cursor: &[(String, ParamValue)]) -> Result<(), Failed> {
+        let t = self.lua.create_table()?;
+        for (k, v) in cursor {
+            match v {
+                ParamValue::Int(i) => t.set(k.as_str(), *i)?,
+                ParamValue::Float(f) => t.set(k.as_str(), *f)?,
+                ParamValue::Bool(b) => t.set(k.as_str(), *b)?,
+                ParamValue::Str(s) | ParamValue::Other(s) => t.set(k.as_str(), s.as_str())?,
+            }
+        }
+        let f: Function = self.table.get("seek")?;
+        Ok(f.call((&self.table, t))?)
+    }
+
+    /// Gives every State its value by path. Nothing changes unless all of them are there and fit; the error says which
+    /// are not.
+    pub fn load_states(&self, values: &[(String, HostTensor)]) -> Result<(), String> {
+        let states = self.list_states().map_err(|e| e.to_string())?;
+        let given: BTreeMap<&str, &HostTensor> = values.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let mut wrong = Vec::new();
+        let mut plan = Vec::new();
+        for (path, state) in &states {
+            let id = match state.borrow::<crate::Tensor>().map(|t| t.what) {
+                Ok(Ref::State(id)) => id,
+                _ => return Err(format!("this is a bug: {path} is no State")),
+            };
+            let info = self.host.engine.borrow().state_info(id).map_err(|e| e.to_string())?;
+            match given.get(path.as_str()) {
+                None => wrong.push(format!("{path} is missing")),
+                Some(t) if t.shape != info.shape || t.dtype != info.dtype => wrong.push(format!(
+                    "{path} is {} {}, and the recipe's is {} {}",
+                    t.dtype, t.shape, info.dtype, info.shape
+                )),
+                Some(t) => plan.push((id, *t)),
+            }
+        }
+        let known: BTreeSet<&str> = states.iter().map(|s| s.0.as_str()).collect();
+        wrong.extend(given.keys().filter(|k| !known.contains(*k)).map(|k| format!("the recipe has no State {k}")));
+        if !wrong.is_empty() {
+            let more = if wrong.len() > 4 { format!("; and {} more", wrong.len() - 4) } else { String::new() };
+            wrong.truncate(4);
+            return Err(format!("{}{more}", wrong.join("; ")));
+        }
+        let mut engine = self.host.engine.borrow_mut();
+        for (id, t) in plan {
+            engine.write_state(id, t).map_err(|e| e.to_string())?;
+        }
+        engine.end_implicit_step().map_err(|e| e.error.to_string())?;
+        Ok(())
+    }
+
+    /// Puts this freshly built run where `old` is: States of the same path, shape and dtype get the old values, then
+    /// `recipe.migrate(old, new)` may fill others (both are tables from path to State), then the cursor is set.
+    /// The random numbers are the caller's. `old` is not changed.
+    pub fn take_over(&self, old: &Run) -> Result<(), Failed> {
+        let (from, to) = (old.list_states()?, self.list_states()?);
+        let theirs: BTreeMap<&str, &mlua::AnyUserData> = from.iter().map(|(k, v)| (k.as_str(), v)).collect();
+        let id_of = |u: &mlua::AnyUserData| -> mlua::Result<StateId> {
+            match u.borrow::<crate::Tensor>()?.what {
+                Ref::State(id) => Ok(id),
+                _ => Err(mlua::Error::runtime("this is a bug: a State is none")),
+            }
+        };
+        for (path, state) in &to {
+            let Some(source) = theirs.get(path.as_str()) else { continue };
+            let (a, b) = (id_of(source)?, id_of(state)?);
+            let value = source.borrow::<crate::Tensor>()?;
+            self.host.record(&self.lua, |engine| {
+                let (x, y) = (engine.state_info(a)?, engine.state_info(b)?);
+                if x.shape == y.shape && x.dtype == y.dtype {
+                    let value = value.node(engine)?;
+                    engine.assign(b, value)?;
+                }
+                Ok(())
+            })?;
+        }
+        if let Value::Function(migrate) = self.recipe.get::<Value>("migrate")? {
+            let table = |list: &[(String, mlua::AnyUserData)]| -> mlua::Result<Table> {
+                let t = self.lua.create_table()?;
+                for (path, state) in list {
+                    t.raw_set(path.as_str(), state)?;
+                }
+                Ok(t)
+            };
+            migrate.call::<()>((table(&from)?, table(&to)?))?;
+        }
+        let ended = self.host.engine.borrow_mut().end_implicit_step();
+        let site = self.host.site(&self.lua);
+        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, site)))?;
+        self.seek(&old.cursor()?)
+    }
+
+    /// Seed and step of the random numbers.
+    pub fn rng(&self) -> (u64, u32) {
+        let rng = self.host.engine.borrow().graph.rng;
+        (rng.seed, rng.step)
+    }
+
+    pub fn set_rng(&self, (seed, step): (u64, u32)) {
+        self.host.engine.borrow_mut().graph.rng = RngState { seed, step, occurrence: 0 };
+    }
+
+    /// How many States the run has.
+    pub fn num_states(&self) -> Result<usize, Failed> {
+        self.list_states().map(|list| list.len())
+    }
+
+    fn list_states(&self) -> Result<Vec<(String, mlua::AnyUserData)>, Failed> {
+        let f: Function = self.table.get("states")?;
+        let list: Table = f.call(&self.table)?;
+        let mut out = Vec::new();
+        for entry in list.sequence_values::<Table>() {
+            let entry = entry?;
+            out.push((entry.get("path")?, entry.get("state")?));
+        }
+        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        Ok(out)
+    }
+
+    /// Trainable parameters: how many numbers.
+    pub fn num_parameters(&self) -> u64 {
+        let get = || -> mlua::Result<i64> {
+            let model: Table = self.table.get("model")?;
+            let f: Function = model.get("num_parameters")?;
+            f.call(&model)
+        };
+        get().map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+}
