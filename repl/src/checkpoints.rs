@@ -103,7 +103,7 @@ pub struct Resume {
     path: PathBuf,
 }
 
-fn record_of(dir: &Path) -> Result<Map<String, Value>, Failure> {
+pub fn record_of(dir: &Path) -> Result<Map<String, Value>, Failure> {
     let at = dir.join("run.json");
     let text = std::fs::read_to_string(&at).map_err(crate::failure::disk("read", &at))?;
     match serde_json::from_str(&text) {

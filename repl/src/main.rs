@@ -15,6 +15,7 @@ mod git;
 mod init;
 mod profile;
 mod progress;
+mod replay;
 mod run;
 mod rundir;
 mod screen;
@@ -53,6 +54,8 @@ enum Command {
     Ckpt(ckpt::CkptArgs),
     /// Time ours and PyTorch's for the same work, on the same device
     Bench(bench::BenchArgs),
+    /// Repeat a run with the edits that it had, and compare its weights
+    Replay(replay::ReplayArgs),
     /// Begin a recipe in a new directory, with what an editor needs
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -65,6 +68,14 @@ enum Command {
 
 /// Commands of the design that are not built yet.
 const LATER: [&str; 3] = ["repl", "watch", "bundle"];
+
+/// The recorded words of a run; those of `perilune FILE.lua` lack the command.
+fn with_run(mut words: Vec<String>) -> Vec<String> {
+    if words.get(1).is_some_and(|w| w != "run") {
+        words.insert(1, "run".into());
+    }
+    words
+}
 
 /// `perilune FILE.lua …` becomes `perilune run FILE.lua …`.
 fn arguments() -> Result<Vec<OsString>, Failure> {
@@ -90,6 +101,12 @@ fn dispatch() -> Result<(), Failure> {
         Command::Profile(args) => profile::profile(args),
         Command::Ckpt(args) => ckpt::ckpt(&args),
         Command::Bench(args) => bench::bench(args),
+        Command::Replay(args) => {
+            replay::replay(args, |words| match Cli::try_parse_from(with_run(words)).ok()?.command {
+                Command::Run(args) => Some(args),
+                _ => None,
+            })
+        }
         Command::Init(args) => init::init(&args),
         Command::Reference => screen::say(&perilune_lua::reference_markdown()),
         Command::Stubs => screen::say(&perilune_lua::stubs()),

@@ -6,6 +6,7 @@ use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
 use crate::format::{grouped, metrics};
 use crate::progress::Progress;
+use crate::replay::Script;
 use crate::rundir::{self, RunDir};
 use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
@@ -56,9 +57,22 @@ pub struct RunArgs {
     /// Apply edits of the recipe and of the files it requires while it trains
     #[arg(long)]
     watch: bool,
+    /// What `perilune replay` repeats.
+    #[arg(skip)]
+    pub script: Option<Script>,
 }
 
 impl RunArgs {
+    pub fn recipe(&self) -> &Path {
+        &self.recipe
+    }
+
+    /// The same run once more, from its start, elsewhere.
+    pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
+        (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
+        (self.resume, self.watch) = (false, false);
+    }
+
     /// `--steps` and `--seed` as values for params of those names.
     fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>, Failure> {
         let mut out = Vec::new();
@@ -116,7 +130,10 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 }
 
 fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) -> Result<(), Failure> {
-    let source = Source::read(&args.recipe)?;
+    let source = match &args.script {
+        Some(script) => Source { path: args.recipe.clone(), text: script.text()?.to_string() },
+        None => Source::read(&args.recipe)?,
+    };
     let resume = match args.resume {
         true => Some(Resume::find(args.run_dir.as_deref(), &source.path)?),
         false => None,
@@ -130,6 +147,9 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.offer_params(offered);
+    if let Some(script) = &args.script {
+        runtime.set_texts(&script.files);
+    }
     if let Some(seed) = seed {
         runtime.host().engine.borrow_mut().seed(seed as u64);
     }
@@ -275,7 +295,7 @@ impl Job<'_> {
         let mut progress = Progress::new(screen, run.steps(), data);
         let keep = Keep { last: self.args.keep, every: 0 };
         let mut checkpoints = Checkpoints::new(&dir, self.args.checkpoint_every, keep, said);
-        let watch = match self.args.watch {
+        let watch = match self.args.watch || self.args.script.is_some() {
             true => {
                 signals.hear_reload()?;
                 let steps = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps));
@@ -286,6 +306,7 @@ impl Job<'_> {
                     Some(run.precision()),
                     steps,
                     self.args.device.memory_budget,
+                    self.args.script.as_ref(),
                 )?)
             }
             false => None,
@@ -293,6 +314,7 @@ impl Job<'_> {
         let run = Rc::new(run);
         let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
         trainer.evaluated = evaluated.map(|values| (run.count(), values));
+        trainer.until = self.args.script.as_ref().map(|s| s.steps);
         trainer.notices();
         let mut end = trainer.train()?;
         if end == End::Finished {
@@ -380,6 +402,15 @@ impl Job<'_> {
             ])?;
         }
         events.done(status, run.count(), seconds, Some(&weights));
+        if let Some(was) = self.args.script.as_ref().and_then(|s| s.weights.as_ref())
+            && end == End::Finished
+        {
+            if *was != weights {
+                let text = format!("the weights differ from the run's: {weights}, then {was}");
+                return Err(Failure::System(text));
+            }
+            events.screen.line("the weights are those of the run");
+        }
         match end {
             End::Finished => Ok(()),
             End::Asked(asked) => Err(Failure::Signal(asked.status)),

@@ -25,6 +25,8 @@ pub struct Trainer<'a> {
     /// With `--watch`; and the version that has just been applied.
     pub watch: Option<Watch<'a>>,
     trial: Option<Trial>,
+    /// Ends here, whatever the recipe says.
+    pub until: Option<u64>,
     pending: Option<(u64, StepResult)>,
     last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
@@ -57,6 +59,7 @@ impl<'a> Trainer<'a> {
             checkpoints,
             watch,
             trial: None,
+            until: None,
             pending: None,
             last_loss: None,
             evaluated: None,
@@ -71,7 +74,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn steps(&mut self) -> Result<End, Failure> {
-        while !self.run.finished()? {
+        while !self.run.finished()? && self.until.is_none_or(|n| self.run.count() < n) {
             let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
             self.look()?;
             if let Some(asked) = self.signals.asked() {
@@ -118,7 +121,7 @@ impl<'a> Trainer<'a> {
     fn look(&mut self) -> Result<(), Failure> {
         let at_once = self.signals.reload_asked();
         let Some(watch) = &mut self.watch else { return Ok(()) };
-        let Some(files) = watch.changed(at_once) else { return Ok(()) };
+        let Some(files) = watch.changed(at_once, self.run.count()) else { return Ok(()) };
         // What is pending was recorded by the old version.
         if let Some(pending) = self.pending.take() {
             self.report(pending)?;
@@ -129,7 +132,15 @@ impl<'a> Trainer<'a> {
         if let Some(trial) = self.trial.take() {
             watch.accept(trial.files)?;
         }
-        match watch.load(files.clone(), &self.run, &self.params) {
+        // What a version needs to be built, and its first step, are plans that are new by right.
+        let host = self.run.host().clone();
+        let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
+        let reported = report(false);
+        let loaded = watch.load(files.clone(), &self.run, &self.params);
+        if loaded.is_err() {
+            report(reported);
+        }
+        match loaded {
             Ok(next) => {
                 // Plans of the step, not those that copied the State.
                 let misses = self.run.host().engine.borrow().stats().misses;
@@ -137,7 +148,8 @@ impl<'a> Trainer<'a> {
                 let old_params = std::mem::replace(&mut self.params, next.params);
                 let (files, changed, begun) = (next.files, next.changed, next.begun);
                 let rng = self.run.rng();
-                let trial = Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses };
+                let trial =
+                    Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses, reported };
                 self.trial = Some(trial);
                 self.evaluated = None;
                 self.note_params()
@@ -170,6 +182,7 @@ impl<'a> Trainer<'a> {
     fn judge(&mut self, step: u64) -> Result<(), Failure> {
         let Some(trial) = &self.trial else { return Ok(()) };
         if step == trial.since + 1 {
+            self.run.host().engine.borrow_mut().switches.report_misses = trial.reported;
             let plans = self.run.host().engine.borrow().stats().misses - trial.misses;
             let ms = trial.begun.elapsed().as_secs_f64() * 1e3;
             let what = if trial.changed.is_empty() { "no change of the text".into() } else { trial.changed.join(", ") };
@@ -197,6 +210,7 @@ impl<'a> Trainer<'a> {
         if let Some(pending) = self.pending.take() {
             self.report(pending)?;
         }
+        self.run.host().engine.borrow_mut().switches.report_misses = trial.reported;
         let step = self.run.count();
         let applied = step > trial.since;
         let new = std::mem::replace(&mut self.run, trial.old);

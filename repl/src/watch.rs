@@ -6,6 +6,7 @@
 //! the new one has done some steps: an edit that cannot be loaded, or throws soon, changes nothing.
 
 use crate::failure::{Failure, disk};
+use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use perilune_lua::{ParamValue, Recipe, Run, Runtime};
@@ -23,7 +24,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 pub const TRIAL: u64 = 3;
 
 /// What a version of the recipe consists of: each file with its text.
-type Files = Vec<(PathBuf, String)>;
+pub type Files = Vec<(PathBuf, String)>;
 
 pub struct Watch<'a> {
     runtime: &'a Runtime,
@@ -39,6 +40,8 @@ pub struct Watch<'a> {
     watched: BTreeSet<PathBuf>,
     events: Receiver<()>,
     touched: Option<Instant>,
+    /// In a replay: the versions to come, the next one last.
+    script: Option<Vec<(u64, Files)>>,
 }
 
 /// A new version, built and at the old one's place.
@@ -79,6 +82,7 @@ impl<'a> Watch<'a> {
         precision: Option<String>,
         steps: Option<u32>,
         memory_budget: Option<usize>,
+        script: Option<&Script>,
     ) -> Result<Watch<'a>, Failure> {
         let (send, events) = channel();
         let heard = move |event: notify::Result<notify::Event>| {
@@ -103,7 +107,12 @@ impl<'a> Watch<'a> {
             watched: BTreeSet::new(),
             events,
             touched: None,
+            script: script.map(|s| s.versions.iter().rev().cloned().collect()),
         };
+        if let Some(script) = script {
+            watch.running = script.files.clone();
+            return Ok(watch);
+        }
         watch.running = watch.read();
         watch.tried = watch.running.clone();
         watch.listen()?;
@@ -130,8 +139,12 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// The files, if they differ from what was tried last and nobody has touched them for a moment.
-    pub fn changed(&mut self, at_once: bool) -> Option<Files> {
+    /// The files, if they differ from what was tried last and nobody has touched them for a moment. In a replay, the
+    /// version that follows this step.
+    pub fn changed(&mut self, at_once: bool, step: u64) -> Option<Files> {
+        if let Some(script) = &mut self.script {
+            return script.pop_if(|v| v.0 <= step).map(|v| v.1);
+        }
         while self.events.try_recv().is_ok() {
             self.touched = Some(Instant::now());
         }
@@ -148,7 +161,7 @@ impl<'a> Watch<'a> {
         let begun = Instant::now();
         self.tried = files.clone();
         let rng = old.rng();
-        let result = self.build(old);
+        let result = self.build(&files, old);
         old.set_rng(rng);
         let (recipe, run) = result?;
         let params = recipe.params()?;
@@ -169,14 +182,23 @@ impl<'a> Watch<'a> {
                 changed.push(if first == last { format!("{name}:{first}") } else { format!("{name}:{first}-{last}") });
             }
         }
+        if self.script.is_some() {
+            return Ok(Next { run, params, changed, files, begun });
+        }
         // What it requires may be other files than before.
         let files = self.read();
         self.tried = files.clone();
         Ok(Next { run, params, changed, files, begun })
     }
 
-    fn build(&self, old: &Run) -> Result<(Recipe, Run), Failure> {
-        let source = Source::read(&self.path)?;
+    fn build(&self, files: &Files, old: &Run) -> Result<(Recipe, Run), Failure> {
+        let source = match (&self.script, files.first()) {
+            (Some(_), Some((_, text))) => {
+                self.runtime.set_texts(files);
+                Source { path: self.path.clone(), text: text.clone() }
+            }
+            _ => Source::read(&self.path)?,
+        };
         let recipe = self.runtime.reload(&source.text, &format!("@{}", source.path.display()))?;
         if let Some(steps) = self.steps
             && !self.runtime.params().names.iter().any(|n| n == "steps")
@@ -191,7 +213,7 @@ impl<'a> Watch<'a> {
     /// From now on this version runs.
     pub fn accept(&mut self, files: Files) -> Result<(), Failure> {
         self.running = files;
-        self.listen()
+        if self.script.is_some() { Ok(()) } else { self.listen() }
     }
 
     pub fn running(&self) -> Files {
@@ -234,6 +256,8 @@ pub struct Trial {
     pub since: u64,
     pub begun: Instant,
     pub misses: u64,
+    /// Whether new plans are reported, from its second step on.
+    pub reported: bool,
     /// The random numbers at that step.
     pub rng: (u64, u32),
 }

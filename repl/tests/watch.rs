@@ -194,6 +194,13 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     assert!(run.child.wait().unwrap().success());
     assert_eq!(done["steps"], now.steps);
 
+    // The run and its edits once more: the same bits.
+    p.file("parts.lua", "error('nobody reads this')");
+    let again = p.run(&["replay", "r", "--run-dir", "again"]);
+    assert_eq!((again.status, again.err.as_str()), (Some(0), ""), "{}", again.out);
+    assert!(again.out.contains("the weights are those of the run"), "{}", again.out);
+    assert_eq!(p.run_json("again")["weights"], done["weights"]);
+
     // The ledger has every version that was applied, and its files.
     let ledger: Vec<Value> = p.read("r/ledger.jsonl").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert!(ledger.iter().filter(|e| e["ok"] == false).count() >= 6);
@@ -247,6 +254,14 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "part {k}");
     }
     assert_eq!(p.run_json("s")["weights"], done["weights"]);
+    // What was resumed, or is not what ran, is not repeated.
+    let r = p.run(&["replay", "s"]);
+    assert_eq!(r.status, Some(2));
+    assert!(r.err.contains("s: the run was stopped and resumed"), "{}", r.err);
+    p.file("r/recipe/parts.lua", "return {}");
+    let r = p.run(&["replay", "r"]);
+    assert_eq!(r.status, Some(4));
+    assert!(r.err.contains("r/recipe/parts.lua: is not the file that ran"), "{}", r.err);
     // Going on after that means the params of then.
     assert_eq!((&p.run_json("r")["params"]["lr"], &p.run_json("r")["steps"]), (&0.03.into(), &last.steps.into()));
 }

@@ -242,7 +242,7 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let tail: PathBuf = parts.iter().collect();
         let tries = [place.at(tail.with_extension("lua")), place.at(tail.join("init.lua"))];
-        let Some(file) = tries.iter().find(|p| p.is_file()) else {
+        let Some(file) = tries.iter().find(|p| place.texts.contains_key(*p) || p.is_file()) else {
             let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
             let message = match name.strip_prefix("perilune.") {
@@ -254,9 +254,12 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
             };
             return Err(errors::argument(&host, lua, "require", message, near));
         };
-        let text = std::fs::read_to_string(file).map_err(|e| {
-            errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
-        })?;
+        let text = match place.texts.get(file) {
+            Some(text) => text.clone(),
+            None => std::fs::read_to_string(file).map_err(|e| {
+                errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
+            })?,
+        };
         if let Some(mut place) = lua.app_data_mut::<Place>() {
             place.required.push(file.clone());
         }

@@ -10,6 +10,7 @@ use perilune_core::site::Site;
 use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,6 +19,8 @@ use std::rc::Rc;
 pub struct Place {
     pub dir: PathBuf,
     pub required: Vec<PathBuf>,
+    /// Files that are taken from here instead of the disk.
+    pub texts: BTreeMap<PathBuf, String>,
 }
 
 impl Place {
@@ -29,7 +32,7 @@ impl Place {
 
 impl Default for Place {
     fn default() -> Place {
-        Place { dir: PathBuf::from("."), required: Vec::new() }
+        Place { dir: PathBuf::from("."), required: Vec::new(), texts: BTreeMap::new() }
     }
 }
 
@@ -159,7 +162,14 @@ impl Runtime {
     /// Sets the directory that paths and `require` start from.
     pub fn set_place(&self, dir: &Path) {
         let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir.to_path_buf() };
-        self.lua.set_app_data(Place { dir, required: Vec::new() });
+        let texts = self.lua.app_data_ref::<Place>().map(|p| p.texts.clone()).unwrap_or_default();
+        self.lua.set_app_data(Place { dir, required: Vec::new(), texts });
+    }
+
+    /// From now on these files, required by the recipe, have these texts, whatever lies on the disk.
+    pub fn set_texts(&self, files: &[(PathBuf, String)]) {
+        let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+        self.lua.set_app_data(Place { texts: files.iter().cloned().collect(), ..place });
     }
 
     /// Loads and runs a file. Paths in messages are as given.
@@ -179,7 +189,7 @@ impl Runtime {
         let own = loader::forget_own(&self.lua)?;
         let fresh = Params { given: params.given.clone(), offered: params.offered.clone(), ..Params::default() };
         self.lua.set_app_data(fresh);
-        self.lua.set_app_data(Place { dir: place.dir.clone(), required: Vec::new() });
+        self.lua.set_app_data(Place { required: Vec::new(), ..place.clone() });
         let loaded = match self.load_text(text, name) {
             Ok(Loaded::Recipe(recipe)) => Ok(recipe),
             Ok(Loaded::Script) => {
