@@ -8,12 +8,21 @@
 local pl = require "perilune"
 local cfg = pl.params { apart = false }
 pl.seed(7)
+---@param y perilune.Tensor
+---@param r perilune.Tensor
+---@return perilune.Tensor
 local function mix(y, r) return (y:to("f64") * r:to("f64")):sum() end
 for _, dt in ipairs { "bf16", "f32" } do
-  for _, s in ipairs { { 700, 50304 }, { 600, 50257 }, { 900, 20000 }, { 3000, 4096 }, { 5000, 768 }, { 2999, 1000 }, { 1500, 3072 }, {4001, 300}, {3000, 1536}, {20000, 64} } do
-    local R, C = s[1], s[2]
+  local shapes = {
+    { 700, 50304 }, { 600, 50257 }, { 900, 20000 }, { 3000, 4096 }, { 5000, 768 },
+    { 2999, 1000 }, { 1500, 3072 }, { 4001, 300 }, { 3000, 1536 }, { 20000, 64 },
+  }
+  for _, s in ipairs(shapes) do
+    local R, C = s[1], s[2] ---@type integer, integer
     pl.seed(R * 100003 + C)
+    ---@type any, any, any
     local x, w, b = pl.eval((pl.randn { R, C } * 3):to(dt), pl.randn { C }:to(dt), pl.randn { C }:to(dt))
+    ---@type any, any
     local g, t = pl.eval(pl.randn { R, C }:to(dt), pl.randint(0, C, { R }))
     local fns = {
       function() return pl.layer_norm(x, w, b) end,
@@ -22,10 +31,19 @@ for _, dt in ipairs { "bf16", "f32" } do
       function() return pl.cross_entropy(x, t) end,
       function() return pl.grad((pl.layer_norm(x, w, b) * g):sum(), { x, w, b }) end,
       function() return pl.grad((pl.rms_norm(x, w) * g):sum(), { x, w }) end,
-      function() return pl.grad((x:softmax(-1) * g):sum(), { x }) end,
+      function()
+        local y = x:softmax(-1) ---@type any
+        return pl.grad((y * g):sum(), { x })
+      end,
       function() return pl.grad(pl.cross_entropy(x, t), { x }) end,
-      function() local h = x * 2; return h, h:sum(0) end,
-      function() local h = x:relu(); return h:sum(0), h:sum(1) end,
+      function()
+        local h = x * 2 ---@type any
+        return h, h:sum(0)
+      end,
+      function()
+        local h = x:relu() ---@type any
+        return h:sum(0), h:sum(1)
+      end,
     }
     local out = {}
     if cfg.apart then
@@ -38,9 +56,10 @@ for _, dt in ipairs { "bf16", "f32" } do
       end) }
     end
     local line = {}
-    for i, o in ipairs(out) do
-      local v
-      if o:numel() == R * C then v = mix(o, g) elseif o:numel() == C then v = mix(o, w) elseif o:numel() == R then v = o:to('f64'):sum() else v = o end
+    for _, o in ipairs(out) do
+      local v = o ---@type any
+      local n = o:numel()
+      if n == R * C then v = mix(o, g) elseif n == C then v = mix(o, w) elseif n == R then v = o:to("f64"):sum() end
       line[#line + 1] = ("%.17g"):format(v:item())
     end
     print(dt, R, C, table.concat(line, " "))
