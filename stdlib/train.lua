@@ -169,10 +169,11 @@ function train.new(recipe, params, opts)
   return setmetatable(run, meta)
 end
 
----What a loss function returned, checked: the loss, its metrics, the weight.
+---What a loss function returned, checked: the loss, its metrics, the weight, and whether the recipe gave that.
 ---@return perilune.Tensor
 ---@return table<string, perilune.Tensor|number>
 ---@return any weight a number or a tensor
+---@return boolean given whether the recipe gave the weight
 local function outcome(recipe, name, count, loss, values, weight)
   if not pl.is_tensor(loss) or loss:numel() ~= 1 then
     local got = pl.is_tensor(loss) and ("a tensor of shape {%s}"):format(table.concat(loss.shape, ", ")) or check.show(loss)
