@@ -91,8 +91,8 @@ impl Classes {
         }
     }
 
-    /// Which targets do not count. This small part of a loss, which all of it needs, reads the checked ids: the pass over
-    /// the logits need not wait for the check, and stays one kernel.
+    /// Which targets do not count. Only this small part of a loss reads the checked ids, and the pass over the logits stays
+    /// one kernel, which waits for it (`plan::fuse`).
     fn skipped(&self, g: &mut Graph, target: NodeId) -> Result<NodeId> {
         let target = g.push(&CLASS_IDS, &[target], &[self.n as i64, self.which, self.ignore])?;
         let ignore = g.constant_like(self.ignore as f64, target);
