@@ -67,7 +67,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 3] = ["repl", "watch", "bundle"];
+const LATER: [&str; 2] = ["repl", "bundle"];
 
 /// The recorded words of a run; those of `perilune FILE.lua` lack the command.
 fn with_run(mut words: Vec<String>) -> Vec<String> {

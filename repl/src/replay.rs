@@ -70,16 +70,22 @@ fn script(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<Scri
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(e) => return Err(disk("read", &at)(e)),
     };
-    let mut versions: Vec<(u64, Files)> = Vec::new();
+    let mut versions: Vec<(u64, Value)> = Vec::new();
     for line in ledger.lines() {
         let entry: Value = serde_json::from_str(line).unwrap_or_default();
         let (Some(step), Some(ok)) = (entry["step"].as_u64(), entry["ok"].as_bool()) else {
             return Err(Failure::Refused(format!("{}: is no ledger: {line}", at.display())));
         };
         if ok {
-            versions.push((step, files_below(&dir.join(format!("recipe@{step}")), &entry["files"], &home)?));
+            // A version that another followed before a step was done never ran, and `recipe@STEP` holds the last one's files.
+            versions.retain(|v| v.0 != step);
+            versions.push((step, entry["files"].clone()));
         }
     }
+    let read = |(step, files): (u64, Value)| {
+        files_below(&dir.join(format!("recipe@{step}")), &files, &home).map(|files| (step, files))
+    };
+    let versions = versions.into_iter().map(read).collect::<Result<_, _>>()?;
     let steps = record.get("steps_done").and_then(Value::as_u64);
     let steps = steps.ok_or_else(|| {
         Failure::Usage(format!("{}: the run has not ended; only what has can be repeated", dir.display()))
@@ -109,4 +115,40 @@ pub fn replay(args: ReplayArgs, parse: impl Fn(Vec<String>) -> Option<RunArgs>) 
     again.again(args.run_dir, args.json, args.quiet);
     again.script = Some(script(&args.run, &record, again.recipe())?);
     run::run(again)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Two versions at one step: the first was followed by another before it did a step.
+    #[test]
+    fn of_two_versions_at_a_step_the_last_one_runs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let put = |at: &str, text: &str| {
+            let at = dir.path().join(at);
+            std::fs::create_dir_all(at.parent().expect("a parent")).expect("made");
+            std::fs::write(at, text).expect("written");
+        };
+        let file = |text: &str| json!([{ "path": "a.lua", "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() }]);
+        let entry =
+            |step: u64, text: &str, ok: bool| json!({ "step": step, "ok": ok, "files": file(text) }).to_string();
+        put("recipe/a.lua", "one");
+        put("recipe@7/a.lua", "three");
+        let lines = [entry(7, "two", true), entry(7, "bad", false), entry(7, "three", true)];
+        put("ledger.jsonl", &lines.join("\n"));
+        let record = json!({ "files": file("one"), "steps_done": 9, "weights": "w" });
+        let record = record.as_object().expect("an object").clone();
+        let recipe = Path::new("here/a.lua");
+        let s = script(dir.path(), &record, recipe).expect("a script");
+        assert_eq!(s.files, [(recipe.to_path_buf(), "one".to_string())]);
+        assert_eq!(s.versions, [(7, vec![(recipe.to_path_buf(), "three".to_string())])]);
+        put("recipe@7/a.lua", "other");
+        let e = script(dir.path(), &record, recipe).expect_err("refused").message();
+        assert!(e.contains("recipe@7/a.lua: is not the file that ran"), "{e}");
+        put("recipe@7/a.lua", "three");
+        let e = script(dir.path(), &Map::new(), recipe).expect_err("refused").message();
+        assert!(e.contains("the run has not ended"), "{e}");
+    }
 }

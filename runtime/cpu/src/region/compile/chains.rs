@@ -150,7 +150,13 @@ impl Compiler<'_> {
     /// themselves ends at a page, and waits until a tile's first loop has come to it. Where rows are reduced, that is a
     /// loop before the chain, so the chain asks for the next tile.
     fn read_ahead(&self, list: &mut List) {
-        let dense = list.steps.iter().filter_map(|s| match s {
+        let cost = |s: &Step| match s {
+            Step::Chain { links, .. } => links.iter().map(|l| l.act.cost()).sum(),
+            _ => 0,
+        };
+        let Some(longest) = (0..list.steps.len()).max_by_key(|k| cost(&list.steps[*k])) else { return };
+        // What is pointed at memory later in the list points nowhere yet.
+        let dense = list.steps[..longest].iter().filter_map(|s| match s {
             Step::Bind { view, value, place: region::Place::Dense, .. } => Some((*view, *value)),
             _ => None,
         });
@@ -161,12 +167,7 @@ impl Compiler<'_> {
         if bytes < READ_AHEAD_BYTES {
             return;
         }
-        let cost = |s: &Step| match s {
-            Step::Chain { links, .. } => links.iter().map(|l| l.act.cost()).sum(),
-            _ => 0,
-        };
-        let Some(longest) = list.steps.iter_mut().max_by_key(|s| cost(s)) else { return };
-        if let Step::Chain { links, .. } = longest {
+        if let Step::Chain { links, .. } = &mut list.steps[longest] {
             let act = if self.row_reductions.is_empty() { Act::Near } else { Act::Next };
             let ahead = views.iter().take(MAX_AHEAD).map(|v| Link { act, place: Place::View(v.0) });
             *links = ahead.chain(links.iter().copied()).collect();
