@@ -28,7 +28,7 @@ struct Problem {
     i32 pairs;       // B H, or B G for dk and dv
     i32 section;     // pairs whose tiles are worked on together
     f32 scale;
-    i32 unused;      // rounds the structure up to 8 bytes
+    i32 padded;      // rows of `numbers` a head has (sm_90a), T rounded up
 };
 
 // Which (batch, head) and which tile of it a block works on. Blocks start in order of their index. A section's keys and

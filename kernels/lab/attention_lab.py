@@ -39,22 +39,51 @@ POINTERS = {
 }
 SIZES = [32, 64, 96, 128, 256]
 
+# Tiles of warpgroups (sm_90a): ("wg", groups, bn, stages, lean, blocks).
+WG_POINTERS = {
+    "Forward": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("T*", "out"), ("f32*", "lse")],
+    "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dq")],
+    "BackwardKv": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dk"),
+                   ("T*", "dv")],
+}
+
 
 class Table:
     """Which tile a kernel works with, from the Rust source."""
 
-    def __init__(self, large):
+    def __init__(self, large, hopper=False):
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
         self.large, self.rows = large, re.findall(row, open(RUST).read())
+        row = r"\(Pass::(\w+), (\d+), groups\((\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
+        self.groups = {(p, int(size)): ("wg", *(int(x) if x.isdigit() else x == "true" for x in rest))
+                       for p, size, *rest in re.findall(row, open(RUST).read())} if hopper else {}
         assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "attention.rs changed"
 
     def of(self, p, size, causal, window):
+        if (p, size) in self.groups:
+            return self.groups[p, size]
         holds = {"Always": True, "Large": self.large and not window, "Masked": causal or window}
         found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
         return tuple(int(x) if x.isdigit() else x == "true" for x in found[3:])
 
 
+def wg_text(p, size, tile, t, causal, window):
+    _, groups, bn, stages, lean, blocks = tile
+    lower = lambda x: "true" if x else "false"
+    plan = f"attention::{PLANS[p].replace('Plan', 'WgPlan')}<{size}, {groups}, {bn}, {stages}"
+    plan += ">" if p == "Forward" else f", {lower(lean)}>"
+    kinds = {"MAP": "const __grid_constant__ attention::TensorMap"}
+    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for kind, name in WG_POINTERS[p])
+    args = ", ".join(name for _, name in WG_POINTERS[p])
+    return (f'#include "attention/{NAMES[p]}_wg.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, '
+            f"const __grid_constant__ attention::Problem p) {{\n"
+            f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p);\n}}\n")
+
+
 def text(p, size, tile, t, causal, window):
+    if tile[0] == "wg":
+        return wg_text(p, size, tile, t, causal, window)
     warps, mt, bn, stages, held, split, blocks = tile
     lower = lambda x: "true" if x else "false"
     plan = f"attention::{PLANS[p]}<{size}, {warps}, {mt}, {bn}, {stages}, {lower(held)}"
@@ -67,14 +96,36 @@ def text(p, size, tile, t, causal, window):
             f"    attention::{NAMES[p]}<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p);\n}}\n")
 
 
-def delta_text(size, t):
+def delta_text(size, t, wg):
     lanes = 1 << (size // 8 - 1).bit_length()
+    if wg:
+        return (f'#include "attention/rows.cuh"\n'
+                f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, '
+                f"const f32* lse, float2* numbers, const attention::Problem p) {{\n"
+                f"    attention::row_numbers<{t}, {lanes}>(grad, out, lse, numbers, p);\n}}\n")
     return (f'#include "attention/rows.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, '
             f"const attention::Problem p) {{\n    attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n")
 
 
+def threads(tile):
+    return 128 * tile[1] if tile[0] == "wg" else 32 * tile[0]
+
+
+def tile_rows(tile):
+    return 64 * tile[1] if tile[0] == "wg" else 16 * tile[1] * tile[0]
+
+
+def wg_shared_bytes(p, size, tile):
+    _, groups, bn, stages, _, _ = tile
+    own, step = 64 * groups * size * 2, bn * size * 2
+    return {"Forward": own + stages * (2 * step + 32) + 8, "BackwardQ": 2 * own + stages * (2 * step + 16) + 8,
+            "BackwardKv": 2 * own + stages * (2 * step + bn * 8 + 16) + 8}[p]
+
+
 def shared_bytes(p, size, tile):
+    if tile[0] == "wg":
+        return wg_shared_bytes(p, size, tile)
     warps, mt, bn, stages, _, _, _ = tile
     rows, step = 16 * mt * warps * size * 2, bn * size * 2
     return {"Forward": rows + 2 * stages * step, "BackwardQ": 2 * rows + 2 * stages * step,
@@ -121,6 +172,15 @@ def compile_one(job):
     return code.raw, log.value.decode()
 
 
+def aligned(data):
+    """The bytes in memory of ctypes, aligned to 64 as a tensor map must be."""
+    room = ctypes.create_string_buffer(len(data) + 64)
+    at = -ctypes.addressof(room) % 64
+    view = (ctypes.c_char * len(data)).from_buffer(room, at)
+    view[:] = data
+    return view
+
+
 class Gpu:
     def __init__(self):
         self.codes, self.functions, self.cuda = {}, {}, None
@@ -152,6 +212,19 @@ class Gpu:
             self.functions[t] = f
         return self.functions[t]
 
+    def map(self, x, width, rows):
+        """A tensor map over (column, row, head, batch) of x (batch, head, row, column), with boxes of 64 columns."""
+        if self.cuda is None:
+            self.cuda = ctypes.CDLL("libcuda.so.1")
+        room = aligned(bytes(128))
+        dims = (ctypes.c_uint64 * 4)(width, x.shape[2], x.shape[1], x.shape[0])
+        strides = (ctypes.c_uint64 * 3)(*(2 * x.stride(i) if x.shape[i] > 1 else 16 for i in (2, 1, 0)))
+        box, ones = (ctypes.c_uint32 * 4)(64, rows, 1, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        kind = 9 if x.dtype == torch.bfloat16 else 6
+        self.call("cuTensorMapEncodeTiled", ctypes.byref(room), kind, 4, ctypes.c_uint64(x.data_ptr()), dims, strides,
+                  box, ones, 0, 3, 2, 0)  # no interleave, 128-byte swizzle, L2 promotion to 128 bytes, zero fill
+        return bytes(room)
+
     def facts(self, t, threads, shared):
         """Registers, bytes of local memory (spills), blocks a multiprocessor."""
         f = self.function(t, shared)
@@ -165,7 +238,7 @@ class Gpu:
     def launch(self, t, grid, threads, shared, args):
         """`args`: tensors, None, and bytes for a structure."""
         f = self.function(t, shared)
-        hold = [ctypes.create_string_buffer(a, len(a)) if isinstance(a, bytes)
+        hold = [aligned(a) if isinstance(a, bytes)
                 else ctypes.c_uint64(0 if a is None else a if isinstance(a, int) else a.data_ptr()) for a in args]
         pointers = (ctypes.c_void_p * len(hold))(*[ctypes.cast(ctypes.byref(h), ctypes.c_void_p) for h in hold])
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -196,6 +269,8 @@ class Case:
         empty = lambda *shape, kind=kind: torch.full(shape, math.nan, device="cuda", dtype=kind)
         self.out, self.lse = empty(b, h, t, e), empty(b, h, t, kind=torch.float32)
         self.delta = empty(b, h, t, kind=torch.float32)
+        self.padded = -(-t // 128) * 128
+        self.numbers = empty(b, h, self.padded, 2, kind=torch.float32)
         self.dq, self.dk, self.dv = empty(b, h, t, d), empty(b, g, s, d), empty(b, g, s, e)
 
     def __str__(self):
@@ -207,7 +282,10 @@ class Case:
 
     def texts(self, tiles):
         kinds = [text(p, self.size, self.tile(tiles, p), self.dtype, self.causal, self.window > 0) for p in NAMES]
-        return kinds + [delta_text(self.size, self.dtype)]
+        return kinds + [delta_text(self.size, self.dtype, self.wg(tiles))]
+
+    def wg(self, tiles):
+        return self.tile(tiles, "BackwardQ")[0] == "wg"
 
     def problem(self, p, rows):
         r = self.h // self.g
@@ -219,32 +297,42 @@ class Case:
         strides = []
         for x in (self.q, self.k, self.v, self.out, self.grad, self.dq, self.dk, self.dv):
             strides += x.stride()[:3]
-        tiles = -(-(self.s if p == "BackwardKv" else self.t) // rows)
+        length = self.s if p == "BackwardKv" else self.padded if p == "Numbers" else self.t
+        tiles = -(-length // rows)
         ints = [self.t, self.s, self.d, self.e, self.h, self.g, r, self.window, pairs, section]
-        return struct.pack("<24q10if4x", *strides, *ints, 1 / math.sqrt(self.d)), pairs * tiles
+        return struct.pack("<24q10ifi", *strides, *ints, 1 / math.sqrt(self.d), self.padded), pairs * tiles
 
-    def launches(self, p, tile):
+    def launches(self, gpu, p, tile):
         """The arguments of Gpu.launch for one kernel."""
-        warps, mt, split = tile[0], tile[1], tile[5]
-        data, blocks = self.problem(p, 16 * mt * warps)
-        args = [getattr(self, name) for _, name in POINTERS[p]]
+        data, blocks = self.problem(p, tile_rows(tile))
+        if tile[0] == "wg":
+            # The side that a block keeps comes BM rows at a time, the other BN.
+            kept = {"Forward": "q", "BackwardQ": ("q", "grad"), "BackwardKv": ("k", "v")}[p]
+            box = lambda name: tile_rows(tile) if name in kept else tile[2]
+            width = lambda name: self.e if name in ("v", "grad") else self.d
+            args = [gpu.map(getattr(self, name), width(name), box(name)) if kind == "MAP" else getattr(self, name)
+                    for kind, name in WG_POINTERS[p]]
+        else:
+            args = [getattr(self, name) for _, name in POINTERS[p]]
         t = text(p, self.size, tile, self.dtype, self.causal, self.window > 0)
-        return t, (blocks, split, 1), 32 * warps, shared_bytes(p, self.size, tile), [*args, data]
+        split = 1 if tile[0] == "wg" else tile[5]
+        return t, (blocks, split, 1), threads(tile), shared_bytes(p, self.size, tile), [*args, data]
 
-    def delta_launch(self):
-        rows = 256 // (1 << (self.size // 8 - 1).bit_length())
-        data, blocks = self.problem("Delta", rows)
-        return delta_text(self.size, self.dtype), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
+    def delta_launch(self, wg):
+        per_block = 256 // (1 << (self.size // 8 - 1).bit_length())
+        data, blocks = self.problem("Numbers" if wg else "Delta", per_block)
+        args = [self.grad, self.out, *([self.lse, self.numbers] if wg else [self.delta]), data]
+        return delta_text(self.size, self.dtype, wg), (blocks, 1, 1), 256, 0, args
 
     def run(self, gpu, tiles, backward=True):
-        gpu.launch(*self.launches("Forward", self.tile(tiles, "Forward")))
+        gpu.launch(*self.launches(gpu, "Forward", self.tile(tiles, "Forward")))
         if backward:
             self.run_backward(gpu, tiles)
 
     def run_backward(self, gpu, tiles):
-        gpu.launch(*self.delta_launch())
+        gpu.launch(*self.delta_launch(self.wg(tiles)))
         for p in ("BackwardQ", "BackwardKv"):
-            gpu.launch(*self.launches(p, self.tile(tiles, p)))
+            gpu.launch(*self.launches(gpu, p, self.tile(tiles, p)))
 
     def results(self):
         return {"out": self.out, "lse": self.lse, "dq": self.dq, "dk": self.dk, "dv": self.dv}
@@ -385,8 +473,8 @@ def timing(gpu, tiles):
     for d, h, b, t in SHAPES:
         c = Case(b, h, h, t, t, d, d, True)
         work = 4 * b * h * t * t * d / 2 / 1e9
-        ready = [c.launches(p, c.tile(tiles, p)) for p in NAMES]
-        ready.insert(1, c.delta_launch())
+        ready = [c.launches(gpu, p, c.tile(tiles, p)) for p in NAMES]
+        ready.insert(1, c.delta_launch(c.wg(tiles)))
         forward, *each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
         backward = milliseconds(lambda: [gpu.launch(*x) for x in ready[1:]])
         line = f"d{d} {b}x{t}: ours {work / forward:.0f} / {2.5 * work / backward:.0f}"
@@ -399,57 +487,64 @@ def timing(gpu, tiles):
 
 
 SWEEP = {
-    ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 64, 2, False, 1, 3),
-                      (4, 2, 64, 2, True, 1, 3), (4, 2, 64, 1, False, 1, 3), (4, 2, 128, 1, False, 1, 2),
-                      (4, 2, 32, 2, True, 1, 3), (4, 1, 64, 2, True, 1, 4), (4, 1, 128, 1, True, 1, 3),
-                      (8, 1, 64, 2, True, 1, 2), (8, 2, 64, 2, True, 1, 1)],
-    ("Forward", 128): [(4, 2, 64, 1, False, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 32, 2, False, 1, 2),
-                       (4, 1, 64, 2, False, 1, 2), (4, 1, 64, 1, False, 1, 3), (8, 1, 64, 2, False, 1, 1),
-                       (8, 2, 64, 2, False, 1, 1), (4, 1, 128, 1, False, 1, 2), (4, 1, 64, 1, True, 1, 2)],
-    ("BackwardQ", 64): [(4, 2, 32, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2), (4, 2, 32, 2, False, 1, 3),
-                        (4, 1, 64, 2, True, 1, 3), (4, 1, 32, 2, True, 1, 4), (4, 1, 64, 2, False, 1, 3),
-                        (8, 2, 32, 2, True, 1, 1)],
-    ("BackwardQ", 128): [(4, 2, 32, 2, False, 1, 2), (4, 2, 32, 1, False, 1, 2), (4, 1, 64, 2, False, 1, 2),
-                         (4, 1, 32, 2, False, 1, 3), (4, 1, 32, 2, True, 1, 2), (8, 2, 32, 2, False, 1, 1),
-                         (8, 1, 64, 2, False, 1, 1)],
-    ("BackwardKv", 64): [(4, 2, 32, 2, False, 1, 2), (4, 1, 64, 2, False, 1, 3), (4, 1, 64, 2, True, 1, 2),
-                         (4, 1, 32, 2, True, 1, 3), (8, 1, 64, 2, True, 1, 1), (8, 2, 32, 2, False, 1, 1),
-                         (4, 2, 32, 1, False, 1, 2), (4, 2, 16, 2, True, 1, 2)],
-    ("BackwardKv", 128): [(4, 1, 32, 2, True, 1, 2), (4, 1, 64, 2, False, 1, 2), (4, 1, 32, 2, False, 1, 2),
-                          (8, 1, 64, 2, False, 1, 1), (8, 1, 32, 2, True, 1, 1), (4, 2, 32, 2, False, 2, 2),
-                          (4, 1, 64, 1, False, 1, 2)],
+    ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
+        ("wg", 2, 64, 4, False, 2), ("wg", 2, 64, 5, False, 2), ("wg", 2, 64, 3, False, 2), ("wg", 2, 128, 4, False, 1),
+        ("wg", 3, 64, 4, False, 1), ("wg", 3, 128, 3, False, 1), ("wg", 2, 32, 5, False, 2), ("wg", 1, 64, 3, False, 3)],
+    ("Forward", 128): [(4, 2, 64, 1, False, 1, 2), (4, 2, 64, 2, False, 1, 2),
+        ("wg", 3, 96, 3, False, 1), ("wg", 3, 64, 4, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 128, 3, False, 1),
+        ("wg", 2, 96, 3, False, 1)],
+    ("BackwardQ", 64): [(4, 2, 32, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
+        ("wg", 2, 64, 4, True, 2), ("wg", 2, 64, 3, True, 2), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
+        ("wg", 2, 128, 3, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 32, 4, False, 2),
+        ("wg", 1, 64, 3, False, 3)],
+    ("BackwardQ", 128): [(4, 2, 32, 2, False, 1, 2), (4, 2, 32, 1, False, 1, 2),
+        ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1), ("wg", 2, 64, 4, False, 1), ("wg", 3, 32, 4, False, 1),
+        ("wg", 2, 64, 3, True, 1)],
+    ("BackwardKv", 64): [(4, 2, 32, 2, False, 1, 2), (4, 1, 64, 2, False, 1, 3),
+        ("wg", 2, 64, 4, False, 1), ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
+        ("wg", 2, 32, 4, False, 2), ("wg", 2, 32, 4, True, 2), ("wg", 2, 128, 3, True, 1), ("wg", 1, 64, 3, False, 2),
+        ("wg", 1, 64, 3, True, 3)],
+    ("BackwardKv", 128): [(4, 1, 32, 2, True, 1, 2), (4, 1, 64, 2, False, 1, 2),
+        ("wg", 2, 64, 3, False, 1), ("wg", 2, 64, 4, True, 1), ("wg", 2, 64, 3, True, 1), ("wg", 2, 32, 4, False, 1)],
 }
 
 
 def sweep(gpu, tiles):
-    print("\nsweep: (warps, mt, bn, stages, held, split, blocks): registers, local bytes, blocks an SM; TFLOP/s of the "
-          "kernel's own products at 16x1024, 4x4096, 1x16384; * is the table's")
+    print("\nsweep: (warps, mt, bn, stages, held, split, blocks) or (wg, groups, bn, stages, lean, blocks): registers, "
+          "local bytes, blocks an SM; TFLOP/s of the kernel's own products at 16x1024, 4x4096, 1x16384; the distance of "
+          "its results from the table's tile; * is the table's")
     products = {"Forward": 2, "BackwardQ": 3, "BackwardKv": 4}
+    wrote = {"Forward": ["out", "lse"], "BackwardQ": ["dq"], "BackwardKv": ["dk", "dv"]}
     for (p, d), list_ in SWEEP.items():
-        rows = {tile: [] for tile in list_}
+        speeds, far = {tile: [] for tile in list_}, {}
         for d_, h, b, t in SHAPES:
             if d_ != d:
                 continue
             c = Case(b, h, h, t, t, d, d, True)
             c.run(gpu, tiles)
+            for wg in (False, True):
+                gpu.launch(*c.delta_launch(wg))
+            right = [getattr(c, name).clone() for name in wrote[p]]
             work = products[p] * 2 * b * h * t * t * d / 2 / 1e9
             for tile in list_:
                 if time.time() - START > LIMIT:
                     print("sweep: out of time")
                     return
-                if gpu.codes[text(p, d, tile, "bf16", True, False)][0] is None:
+                if tile[0] == "wg" and gpu.arch != (9, 0) or gpu.codes[text(p, d, tile, "bf16", True, False)][0] is None:
                     continue
                 try:
-                    ready = c.launches(p, tile)
-                    rows[tile].append(work / milliseconds(lambda: gpu.launch(*ready), 7))
+                    ready = c.launches(gpu, p, tile)
+                    speeds[tile].append(work / milliseconds(lambda: gpu.launch(*ready), 7))
+                    got = [getattr(c, name) for name in wrote[p]]
+                    far[tile] = max([far.get(tile, 0.0)] + [distance(x, y.double()) for x, y in zip(got, right)])
                 except RuntimeError as e:
                     print(p, d, tile, e)
             del c
-        for tile, got in rows.items():
+        for tile, got in speeds.items():
             if got:
-                facts = gpu.facts(text(p, d, tile, "bf16", True, False), 32 * tile[0], shared_bytes(p, d, tile))
+                facts = gpu.facts(text(p, d, tile, "bf16", True, False), threads(tile), shared_bytes(p, d, tile))
                 mark = "*" if tiles.of(p, d, True, False) == tile else " "
-                print(f"{mark} {p} d{d} {tile}: {facts}  {' '.join(f'{x:.0f}' for x in got)}", flush=True)
+                print(f"{mark} {p} d{d} {tile}: {facts}  {' '.join(f'{x:.0f}' for x in got)}  {far[tile]:.0e}", flush=True)
 
 
 LIMIT = 165
@@ -466,12 +561,13 @@ def main():
     gpu = Gpu()
     gpu.arch = torch.cuda.get_device_capability()
     limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-    tiles = Table(limit >= 200 << 10)
+    tiles = Table(limit >= 200 << 10, gpu.arch == (9, 0))
     texts = [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
     if "check" in todo:
         texts += [t for spec in cases() for t in Case(*spec).texts(tiles)]
     if "sweep" in todo:
         texts += [text(p, d, tile, "bf16", True, False) for (p, d), list_ in SWEEP.items() for tile in list_]
+        texts += [delta_text(d, "bf16", wg) for d in (64, 128) for wg in (False, True)]
     gpu.compile(texts)
     print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
     print("tiles: registers, local bytes, blocks an SM (bf16, causal where timed)")
@@ -479,7 +575,7 @@ def main():
         tile = tiles.of(p, size, True, False)
         t = text(p, size, tile, "bf16", True, False)
         if gpu.codes.get(t, (None,))[0]:
-            print(f"  {p} {size} {tile}: {gpu.facts(t, 32 * tile[0], shared_bytes(p, size, tile))}")
+            print(f"  {p} {size} {tile}: {gpu.facts(t, threads(tile), shared_bytes(p, size, tile))}")
     bad = check(gpu, tiles) if "check" in todo else 0
     if "time" in todo:
         timing(gpu, tiles)

@@ -89,6 +89,32 @@ pub const TILES: &[(Pass, u32, When, Tile)] = &[
     (Pass::BackwardKv, 256, When::Always, tile(4, 1, 32, 1, false, 2, 2)),
 ];
 
+/// How one kernel of warpgroups is cut up (sm_90a): 64 rows for each of `groups`, steps of `bn` along the other side, with
+/// `stages` copies of what is stepped over; `lean`: fewer registers for less overlap; `blocks` as in [`Tile`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Groups {
+    pub groups: u32,
+    pub bn: u32,
+    pub stages: u32,
+    pub lean: bool,
+    pub blocks: u32,
+}
+
+const fn groups(groups: u32, bn: u32, stages: u32, lean: bool, blocks: u32) -> Groups {
+    Groups { groups, bn, stages, lean, blocks }
+}
+
+/// (pass, head size, tile) of the kernels of warpgroups.
+#[rustfmt::skip]
+pub const GROUPS: &[(Pass, u32, Groups)] = &[
+    (Pass::Forward, 64, groups(2, 64, 4, false, 2)),
+    (Pass::Forward, 128, groups(3, 96, 3, false, 1)),
+    (Pass::BackwardQ, 64, groups(2, 64, 4, true, 2)),
+    (Pass::BackwardQ, 128, groups(2, 64, 3, false, 1)),
+    (Pass::BackwardKv, 64, groups(2, 64, 4, false, 1)),
+    (Pass::BackwardKv, 128, groups(2, 64, 3, false, 1)),
+];
+
 impl Tile {
     pub fn of(pass: Pass, size: u32, props: &Props, causal: bool, window: bool) -> Option<Tile> {
         let large = props.shared_bytes >= 200 << 10;

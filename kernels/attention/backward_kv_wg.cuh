@@ -1,0 +1,203 @@
+// Attention, backward to keys and values, on sm_90a: what backward_kv.cuh computes, with the products of warpgroups (wgmma)
+// and tiles brought by the copy engine. See forward_wg.cuh for how a block is fed.
+//
+// `numbers` (B, H, padded, 2) holds lse log2(e) and delta of each row (rows.cuh); padded is a multiple of BN.
+//
+// One block takes BM = 64 GROUPS keys of one key head and walks over the queries that see them, BN at a time, for all r
+// query heads that share the key head, in a fixed order. Everything is computed transposed, keys down the rows: p^T and
+// ds^T are the left operands of the next two products without leaving the registers.
+//
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN pairs of numbers; barriers.
+//
+// LEAN: dv's products are over before the weights of dk's are packed, which takes BN / 4 registers less.
+//
+// Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
+// 2 each, weights BN / 4.
+#pragma once
+#include "attention/warpgroup.cuh"
+
+namespace attention {
+
+template <int C_, int GROUPS_, int BN_, int STAGES_, bool LEAN_>
+struct BackwardKVWgPlan {
+    static constexpr int C = C_, GROUPS = GROUPS_, BN = BN_, STAGES = STAGES_;
+    static constexpr bool LEAN = LEAN_;
+    static constexpr int BM = 64 * GROUPS;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void backward_kv_wg(
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* numbers, T* dk,
+    T* dv, const Problem& p) {
+    constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
+    using Keys = Tile<C, BM>;
+    using Queries = Tile<C, BN>;
+    constexpr u32 NUMBERS = BN * 8;
+    const Place at(p, (p.s + BM - 1) / BM);
+    const i32 first = at.tile * BM;
+    const i32 batch = at.pair / p.groups, key_head = at.pair % p.groups;
+
+    const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
+    const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES;
+    const u32 sq = sv + Keys::BYTES, sg = sq + STAGES * Queries::BYTES, sn = sg + STAGES * Queries::BYTES;
+    // Barriers: k and v; q, grad and numbers brought; the same used up.
+    const u32 rows_here = sn + STAGES * NUMBERS, here = rows_here + 8, free = here + 8 * STAGES;
+    const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
+
+    const i32 top = first + (i32)group * 64, bottom = top + 63;
+    const i32 last = min(first + BM, p.s) - 1;
+    const i32 begin = CAUSAL ? first / BN * BN : 0;
+    const i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    // Steps of one head, and of all that share these keys.
+    const i32 each = max(end - begin + BN - 1, 0) / BN, all = each * p.group;
+
+    // The tile of queries that is fetched next: its head and its first row.
+    i32 next_head = key_head * p.group, next_row = begin;
+    auto fetch = [&](u32 stage) {
+        const u32 barrier = here + 8 * stage;
+        barrier_expect(barrier, 2 * Queries::BYTES + NUMBERS);
+        bring<C, BN>(sq + stage * Queries::BYTES, q, next_row, next_head, batch, barrier);
+        bring<C, BN>(sg + stage * Queries::BYTES, grad, next_row, next_head, batch, barrier);
+        bring_bytes(
+            sn + stage * NUMBERS, numbers + ((i64)batch * p.heads + next_head) * p.padded + next_row, NUMBERS, barrier);
+        next_row += BN;
+        if (next_row >= end) {
+            next_row = begin;
+            next_head++;
+        }
+    };
+    if (leader) {
+        barrier_make(rows_here, 1);
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(here + 8 * s, 1);
+            barrier_make(free + 8 * s, 4 * GROUPS);
+        }
+        barriers_made();
+        barrier_expect(rows_here, 2 * Keys::BYTES);
+        bring<C, BM>(sk, k, first, key_head, batch, rows_here);
+        bring<C, BM>(sv, v, first, key_head, batch, rows_here);
+        for (i32 n = 0; n < min(all, STAGES); n++) fetch(n);
+    }
+    __syncthreads();
+
+    f32 ak[1][C / 8][4], av[1][C / 8][4];
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) ak[0][j][i] = av[0][j][i] = 0.0f;
+    const f32 scale2 = p.scale * LOG2E;
+    const u32 my_k = sk + group * 64 * 128, my_v = sv + group * 64 * 128;
+
+    Turn<STAGES> now, old;
+    i32 query = begin, busy = -1;  // the stage that products under way read
+    barrier_wait(rows_here, 0);
+#pragma unroll 1
+    for (i32 n = 0; n < all; n++) {
+        if (n >= 2) {
+            if (leader && n - 2 + STAGES < all) {
+                barrier_wait(free + 8 * old.stage, old.parity);
+                fetch(old.stage);
+            }
+            old.next();
+        }
+        const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s;
+        if (active) {
+            const u32 tq = sq + now.stage * Queries::BYTES, tg = sg + now.stage * Queries::BYTES;
+            const u32 numbers_at = sn + now.stage * NUMBERS + (lane & 3) * 16;
+            f32 x[1][BN / 8][4], y[1][BN / 8][4];
+            u32 w[1][BN / 16][4];
+            barrier_wait(here + 8 * now.stage, now.parity);
+            products_start();
+            product_along<T, C, BM, BN>(x[0], my_k, tq);
+            products_end();
+            product_along<T, C, BM, BN>(y[0], my_v, tg);
+            products_end();
+            // The scores, and with them the last products of the tile before.
+            products_wait<1>();
+            settle(x[0]);
+            settle(ak[0]);
+            settle(av[0]);
+            if (busy >= 0 && lane == 0) barrier_arrive(free + 8 * busy);
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                // lse and delta of this thread's two columns.
+                uint4 bits = shared_get4(numbers_at + j * 64);
+                f32 base[2] = {__uint_as_float(bits.x), __uint_as_float(bits.z)};
+#pragma unroll
+                for (int i = 0; i < 4; i++) x[0][j][i] = power2(x[0][j][i] * scale2 - base[i & 1]);
+            }
+            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
+            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
+                const i32 tid = thread_now(), row = top + (i32)(warp % 4) * 16 + tid % 32 / 4, c0 = query + tid % 4 * 2;
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        i32 r = row + i / 2 * 8, c = c0 + j * 8 + (i & 1);
+                        bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
+                        x[0][j][i] = seen ? x[0][j][i] : 0.0f;
+                    }
+            }
+            pack<T, 1, BN>(w, x);
+            products_wait<0>();
+            settle(y[0]);
+            products_start();
+            product_down<T, BN, C>(av[0], w[0], tg);
+            products_end();
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                uint4 bits = shared_get4(numbers_at + j * 64);
+                f32 del[2] = {__uint_as_float(bits.y), __uint_as_float(bits.w)};
+#pragma unroll
+                for (int i = 0; i < 4; i++) x[0][j][i] *= y[0][j][i] - del[i & 1];
+            }
+            if (P::LEAN) {
+                products_wait<0>();
+                settle(av[0]);
+            }
+            u32 u[1][BN / 16][4];
+            pack<T, 1, BN>(u, x);
+            products_start();
+            product_down<T, BN, C>(ak[0], u[0], tq);
+            products_end();
+            if (P::LEAN) {
+                products_wait<0>();
+                settle(ak[0]);
+                if (lane == 0) barrier_arrive(free + 8 * now.stage);
+            } else {
+                busy = (i32)now.stage;
+            }
+        } else {
+            products_wait<0>();
+            settle(ak[0]);
+            settle(av[0]);
+            if (lane == 0) {
+                if (busy >= 0) barrier_arrive(free + 8 * busy);
+                barrier_wait(here + 8 * now.stage, now.parity);
+                barrier_arrive(free + 8 * now.stage);
+            }
+            busy = -1;
+        }
+        query += BN;
+        if (query >= end) query = begin;
+        now.next();
+    }
+    products_wait<0>();
+    settle(ak[0]);
+    settle(av[0]);
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) ak[0][j][i] *= p.scale;
+    const Place done(p, (p.s + BM - 1) / BM);
+    dk += done.pair / p.groups * p.dk.batch + done.pair % p.groups * p.dk.head;
+    dv += done.pair / p.groups * p.dv.batch + done.pair % p.groups * p.dv.head;
+    // The warpgroup's rows of k and v are its room for the results.
+    warpgroup_meet(group);
+    const i32 start = done.tile * BM, mine = thread_now() / 32 * 16;
+    Keys::template store<T, 1, C>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, 0);
+    Keys::template store<T, 1, C>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, 0);
+}
+
+}  // namespace attention

@@ -1,0 +1,170 @@
+// Attention, backward to the queries, on sm_90a: what backward_q.cuh computes, with the products of warpgroups (wgmma) and
+// tiles brought by the copy engine. See forward_wg.cuh for how a block is fed.
+//
+// `numbers` (B, H, padded, 2) holds lse log2(e) and delta of each row (rows.cuh).
+//
+// The scores and v's products of a tile are issued before dq's products of the tile before are over; LEAN: after, which
+// takes BN / 4 registers less and leaves it to the other warpgroups to keep the tensor cores busy.
+//
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; barriers.
+//
+// Limits: shared memory (scores and v's products read both operands from it: 128 bytes a clock at BN = 64), then the
+// tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
+#pragma once
+#include "attention/warpgroup.cuh"
+
+namespace attention {
+
+template <int C_, int GROUPS_, int BN_, int STAGES_, bool LEAN_>
+struct BackwardQWgPlan {
+    static constexpr int C = C_, GROUPS = GROUPS_, BN = BN_, STAGES = STAGES_;
+    static constexpr bool LEAN = LEAN_;
+    static constexpr int BM = 64 * GROUPS;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void backward_q_wg(
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* numbers, T* dq,
+    const Problem& p) {
+    constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
+    using Queries = Tile<C, BM>;
+    using Keys = Tile<C, BN>;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    const Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads, key_head = head / p.group;
+
+    const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
+    const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
+    const u32 sk = sg + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
+    // Barriers: q and grad; k and v brought; k and v used up.
+    const u32 rows_here = sv + STAGES * Keys::BYTES, here = rows_here + 8, free = here + 8 * STAGES;
+    const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
+
+    // Keys that the block sees, in tiles, and those that this warpgroup sees.
+    const i32 last = min(first + BM, p.t) - 1, top = first + (i32)group * 64;
+    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    const i32 all = max(end - begin + BN - 1, 0) / BN;
+    const i32 my_end = CAUSAL ? min(end, top + 64) : end;
+    const i32 hi = top < p.t ? max(my_end - begin + BN - 1, 0) / BN : 0;
+    const i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
+
+    auto fetch = [&](i32 n, u32 stage) {
+        barrier_expect(here + 8 * stage, 2 * Keys::BYTES);
+        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, here + 8 * stage);
+        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, here + 8 * stage);
+    };
+    if (leader) {
+        barrier_make(rows_here, 1);
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(here + 8 * s, 1);
+            barrier_make(free + 8 * s, 4 * GROUPS);
+        }
+        barriers_made();
+        barrier_expect(rows_here, 2 * Queries::BYTES);
+        bring<C, BM>(sq, q, first, head, batch, rows_here);
+        bring<C, BM>(sg, grad, first, head, batch, rows_here);
+        for (i32 n = 0; n < min(all, STAGES); n++) fetch(n, n);
+    }
+    __syncthreads();
+
+    Turn<STAGES> now, old;
+    i32 step = 0;
+    auto refill = [&] {
+        if (step >= 2) {
+            if (leader && step - 2 + STAGES < all) {
+                barrier_wait(free + 8 * old.stage, old.parity);
+                fetch(step - 2 + STAGES, old.stage);
+            }
+            old.next();
+        }
+        step++;
+    };
+    auto pass = [&] {
+        refill();
+        if (lane == 0) {
+            barrier_wait(here + 8 * now.stage, now.parity);
+            barrier_arrive(free + 8 * now.stage);
+        }
+        __syncwarp();
+        now.next();
+    };
+
+    f32 acc[1][C / 8][4], base[2], del[2];
+    u32 w[1][BN / 16][4];
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[0][j][i] = 0.0f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        i32 r = top + (i32)(warp % 4) * 16 + (i32)lane / 4 + h * 8;
+        float2 n = r < p.t ? numbers[(i64)at.pair * p.padded + r] : make_float2(0.0f, 0.0f);
+        base[h] = n.x;
+        del[h] = n.y;
+    }
+    const f32 scale2 = p.scale * LOG2E;
+    const u32 my_q = sq + group * 64 * 128, my_g = sg + group * 64 * 128;
+
+    barrier_wait(rows_here, 0);
+    for (i32 n = 0; n < lo; n++) pass();
+#pragma unroll 1
+    for (i32 n = lo; n < hi; n++) {
+        refill();
+        const u32 tk = sk + now.stage * Keys::BYTES, tv = sv + now.stage * Keys::BYTES;
+        f32 x[1][BN / 8][4], y[1][BN / 8][4];
+        barrier_wait(here + 8 * now.stage, now.parity);
+        products_start();
+        product_along<T, C, BM, BN>(x[0], my_q, tk);
+        products_end();
+        product_along<T, C, BM, BN>(y[0], my_g, tv);
+        products_end();
+        // The scores, and with them dq's products of the tile before.
+        products_wait<1>();
+        settle(x[0]);
+        settle(acc[0]);
+        if (!P::LEAN && n > lo && lane == 0) barrier_arrive(free + 8 * (now.stage == 0 ? STAGES - 1 : now.stage - 1));
+        const i32 key = begin + n * BN;
+        bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
+        if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[0][j][i] = power2(x[0][j][i] * scale2 - base[i / 2]);
+        products_wait<0>();
+        settle(y[0]);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[0][j][i] *= y[0][j][i] - del[i / 2];
+        pack<T, 1, BN>(w, x);
+        products_start();
+        product_down<T, BN, C>(acc[0], w[0], tk);
+        products_end();
+        if (P::LEAN) {
+            products_wait<0>();
+            settle(acc[0]);
+            if (lane == 0) barrier_arrive(free + 8 * now.stage);
+        }
+        now.next();
+    }
+    products_wait<0>();
+    settle(acc[0]);
+    if (!P::LEAN && lo < hi && lane == 0) barrier_arrive(free + 8 * (now.stage == 0 ? STAGES - 1 : now.stage - 1));
+    for (i32 n = hi; n < all; n++) pass();
+
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[0][j][i] *= p.scale;
+    const Place done(p, tiles);
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
+    dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
+    // The warpgroup's rows of q are its room for the results.
+    warpgroup_meet(group);
+    Queries::template store<T, 1, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, thread_now() / 32 * 16, 0);
+}
+
+}  // namespace attention

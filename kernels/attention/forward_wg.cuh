@@ -1,0 +1,222 @@
+// Attention, forward, on sm_90a: what forward.cuh computes, with the products of warpgroups (wgmma) and tiles brought by
+// the copy engine.
+//
+// Dao et al., FlashAttention (arXiv:2205.14135); Shah et al., FlashAttention-3 (arXiv:2407.08608), from which comes the
+// order within a step: the scores of a tile are issued before the weights of the tile before it meet v, so that the
+// exponentials run under products.
+//
+// One block takes BM = 64 GROUPS queries of one head and walks over the keys that they see, BN at a time; each of its
+// warpgroups owns 64 rows. There is no warp that only copies: one thread of the last warpgroup, whose rows see the most
+// keys under a causal mask, also feeds the copy engine, two tiles behind what it has itself worked off, so that a block
+// keeps all registers for its rows and two blocks fit on a multiprocessor at D = 64.
+//
+// Shared memory: q BM x C; STAGES tiles of k and of v, BN x C each; barriers.
+//
+// Limits: exp2 and the tensor cores together at D = 64 (1,024 clocks each a 128 x 128 tile), the tensor cores at 128.
+// Keys are walked in order; a warpgroup passes over tiles that none of its rows sees.
+#pragma once
+#include "attention/warpgroup.cuh"
+
+namespace attention {
+
+template <int C_, int GROUPS_, int BN_, int STAGES_>
+struct ForwardWgPlan {
+    static constexpr int C = C_, GROUPS = GROUPS_, BN = BN_, STAGES = STAGES_;
+    static constexpr int BM = 64 * GROUPS;
+};
+
+template <typename T, typename P, bool CAUSAL, bool WINDOW>
+__device__ __forceinline__ void forward_wg(
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, T* out, f32* lse, const Problem& p) {
+    constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
+    using Queries = Tile<C, BM>;
+    using Keys = Tile<C, BN>;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    const Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads, key_head = head / p.group;
+
+    const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
+    const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
+    // Barriers: q; k and v brought; k and v used up.
+    const u32 q_here = sv + STAGES * Keys::BYTES, k_here = q_here + 8, v_here = k_here + 8 * STAGES;
+    const u32 k_free = v_here + 8 * STAGES, v_free = k_free + 8 * STAGES;
+    const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
+
+    // Keys that the block sees, in tiles, and those that this warpgroup sees.
+    const i32 last = min(first + BM, p.t) - 1, top = first + (i32)group * 64;
+    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    const i32 all = max(end - begin + BN - 1, 0) / BN;
+    const i32 my_end = CAUSAL ? min(end, top + 64) : end;
+    const i32 hi = top < p.t ? max(my_end - begin + BN - 1, 0) / BN : 0;
+    const i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
+
+    auto fetch = [&](i32 n, u32 stage) {
+        barrier_expect(k_here + 8 * stage, Keys::BYTES);
+        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, k_here + 8 * stage);
+        barrier_expect(v_here + 8 * stage, Keys::BYTES);
+        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, v_here + 8 * stage);
+    };
+    if (leader) {
+        barrier_make(q_here, 1);
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(k_here + 8 * s, 1);
+            barrier_make(v_here + 8 * s, 1);
+            barrier_make(k_free + 8 * s, 4 * GROUPS);
+            barrier_make(v_free + 8 * s, 4 * GROUPS);
+        }
+        barriers_made();
+        barrier_expect(q_here, Queries::BYTES);
+        bring<C, BM>(sq, q, first, head, batch, q_here);
+        for (i32 n = 0; n < min(all, STAGES); n++) fetch(n, n);
+    }
+    __syncthreads();
+
+    // The tile being worked on, and the one two before it, whose place is filled anew.
+    Turn<STAGES> now, old;
+    i32 step = 0;
+    auto refill = [&] {
+        if (step >= 2) {
+            if (leader && step - 2 + STAGES < all) {
+                barrier_wait(k_free + 8 * old.stage, old.parity);
+                barrier_wait(v_free + 8 * old.stage, old.parity);
+                fetch(step - 2 + STAGES, old.stage);
+            }
+            old.next();
+        }
+        step++;
+    };
+    auto pass = [&] {
+        refill();
+        if (lane == 0) {
+            barrier_wait(k_here + 8 * now.stage, now.parity);
+            barrier_arrive(k_free + 8 * now.stage);
+            barrier_wait(v_here + 8 * now.stage, now.parity);
+            barrier_arrive(v_free + 8 * now.stage);
+        }
+        __syncwarp();
+        now.next();
+    };
+
+    f32 o[1][C / 8][4], x[1][BN / 8][4], peak[2], sum[2];
+    u32 w[1][BN / 16][4];
+#pragma unroll
+    for (int j = 0; j < C / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[0][j][i] = 0.0f;
+    peak[0] = peak[1] = -infinity();
+    sum[0] = sum[1] = 0.0f;
+    const f32 scale2 = p.scale * LOG2E;
+
+    // Scores to weights, with the row's running peak and sum; `fade` is what was added up so far times.
+    f32 fade[2];
+    bool grew;
+    auto soften = [&](i32 key) {
+        bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
+        if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
+        grew = false;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            f32 high = peak[h];
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) high = fmaxf(high, fmaxf(x[0][j][2 * h], x[0][j][2 * h + 1]));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+            f32 base = high == -infinity() ? 0.0f : high * scale2;
+            fade[h] = power2(peak[h] * scale2 - base);
+            grew |= high != peak[h];
+            peak[h] = high;
+            f32 add = 0.0f;
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+                for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    x[0][j][i] = power2(x[0][j][i] * scale2 - base);
+                    add += x[0][j][i];
+                }
+            sum[h] = sum[h] * fade[h] + add;
+        }
+    };
+
+    barrier_wait(q_here, 0);
+    const u32 my_q = sq + group * 64 * 128;
+    for (i32 n = 0; n < lo; n++) pass();
+    if (lo < hi) {
+        refill();
+        barrier_wait(k_here + 8 * now.stage, now.parity);
+        products_start();
+        product_along<T, C, BM, BN>(x[0], my_q, sk + now.stage * Keys::BYTES);
+        products_end();
+        products_wait<0>();
+        settle(x[0]);
+        if (lane == 0) barrier_arrive(k_free + 8 * now.stage);
+        soften(begin + lo * BN);
+        pack<T, 1, BN>(w, x);
+    }
+#pragma unroll 1
+    for (i32 n = lo + 1; n < hi; n++) {
+        const Turn<STAGES> before = now;
+        now.next();
+        refill();
+        barrier_wait(k_here + 8 * now.stage, now.parity);
+        products_start();
+        product_along<T, C, BM, BN>(x[0], my_q, sk + now.stage * Keys::BYTES);
+        products_end();
+        barrier_wait(v_here + 8 * before.stage, before.parity);
+        products_start();
+        product_down<T, BN, C>(o[0], w[0], sv + before.stage * Keys::BYTES);
+        products_end();
+        products_wait<1>();
+        settle(x[0]);
+        if (lane == 0) barrier_arrive(k_free + 8 * now.stage);
+        soften(begin + n * BN);
+        products_wait<0>();
+        settle(o[0]);
+        if (lane == 0) barrier_arrive(v_free + 8 * before.stage);
+        if (__any_sync(0xffffffffu, grew)) {
+#pragma unroll
+            for (int j = 0; j < C / 8; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[0][j][i] *= fade[i / 2];
+        }
+        pack<T, 1, BN>(w, x);
+    }
+    if (lo < hi) {
+        barrier_wait(v_here + 8 * now.stage, now.parity);
+        products_start();
+        product_down<T, BN, C>(o[0], w[0], sv + now.stage * Keys::BYTES);
+        products_end();
+        products_wait<0>();
+        settle(o[0]);
+        if (lane == 0) barrier_arrive(v_free + 8 * now.stage);
+        now.next();
+    }
+    for (i32 n = hi; n < all; n++) pass();
+
+    const Place done(p, tiles);
+    const u32 tid = thread_now();
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM, mine = (i32)(tid / 32) * 16;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        f32 total = sum[h];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        f32 by = total > 0.0f ? 1.0f / total : 0.0f;
+#pragma unroll
+        for (int j = 0; j < C / 8; j++) {
+            o[0][j][2 * h] *= by;
+            o[0][j][2 * h + 1] *= by;
+        }
+        i32 r = start + mine + (i32)(tid & 31) / 4 + h * 8;
+        if (lse && (tid & 3) == 0 && r < p.t)
+            lse[(i64)done.pair * p.t + r] = total > 0.0f ? peak[h] * p.scale + __logf(total) : 0.0f;
+    }
+    out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
+    // The warpgroup's rows of q are its room for the results.
+    warpgroup_meet(group);
+    Queries::template store<T, 1, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
+}
+
+}  // namespace attention

@@ -1,0 +1,193 @@
+// The instructions that attention on sm_90a is made of, as PTX: barriers in shared memory (mbarrier), the copy engine's
+// tiles (cp.async.bulk.tensor) and the tensor cores' products of a warpgroup (wgmma).
+//
+// A warpgroup is 4 warps; a product has 64 rows, 16 to a warp, and its accumulator lies as that of mma.m16n8k16 does
+// (see mma.cuh), 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which is what a tensor
+// map writes with a swizzle of 128 bytes.
+#pragma once
+#include "attention/tile.cuh"
+
+namespace attention {
+
+// A tensor map of the driver: where the copy engine finds a tensor, and the box it takes from it.
+struct __align__(64) TensorMap {
+    u64 words[16];
+};
+
+// ---- barriers ------------------------------------------------------------------------------------------------------
+
+// A barrier of 8 bytes that `count` arrivals, and the bytes that were announced, complete.
+__device__ __forceinline__ void barrier_make(u32 at, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+// Lets the copy engine see barriers that were made.
+__device__ __forceinline__ void barriers_made() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+// Until the phase with this parity is over.
+__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}" ::"r"(at), "r"(parity) : "memory");
+}
+// All 128 threads of warpgroup `group`.
+__device__ __forceinline__ void warpgroup_meet(u32 group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+
+// ---- the copy engine -----------------------------------------------------------------------------------------------
+
+// One box of a tensor (column, row, head, batch); what lies outside of the tensor becomes 0.
+__device__ __forceinline__ void bring_box(u32 to, const TensorMap& map, i32 column, i32 row, i32 head, i32 batch, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+        ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
+        : "memory");
+}
+// ROWS rows of C columns, from `row` on.
+template <int C, int ROWS>
+__device__ __forceinline__ void bring(u32 to, const TensorMap& map, i32 row, i32 head, i32 batch, u32 barrier) {
+#pragma unroll
+    for (int panel = 0; panel < C / 64; panel++)
+        bring_box(to + panel * ROWS * 128, map, panel * 64, row, head, batch, barrier);
+}
+// `bytes` neighbouring bytes: a multiple of 16, both ends aligned to 16.
+__device__ __forceinline__ void bring_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+// Orders this warpgroup's accesses to registers before its next products.
+__device__ __forceinline__ void products_start() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most N groups of products are under way.
+template <int N>
+__device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+// Keeps the compiler from moving uses of an accumulator across a wait.
+template <int N>
+__device__ __forceinline__ void settle(f32 (&x)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(x[j][i])::"memory");
+}
+
+// An operand in shared memory. K along the rows of a tile (K-major): 8 rows of 128 bytes after 8.
+__device__ __forceinline__ u64 operand_along(u32 at) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+// K down the rows (MN-major): panels of 64 columns lie `panel` bytes apart.
+__device__ __forceinline__ u64 operand_down(u32 at, u32 panel) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+// clang-format off
+#define PL_D4(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define PL_D32(d, j) PL_D4(d, j), PL_D4(d, j + 1), PL_D4(d, j + 2), PL_D4(d, j + 3), PL_D4(d, j + 4), PL_D4(d, j + 5), PL_D4(d, j + 6), PL_D4(d, j + 7)
+#define PL_D16(d, j) PL_D4(d, j), PL_D4(d, j + 1), PL_D4(d, j + 2), PL_D4(d, j + 3)
+#define PL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define PL_R32 PL_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PL_R48 PL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PL_R64 PL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// For N columns: d (+)= A B with A in shared memory (K-major) or in registers, and B in shared memory, K-major (DOWN 0)
+// or MN-major (DOWN 1). `add` false overwrites d.
+#define PL_WGMMA(N, KIND, REGS, OUT, P, A, B, ADD)                                                                     \
+    template <int DOWN>                                                                                                \
+    static __device__ __forceinline__ void shared(f32 (&d)[N / 8][4], u64 a, u64 b, bool add) {                        \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                                            \
+            "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" REGS "}, %" A ", %" B                 \
+            ", p, 1, 1, 0, %" ADD ";\n}"                                                                               \
+            : OUT : "l"(a), "l"(b), "r"((i32)add), "n"(DOWN));                                                         \
+    }
+
+#define PL_WGMMA_HELD(N, KIND, REGS, OUT, A0, A1, A2, A3, B, P, ADD)                                                   \
+    template <int DOWN>                                                                                                \
+    static __device__ __forceinline__ void held(f32 (&d)[N / 8][4], const u32 (&a)[4], u64 b, bool add) {              \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                                            \
+            "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" REGS "}, {%" A0 ", %" A1 ", %" A2     \
+            ", %" A3 "}, %" B ", p, 1, 1, %" ADD ";\n}"                                                                \
+            : OUT : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((i32)add), "n"(DOWN));                     \
+    }
+
+template <typename T, int N>
+struct Product;
+#define PL_PRODUCTS(T, KIND)                                                                                           \
+    template <> struct Product<T, 32> {                                                                                \
+        PL_WGMMA(32, KIND, PL_R16, PL_D16(d, 0), "18", "16", "17", "19")                                               \
+        PL_WGMMA_HELD(32, KIND, PL_R16, PL_D16(d, 0), "16", "17", "18", "19", "20", "21", "22")                        \
+    };                                                                                                                 \
+    template <> struct Product<T, 64> {                                                                                \
+        PL_WGMMA(64, KIND, PL_R32, PL_D32(d, 0), "34", "32", "33", "35")                                               \
+        PL_WGMMA_HELD(64, KIND, PL_R32, PL_D32(d, 0), "32", "33", "34", "35", "36", "37", "38")                        \
+    };                                                                                                                 \
+    template <> struct Product<T, 96> {                                                                                \
+        PL_WGMMA(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "50", "48", "49", "51")                         \
+        PL_WGMMA_HELD(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "48", "49", "50", "51", "52", "53", "54")  \
+    };                                                                                                                 \
+    template <> struct Product<T, 128> {                                                                               \
+        PL_WGMMA(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "66", "64", "65", "67")                        \
+        PL_WGMMA_HELD(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "64", "65", "66", "67", "68", "69", "70") \
+    };
+#define PL_COMMA ,
+PL_PRODUCTS(bf16, "bf16")
+PL_PRODUCTS(f16, "f16")
+// clang-format on
+
+// d = A B^T for this warpgroup's 64 rows of a tile of A_ROWS and the N rows of another, both C wide.
+template <typename T, int C, int A_ROWS, int N>
+__device__ __forceinline__ void product_along(f32 (&d)[N / 8][4], u32 a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < C / 16; k++)
+        Product<T, N>::template shared<0>(
+            d, operand_along(a + k / 4 * A_ROWS * 128 + k % 4 * 32), operand_along(b + k / 4 * N * 128 + k % 4 * 32),
+            k > 0);
+}
+// The same with A in registers.
+template <typename T, int C, int N>
+__device__ __forceinline__ void product_along(f32 (&d)[N / 8][4], const u32 (&a)[C / 16][4], u32 b) {
+#pragma unroll
+    for (int k = 0; k < C / 16; k++)
+        Product<T, N>::template held<0>(d, a[k], operand_along(b + k / 4 * N * 128 + k % 4 * 32), k > 0);
+}
+// d += W B: W 64 x K in registers, B a tile of K rows, N columns.
+template <typename T, int K, int N>
+__device__ __forceinline__ void product_down(f32 (&d)[N / 8][4], const u32 (&w)[K / 16][4], u32 b) {
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+        Product<T, N>::template held<1>(d, w[k], operand_down(b + k * 16 * 128, K * 128), true);
+}
+
+// Where a ring of STAGES tiles is: tile n is in stage n % STAGES, for the n / STAGES-th time.
+template <int STAGES>
+struct Turn {
+    u32 stage = 0, parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+}  // namespace attention
