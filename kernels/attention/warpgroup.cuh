@@ -106,6 +106,9 @@ __device__ __forceinline__ u64 operand_down(u32 at, u32 panel) {
 #define PL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define PL_R32 PL_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PL_R48 PL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PL_D8(d, j) PL_D4(d, j), PL_D4(d, j + 1)
+#define PL_R24 PL_R16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define PL_R40 PL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define PL_R64 PL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 // For N columns: d (+)= A B with A in shared memory (K-major) or in registers, and B in shared memory, K-major (DOWN 0)
@@ -140,6 +143,14 @@ struct Product;
     template <> struct Product<T, 64> {                                                                                \
         PL_WGMMA(64, KIND, PL_R32, PL_D32(d, 0), "34", "32", "33", "35")                                               \
         PL_WGMMA_HELD(64, KIND, PL_R32, PL_D32(d, 0), "32", "33", "34", "35", "36", "37", "38")                        \
+    };                                                                                                                 \
+    template <> struct Product<T, 48> {                                                                                \
+        PL_WGMMA(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "26", "24", "25", "27")                          \
+        PL_WGMMA_HELD(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "24", "25", "26", "27", "28", "29", "30")   \
+    };                                                                                                                 \
+    template <> struct Product<T, 80> {                                                                                \
+        PL_WGMMA(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "42", "40", "41", "43")                          \
+        PL_WGMMA_HELD(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "40", "41", "42", "43", "44", "45", "46")   \
     };                                                                                                                 \
     template <> struct Product<T, 96> {                                                                                \
         PL_WGMMA(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "50", "48", "49", "51")                         \

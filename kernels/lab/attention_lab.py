@@ -2,7 +2,7 @@
 
     python3 kernels/lab/attention_lab.py [check] [time] [sweep]        (all three without arguments; about 2 minutes)
 
-Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention.rs makes, from the same headers and the
+Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
 same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
 of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
 poisoned outputs. `time` compares with torch's flash and cuDNN attention; a causal mask counts half the work. `sweep`
@@ -22,12 +22,12 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KERNELS = os.path.dirname(HERE)
-RUST = os.path.join(KERNELS, "..", "runtime", "cuda", "src", "attention.rs")
+RUST = os.path.join(KERNELS, "..", "runtime", "cuda", "src", "attention")
 START = time.time()
 
 # ---- texts --------------------------------------------------------------------------------------------------------
 
-# Tile: (warps, mt, bn, stages, held, split, blocks), as in attention.rs.
+# Tile: (warps, mt, bn, stages, held, split, blocks), as in tiles.rs.
 NAMES = {"Forward": "forward", "BackwardQ": "backward_q", "BackwardKv": "backward_kv"}
 PLANS = {"Forward": "ForwardPlan", "BackwardQ": "BackwardQPlan", "BackwardKv": "BackwardKVPlan"}
 POINTERS = {
@@ -53,21 +53,29 @@ class Table:
 
     def __init__(self, large, hopper=False):
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
-        self.large, self.rows = large, re.findall(row, open(RUST).read())
-        row = r"\(Pass::(\w+), (\d+), groups\((\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
-        self.groups = {(p, int(size)): ("wg", *(int(x) if x.isdigit() else x == "true" for x in rest))
-                       for p, size, *rest in re.findall(row, open(RUST).read())} if hopper else {}
-        assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "attention.rs changed"
+        self.large, self.rows = large, re.findall(row, open(os.path.join(RUST, "tiles.rs")).read())
+        row = r"\(Pass::(\w+), (\d+), When::(\w+), groups\((\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
+        self.groups = re.findall(row, open(os.path.join(RUST, "groups.rs")).read()) if hopper else []
+        assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "tiles.rs changed"
+        assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "groups.rs changed"
 
     def of(self, p, size, causal, window):
-        if (p, size) in self.groups:
-            return self.groups[p, size]
         holds = {"Always": True, "Large": self.large and not window, "Masked": causal or window}
+        number = lambda x: int(x) if x.isdigit() else x == "true"
+        for r in self.groups:
+            if r[0] == p and int(r[1]) == made_for(size) and holds[r[2]]:
+                return ("wg", *map(number, r[3:]))
         found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
-        return tuple(int(x) if x.isdigit() else x == "true" for x in found[3:])
+        return tuple(map(number, found[3:]))
+
+
+def made_for(size):
+    """The head size that a kernel of warpgroups is made for."""
+    return 128 if size == 96 else size
 
 
 def wg_text(p, size, tile, t, causal, window):
+    size = made_for(size)
     _, groups, bn, stages, lean, blocks = tile
     lower = lambda x: "true" if x else "false"
     plan = f"attention::{PLANS[p].replace('Plan', 'WgPlan')}<{size}, {groups}, {bn}, {stages}"
@@ -117,6 +125,7 @@ def tile_rows(tile):
 
 
 def wg_shared_bytes(p, size, tile):
+    size = made_for(size)
     _, groups, bn, stages, _, _ = tile
     own, step = 64 * groups * size * 2, bn * size * 2
     return {"Forward": own + stages * (2 * step + 32) + 8, "BackwardQ": 2 * own + stages * (2 * step + 16) + 8,
@@ -269,7 +278,7 @@ class Case:
         empty = lambda *shape, kind=kind: torch.full(shape, math.nan, device="cuda", dtype=kind)
         self.out, self.lse = empty(b, h, t, e), empty(b, h, t, kind=torch.float32)
         self.delta = empty(b, h, t, kind=torch.float32)
-        self.padded = -(-t // 128) * 128
+        self.padded = -(-t // 128) * 128 + 128
         self.numbers = empty(b, h, self.padded, 2, kind=torch.float32)
         self.dq, self.dk, self.dv = empty(b, h, t, d), empty(b, g, s, d), empty(b, g, s, e)
 
@@ -489,23 +498,28 @@ def timing(gpu, tiles):
 SWEEP = {
     ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
         ("wg", 2, 64, 4, False, 2), ("wg", 2, 64, 5, False, 2), ("wg", 2, 64, 3, False, 2), ("wg", 2, 128, 4, False, 1),
-        ("wg", 3, 64, 4, False, 1), ("wg", 3, 128, 3, False, 1), ("wg", 2, 32, 5, False, 2), ("wg", 1, 64, 3, False, 3)],
+        ("wg", 3, 64, 4, False, 1), ("wg", 3, 128, 3, False, 1), ("wg", 2, 32, 5, False, 2), ("wg", 1, 64, 3, False, 3),
+        ("wg", 2, 80, 3, False, 2), ("wg", 2, 80, 4, False, 2), ("wg", 3, 96, 3, False, 1)],
     ("Forward", 128): [(4, 2, 64, 1, False, 1, 2), (4, 2, 64, 2, False, 1, 2),
         ("wg", 3, 96, 3, False, 1), ("wg", 3, 64, 4, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 128, 3, False, 1),
         ("wg", 2, 96, 3, False, 1)],
     ("BackwardQ", 64): [(4, 2, 32, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
         ("wg", 2, 64, 4, True, 2), ("wg", 2, 64, 3, True, 2), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
         ("wg", 2, 128, 3, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 32, 4, False, 2),
-        ("wg", 1, 64, 3, False, 3)],
+        ("wg", 1, 64, 3, False, 3),
+        ("wg", 1, 96, 3, True, 3), ("wg", 2, 48, 4, True, 2), ("wg", 2, 80, 3, True, 1)],
     ("BackwardQ", 128): [(4, 2, 32, 2, False, 1, 2), (4, 2, 32, 1, False, 1, 2),
         ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1), ("wg", 2, 64, 4, False, 1), ("wg", 3, 32, 4, False, 1),
-        ("wg", 2, 64, 3, True, 1)],
+        ("wg", 2, 64, 3, True, 1),
+        ("wg", 3, 48, 4, False, 1), ("wg", 3, 48, 4, True, 1)],
     ("BackwardKv", 64): [(4, 2, 32, 2, False, 1, 2), (4, 1, 64, 2, False, 1, 3),
         ("wg", 2, 64, 4, False, 1), ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
         ("wg", 2, 32, 4, False, 2), ("wg", 2, 32, 4, True, 2), ("wg", 2, 128, 3, True, 1), ("wg", 1, 64, 3, False, 2),
-        ("wg", 1, 64, 3, True, 3)],
+        ("wg", 1, 64, 3, True, 3),
+        ("wg", 1, 96, 3, False, 2), ("wg", 1, 96, 3, True, 2), ("wg", 1, 48, 4, False, 3), ("wg", 1, 48, 4, True, 3), ("wg", 2, 96, 3, False, 1), ("wg", 2, 96, 3, True, 1), ("wg", 2, 48, 4, False, 1), ("wg", 2, 128, 3, False, 1), ("wg", 3, 48, 4, False, 1), ("wg", 1, 80, 3, True, 2), ("wg", 1, 80, 3, False, 2)],
     ("BackwardKv", 128): [(4, 1, 32, 2, True, 1, 2), (4, 1, 64, 2, False, 1, 2),
-        ("wg", 2, 64, 3, False, 1), ("wg", 2, 64, 4, True, 1), ("wg", 2, 64, 3, True, 1), ("wg", 2, 32, 4, False, 1)],
+        ("wg", 2, 64, 3, False, 1), ("wg", 2, 64, 4, True, 1), ("wg", 2, 64, 3, True, 1), ("wg", 2, 32, 4, False, 1),
+        ("wg", 2, 80, 3, True, 1), ("wg", 2, 48, 4, False, 1)],
 }
 
 

@@ -8,7 +8,7 @@
 
 use crate::backend::{Machine, address};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
-use crate::driver::{Address, Entry, Event, Module, Pinned, Replay};
+use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::memory::CudaBuffer;
 use crate::{attention, codegen, library, nvrtc};
@@ -376,14 +376,18 @@ impl Compiled {
             }
             Step::Launch { launch, entry, tables, fault } => {
                 let scratch = self.shared.scratch.borrow().base;
+                let address = |a: &Arg| match a {
+                    Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
+                    Arg::Scratch(n) => scratch + *n as u64,
+                    _ => 0,
+                };
                 let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
                     .iter()
                     .map(|a| match a {
-                        Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
+                        Arg::Value(..) | Arg::Scratch(_) => address(a),
                         Arg::Slots => self.slots.address,
-                        Arg::Scratch(n) => scratch + *n as u64,
                         Arg::Fault => {
                             self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
                         }
@@ -391,14 +395,22 @@ impl Compiled {
                         Arg::I64(x) => *x as u64,
                         Arg::F32(x) => u64::from(x.to_bits()),
                         Arg::F64(x) => x.to_bits(),
-                        Arg::Bytes(_) => 0,
+                        Arg::Bytes(_) | Arg::Map(..) => 0,
                         Arg::Table(_) => tables.next().map_or(0, |t| t.buffer.address),
                     })
                     .collect();
+                let mut maps = Vec::new();
+                for arg in &launch.args {
+                    if let Arg::Map(of, boxes) = arg {
+                        maps.push(TensorMap::new(address(of), boxes)?);
+                    }
+                }
+                let mut maps = maps.iter();
                 let mut args: Vec<*mut c_void> = Vec::with_capacity(words.len());
                 for (word, arg) in words.iter_mut().zip(&launch.args) {
                     args.push(match arg {
                         Arg::Bytes(b) => b.as_ptr().cast_mut().cast(),
+                        Arg::Map(..) => maps.next().map_or(std::ptr::null_mut(), TensorMap::pointer),
                         _ => std::ptr::from_mut(word).cast(),
                     });
                 }

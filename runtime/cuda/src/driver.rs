@@ -5,8 +5,9 @@
 //! are not `Send`) and freed once.
 
 use crate::find;
-use crate::launch::Props;
+use crate::launch::{Boxes, Props};
 use cudarc::driver::sys;
+use perilune_core::DType;
 use perilune_core::bytes;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
@@ -350,6 +351,44 @@ impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: entries hold the module; queued launches are over or finish first (the driver waits).
         unsafe { sys::cuModuleUnload(self.module) };
+    }
+}
+
+/// What a kernel gives to the copy engine to find a tensor.
+pub struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    pub fn new(address: Address, boxes: &Boxes) -> Result<TensorMap> {
+        let dtype = match boxes.dtype {
+            DType::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => return Err(Error::system("cuda", format!("this is a bug: a tensor map over {other}"))),
+        };
+        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have as many places as dims.
+        unsafe {
+            let mut map: sys::CUtensorMap = std::mem::zeroed();
+            let status = sys::cuTensorMapEncodeTiled(
+                &mut map,
+                dtype,
+                4,
+                address as *mut c_void,
+                boxes.dims.as_ptr(),
+                boxes.strides.as_ptr(),
+                boxes.shape.as_ptr(),
+                [1u32; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            );
+            check(status, "making a tensor map")?;
+            Ok(TensorMap(map))
+        }
+    }
+
+    /// For `Entry::launch`, while the map lives.
+    pub fn pointer(&self) -> *mut c_void {
+        std::ptr::from_ref(&self.0).cast_mut().cast()
     }
 }
 

@@ -2,12 +2,16 @@
 
 /// Path under `kernels/`, and text.
 pub const HEADERS: &[(&str, &str)] = &[
+    ("attention/backward_kv_wg.cuh", include_str!("../../../kernels/attention/backward_kv_wg.cuh")),
     ("attention/backward_kv.cuh", include_str!("../../../kernels/attention/backward_kv.cuh")),
+    ("attention/backward_q_wg.cuh", include_str!("../../../kernels/attention/backward_q_wg.cuh")),
     ("attention/backward_q.cuh", include_str!("../../../kernels/attention/backward_q.cuh")),
+    ("attention/forward_wg.cuh", include_str!("../../../kernels/attention/forward_wg.cuh")),
     ("attention/forward.cuh", include_str!("../../../kernels/attention/forward.cuh")),
     ("attention/mma.cuh", include_str!("../../../kernels/attention/mma.cuh")),
     ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),
     ("attention/tile.cuh", include_str!("../../../kernels/attention/tile.cuh")),
+    ("attention/warpgroup.cuh", include_str!("../../../kernels/attention/warpgroup.cuh")),
     ("device/base.cuh", include_str!("../../../kernels/device/base.cuh")),
     ("device/fault.cuh", include_str!("../../../kernels/device/fault.cuh")),
     ("device/philox.cuh", include_str!("../../../kernels/device/philox.cuh")),

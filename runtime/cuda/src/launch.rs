@@ -3,6 +3,7 @@
 //! Everything here is plain data: no device is needed to make it, so plans are compiled and checked on machines without a
 //! GPU. Addresses are named (a value, the slots, a place in the workspace) and filled in at launch.
 
+use perilune_core::DType;
 use perilune_plan::ir::ValueId;
 use std::sync::Arc;
 
@@ -43,6 +44,17 @@ pub enum Word {
     Value(ValueId, i64),
 }
 
+/// What the copy engine (TMA, from sm_90) takes from a tensor of 16-bit floats: boxes, written to shared memory with a
+/// swizzle of 128 bytes, 0 where they reach beyond the tensor. Dims are the innermost first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Boxes {
+    pub dtype: DType,
+    pub dims: [u64; 4],
+    /// In bytes, of the dims but the first.
+    pub strides: [u64; 3],
+    pub shape: [u32; 4],
+}
+
 /// An argument of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Arg {
@@ -62,6 +74,8 @@ pub enum Arg {
     Bytes(Vec<u8>),
     /// `const unsigned long long*`: a table in device memory.
     Table(Arc<[Word]>),
+    /// A tensor map of 128 bytes by value (`const __grid_constant__`) over what the first, a `Value` or `Scratch`, names.
+    Map(Box<Arg>, Boxes),
 }
 
 #[derive(Clone, PartialEq, Debug)]

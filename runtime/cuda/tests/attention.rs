@@ -7,7 +7,7 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
-use perilune_cuda::attention::{self, Pass, TILES, Tile, When};
+use perilune_cuda::attention::{self, GROUPS, Groups, Pass, TILES, Tile, When};
 use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
@@ -44,7 +44,14 @@ fn dense(v: u32, dims: &[usize]) -> Operand {
     Operand::View(ValueId(v), Layout::contiguous(Shape::of(dims)))
 }
 
+/// A GPU whose kernels are of warps.
+const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 };
+
 fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
+    work_on(&A100, inputs, outputs, backward)
+}
+
+fn work_on(props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
     let value = Value { shape: Shape::of(&[1]), dtype: DType::BF16, storage: Storage::Arena(0), origin: Origin::NONE };
     let program = Program {
         values: vec![value; 16],
@@ -71,9 +78,9 @@ fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
         origin: Origin::NONE,
     };
     if backward {
-        attention::backward(&program, &l, &Props::H200).unwrap()
+        attention::backward(&program, &l, props).unwrap()
     } else {
-        attention::forward(&program, &l, &Props::H200).unwrap()
+        attention::forward(&program, &l, props).unwrap()
     }
 }
 
@@ -101,19 +108,74 @@ fn a_fused_projection_is_read_where_it_lies() {
     // t, s; d, e; heads, groups; group, window; pairs, section; scale.
     let pair = |i: usize| (number(&l.args, i) as i32, (number(&l.args, i) >> 32) as i32);
     assert_eq!([24, 25, 26, 27, 28].map(pair), [(300, 300), (64, 64), (4, 2), (2, 0), (8, 8)]);
-    assert_eq!(pair(29), (0.125f32.to_bits() as i32, 0));
+    assert_eq!(pair(29), (0.125f32.to_bits() as i32, 384 + 128));
 
     let rest = [dense(1, &[2, 4, 300, 64]), dense(2, &[2, 4, 300, 64]), dense(3, &[2, 4, 300])];
     let inputs: Vec<Operand> = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)].into_iter().chain(rest).collect();
     let w = work(inputs.clone(), 3, true);
-    let labels: Vec<&str> = w.launches.iter().map(|l| l.function.label.as_str()).collect();
     assert_eq!(
-        labels,
+        labels(&w),
         ["attention_delta_bf16", "attention_backward_q_d64_bf16_causal", "attention_backward_kv_d64_bf16_causal"]
     );
     assert_eq!(w.scratch_bytes, (2 * 4 * 300 * 4usize).next_multiple_of(256));
     assert_eq!(w.launches[2].grid, [2 * 2 * 3, 1, 1]);
     assert_eq!(work(inputs, 1, true).launches.len(), 2);
+}
+
+fn labels(w: &Work) -> Vec<&str> {
+    w.launches.iter().map(|l| l.function.label.as_str()).collect()
+}
+
+#[test]
+fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
+    let row = 8 * 64;
+    let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 64], &[300 * row, 64, row, 1], from * 64);
+    let inputs = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)];
+    let w = work_on(&Props::H200, inputs.clone(), 2, false);
+    assert_eq!(labels(&w), ["attention_forward_wg_d64_bf16_causal"]);
+    let tile = Groups::of(Pass::Forward, 64, &Props::H200, true, false).unwrap().1;
+    let map = |i: usize| match &w.launches[0].args[i] {
+        Arg::Map(of, boxes) => (of.as_ref().clone(), boxes.clone()),
+        other => panic!("{other:?}"),
+    };
+    let (of, boxes) = map(1);
+    assert_eq!(of, Arg::Value(ValueId(0), 512));
+    assert_eq!((boxes.dims, boxes.strides), ([64, 300, 2, 2], [1024, 128, 300 * 1024]));
+    assert_eq!(boxes.shape, [64, tile.bn, 1, 1]);
+    assert_eq!(map(0).1.shape, [64, tile.rows(), 1, 1]);
+    assert_eq!(w.launches[0].grid, [2 * 4 * 300u32.div_ceil(tile.rows()), 1, 1]);
+
+    let rest = [dense(1, &[2, 4, 300, 64]), dense(2, &[2, 4, 300, 64]), dense(3, &[2, 4, 300])];
+    let inputs: Vec<Operand> = inputs.into_iter().chain(rest).collect();
+    let w = work_on(&Props::H200, inputs, 3, true);
+    let both = ["attention_backward_q_wg_d64_bf16_causal", "attention_backward_kv_wg_d64_bf16_causal"];
+    assert_eq!(labels(&w), ["attention_numbers_bf16", both[0], both[1]]);
+    assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
+    // The side that a block keeps comes in its rows, the other in steps.
+    let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, true, false).unwrap().1;
+    let rows: Vec<u32> = w.launches[2].args[..4]
+        .iter()
+        .map(|a| if let Arg::Map(_, boxes) = a { boxes.shape[1] } else { panic!("{a:?}") })
+        .collect();
+    assert_eq!(rows, [tile.bn, tile.rows(), tile.rows(), tile.bn]);
+}
+
+#[test]
+fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
+    let q = dense(0, &[2, 5, 64]);
+    // One key head for all, without a stride of its own.
+    let wide = view(1, &[2, 6, 64], &[0, 64, 1], 0);
+    assert_eq!(labels(&work_on(&Props::H200, vec![q, wide, wide], 1, false)), ["attention_forward_d64_bf16_causal"]);
+    // No keys; heads of 32 and of 256 columns.
+    let none = dense(1, &[2, 0, 64]);
+    assert_eq!(labels(&work_on(&Props::H200, vec![q, none, none], 1, false)), ["attention_forward_d64_bf16_causal"]);
+    for (d, label) in [(32, "attention_forward_d32_bf16_causal"), (256, "attention_forward_d256_bf16_causal")] {
+        let x = dense(0, &[2, 5, d]);
+        assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), [label]);
+    }
+    // 80 columns go into a kernel for 128.
+    let x = dense(0, &[2, 5, 80]);
+    assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), ["attention_forward_wg_d128_bf16_causal"]);
 }
 
 #[test]
@@ -123,8 +185,7 @@ fn operands_that_cannot_be_read_in_place_are_copied() {
     let k = view(1, &[2, 6, 64], &[384, 1, 6], 0);
     let v = Operand::Constant(1.0f64.to_bits(), Shape::of(&[2, 6, 64]), DType::BF16);
     let w = work(vec![q, k, v], 1, false);
-    let labels: Vec<&str> = w.launches.iter().map(|l| l.function.label.as_str()).collect();
-    assert_eq!(labels, ["attention_copy", "attention_copy", "attention_forward_d64_bf16_causal"]);
+    assert_eq!(labels(&w), ["attention_copy", "attention_copy", "attention_forward_d64_bf16_causal"]);
     assert_eq!(number(&w.launches[1].args, 17), 0x3f80);
     assert_eq!(w.launches[2].args[1..3], [Arg::Scratch(0), Arg::Scratch(1536)]);
     assert_eq!(w.launches[2].args[4], Arg::I64(0));
@@ -144,6 +205,12 @@ fn every_tile_fits_a_multiprocessor() {
         if when == When::Large {
             assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size}: {bytes} bytes");
         }
+    }
+    for &(pass, size, when, tile) in GROUPS {
+        let bytes = tile.shared_bytes(pass, size);
+        assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size} {when:?}: {bytes} bytes");
+        // Tiles start at multiples of 1,024 bytes, and a step is refilled two behind.
+        assert!(tile.bn % 16 == 0 && tile.bn <= 128 && tile.stages >= 3 && tile.groups * 64 <= 256);
     }
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
@@ -244,11 +311,15 @@ fn compile(kinds: &[(&str, DType, bool, bool)]) {
     for &(arch, dtype, causal, window) in kinds {
         let mut text = String::new();
         let tiles = TILES.iter().filter(|t| t.2.holds(arch != "sm_80", causal, window));
-        for (i, &(pass, size, _, tile)) in tiles.clone().enumerate() {
-            let f = attention::function(pass, size, tile, dtype, causal, window);
+        let tiles = tiles.map(|&(pass, size, _, tile)| attention::function(pass, size, tile, dtype, causal, window));
+        let groups = GROUPS.iter().filter(|t| arch == "sm_90a" && t.2.holds(true, causal, window));
+        let groups = groups.map(|&(pass, size, _, tile)| tile.function(pass, size, dtype, causal, window));
+        let functions: Vec<_> = tiles.chain(groups).collect();
+        for (i, f) in functions.iter().enumerate() {
             text += &f.text.replace("KERNEL", &format!("{}_{i}", f.label));
         }
         let log = nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{arch}: {log}"));
+        assert!(!log.contains("serialized"), "{arch}: products of a warpgroup wait for each other:\n{log}");
         let mut name = "";
         let mut found = 0;
         for line in log.lines() {
@@ -263,7 +334,7 @@ fn compile(kinds: &[(&str, DType, bool, bool)]) {
                 println!("{arch} {name}: {}", used.split(',').next().unwrap_or_default());
             }
         }
-        assert_eq!(found, tiles.count(), "{log}");
+        assert_eq!(found, functions.len(), "{log}");
     }
 }
 
@@ -290,20 +361,19 @@ fn copies_and_row_sums_compile() {
         println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
         return;
     };
-    let w = work(
-        vec![
-            Operand::Constant(0, Shape::of(&[2, 6, 64]), DType::BF16),
-            dense(1, &[2, 6, 64]),
-            dense(1, &[2, 6, 64]),
-            dense(1, &[2, 6, 64]),
-            dense(1, &[2, 6, 64]),
-            dense(1, &[2, 6]),
-        ],
-        1,
-        true,
-    );
-    for (i, l) in w.launches[..2].iter().enumerate() {
-        let text = l.function.text.replace("KERNEL", &format!("kernel_{i}"));
-        nvrtc.compile(&text, HEADERS, "sm_80").unwrap_or_else(|log| panic!("{log}"));
+    let inputs = vec![
+        Operand::Constant(0, Shape::of(&[2, 6, 64]), DType::BF16),
+        dense(1, &[2, 6, 64]),
+        dense(1, &[2, 6, 64]),
+        dense(1, &[2, 6, 64]),
+        dense(1, &[2, 6, 64]),
+        dense(1, &[2, 6]),
+    ];
+    for (props, arch) in [(&A100, "sm_80"), (&Props::H200, "sm_90a")] {
+        let w = work_on(props, inputs.clone(), 1, true);
+        for (i, l) in w.launches[..2].iter().enumerate() {
+            let text = l.function.text.replace("KERNEL", &format!("kernel_{i}"));
+            nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{log}"));
+        }
     }
 }

@@ -5,8 +5,9 @@
 //! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. f32, masks
 //! and head sizes that are no multiple of 8 are left to the decomposition.
 //!
-//! Which tile a kernel works with depends on its head size and on the shared memory of the GPU: [`TILES`], chosen by
-//! `kernels/lab/attention_lab.py`, which reads the table from this file.
+//! There are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the copy engine
+//! for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. Which tile a kernel works with depends on
+//! its head size and the GPU; `kernels/lab/attention_lab.py`, which reads the tables from these files, measures them.
 
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
@@ -15,125 +16,19 @@ use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::real;
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
-use std::fmt::Write;
 use std::sync::Arc;
+
+mod groups;
+mod tiles;
+
+pub use groups::{GROUPS, Groups};
+pub use tiles::{SIZES, TILES, Tile, When, function};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
     Forward,
     BackwardQ,
     BackwardKv,
-}
-
-/// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `held`: the left operands (for dk and dv: of k) stay in registers; `split`: blocks that share a
-/// tile's columns; `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tile {
-    pub warps: u32,
-    pub mt: u32,
-    pub bn: u32,
-    pub stages: u32,
-    pub held: bool,
-    pub split: u32,
-    pub blocks: u32,
-}
-
-/// Where a row of [`TILES`] holds. Some tiles that pay need more registers than one of the masks leaves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum When {
-    Always,
-    /// On the 228 KiB of shared memory of sm_90, without a window.
-    Large,
-    /// With a causal mask or a window.
-    Masked,
-}
-
-impl When {
-    pub fn holds(self, large: bool, causal: bool, window: bool) -> bool {
-        match self {
-            When::Always => true,
-            When::Large => large && !window,
-            When::Masked => causal || window,
-        }
-    }
-}
-
-const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32, blocks: u32) -> Tile {
-    Tile { warps, mt, bn, stages, held, split, blocks }
-}
-
-/// Head sizes that kernels are made for.
-pub const SIZES: [u32; 5] = [32, 64, 96, 128, 256];
-
-/// (pass, head size, when, tile); the first that holds is taken.
-#[rustfmt::skip]
-pub const TILES: &[(Pass, u32, When, Tile)] = &[
-    (Pass::Forward, 32, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
-    (Pass::Forward, 64, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
-    (Pass::Forward, 96, When::Always, tile(4, 2, 64, 2, false, 1, 2)),
-    (Pass::Forward, 128, When::Large, tile(4, 2, 64, 1, false, 1, 2)),
-    (Pass::Forward, 128, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::Forward, 256, When::Always, tile(4, 1, 64, 1, false, 1, 2)),
-    (Pass::BackwardQ, 32, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
-    (Pass::BackwardQ, 64, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
-    (Pass::BackwardQ, 96, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardQ, 128, When::Large, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardQ, 128, When::Always, tile(4, 2, 32, 1, false, 1, 2)),
-    (Pass::BackwardQ, 256, When::Always, tile(4, 1, 32, 1, false, 1, 2)),
-    (Pass::BackwardKv, 32, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardKv, 64, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
-    (Pass::BackwardKv, 96, When::Always, tile(4, 1, 32, 2, true, 1, 2)),
-    (Pass::BackwardKv, 128, When::Masked, tile(4, 1, 32, 2, true, 1, 2)),
-    (Pass::BackwardKv, 128, When::Always, tile(4, 1, 32, 2, false, 1, 2)),
-    (Pass::BackwardKv, 256, When::Always, tile(4, 1, 32, 1, false, 2, 2)),
-];
-
-/// How one kernel of warpgroups is cut up (sm_90a): 64 rows for each of `groups`, steps of `bn` along the other side, with
-/// `stages` copies of what is stepped over; `lean`: fewer registers for less overlap; `blocks` as in [`Tile`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Groups {
-    pub groups: u32,
-    pub bn: u32,
-    pub stages: u32,
-    pub lean: bool,
-    pub blocks: u32,
-}
-
-const fn groups(groups: u32, bn: u32, stages: u32, lean: bool, blocks: u32) -> Groups {
-    Groups { groups, bn, stages, lean, blocks }
-}
-
-/// (pass, head size, tile) of the kernels of warpgroups.
-#[rustfmt::skip]
-pub const GROUPS: &[(Pass, u32, Groups)] = &[
-    (Pass::Forward, 64, groups(2, 64, 4, false, 2)),
-    (Pass::Forward, 128, groups(3, 96, 3, false, 1)),
-    (Pass::BackwardQ, 64, groups(2, 64, 4, true, 2)),
-    (Pass::BackwardQ, 128, groups(2, 64, 3, false, 1)),
-    (Pass::BackwardKv, 64, groups(2, 64, 4, false, 1)),
-    (Pass::BackwardKv, 128, groups(2, 64, 3, false, 1)),
-];
-
-impl Tile {
-    pub fn of(pass: Pass, size: u32, props: &Props, causal: bool, window: bool) -> Option<Tile> {
-        let large = props.shared_bytes >= 200 << 10;
-        TILES.iter().find(|t| t.0 == pass && t.1 == size && t.2.holds(large, causal, window)).map(|t| t.3)
-    }
-
-    /// Rows of a block.
-    pub fn rows(&self) -> u32 {
-        16 * self.mt * self.warps
-    }
-
-    pub fn shared_bytes(&self, pass: Pass, size: u32) -> u32 {
-        let (rows, step) = (self.rows() * size * 2, self.bn * size * 2);
-        match pass {
-            Pass::Forward => rows + 2 * self.stages * step,
-            Pass::BackwardQ => 2 * rows + 2 * self.stages * step,
-            Pass::BackwardKv => 2 * rows + self.stages * (2 * step + 1024),
-        }
-    }
 }
 
 /// Whether attention, or its backward, has a kernel for this node.
@@ -165,65 +60,19 @@ pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
     output < outputs && Strides::of(layout).is_some()
 }
 
-/// The text of one kernel.
-pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, causal: bool, window: bool) -> Function {
-    let t = element(dtype);
-    let (name, file, plan, params, args) = match pass {
-        Pass::Forward => (
-            "forward",
-            "forward",
-            "ForwardPlan",
-            format!("const {t}* q, const {t}* k, const {t}* v, {t}* out, f32* lse"),
-            "q, k, v, out, lse",
-        ),
-        Pass::BackwardQ => (
-            "backward_q",
-            "backward_q",
-            "BackwardQPlan",
-            format!(
-                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dq"
-            ),
-            "q, k, v, grad, lse, delta, dq",
-        ),
-        Pass::BackwardKv => (
-            "backward_kv",
-            "backward_kv",
-            "BackwardKVPlan",
-            format!(
-                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dk, {t}* dv"
-            ),
-            "q, k, v, grad, lse, delta, dk, dv",
-        ),
-    };
-    let Tile { warps, mt, bn, stages, held, split, blocks } = tile;
-    let mut plan = format!("attention::{plan}<{size}, {warps}, {mt}, {bn}, {stages}, {held}");
-    if pass == Pass::BackwardKv {
-        let _ = write!(plan, ", {split}");
-    }
-    let text = format!(
-        "#include \"attention/{file}.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, const attention::Problem p) {{\n    \
-         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p);\n}}\n",
-        32 * warps
-    );
-    let kind = if window {
-        "_window"
-    } else if causal {
-        "_causal"
-    } else {
-        ""
-    };
-    Function { label: format!("attention_{name}_d{size}_{t}{kind}"), text }
-}
-
-fn delta_function(size: u32, dtype: DType) -> Function {
+/// The rows' delta, or for kernels of warpgroups their `numbers`.
+fn rows_function(size: u32, dtype: DType, numbers: bool) -> Function {
     let (t, lanes) = (element(dtype), lanes(size));
+    let (name, params, args) = match numbers {
+        true => ("row_numbers", "const f32* lse, float2* numbers", "lse, numbers"),
+        false => ("row_delta", "f32* delta", "delta"),
+    };
     let text = format!(
         "#include \"attention/rows.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, const attention::Problem p) {{\n    \
-         attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n"
+         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, {params}, const attention::Problem p) {{\n    \
+         attention::{name}<{t}, {lanes}>(grad, out, {args}, p);\n}}\n"
     );
-    Function { label: format!("attention_delta_{t}"), text }
+    Function { label: format!("attention_{}_{t}", &name[4..]), text }
 }
 
 /// Lanes that share a row of `size` elements, 8 each.
@@ -236,6 +85,15 @@ fn copy_function() -> Function {
                 extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const u16* x, u16* y, const attention::View p) {\n    \
                 attention::copy(x, y, p);\n}\n";
     Function { label: "attention_copy".into(), text: text.into() }
+}
+
+/// The end of a kernel's name.
+fn mask(causal: bool, window: bool) -> &'static str {
+    match (causal, window) {
+        (_, true) => "_window",
+        (true, false) => "_causal",
+        _ => "",
+    }
 }
 
 fn element(dtype: DType) -> &'static str {
@@ -270,6 +128,14 @@ impl Strides {
         let aligned = strides.iter().chain([&(l.offset as i64)]).all(|s| s % 8 == 0);
         (l.strides[n - 1] == 1 && aligned && strides[2].abs() < 1 << 22).then_some(Strides(strides))
     }
+}
+
+/// What a launch runs.
+#[derive(Clone, Copy)]
+enum Kernel {
+    Tile(Tile),
+    /// With the head size that it is made for.
+    Groups(u32, Groups),
 }
 
 /// What both passes start from.
@@ -396,6 +262,11 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// Rows of `numbers` a head has: whole steps of any kernel, wherever the last begins.
+    fn padded(&self) -> usize {
+        self.t.next_multiple_of(128) + 128
+    }
+
     /// `attention::Problem`.
     fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
         let mut bytes = Vec::with_capacity(240);
@@ -410,20 +281,60 @@ impl<'a> Builder<'a> {
             bytes.extend(n.to_le_bytes());
         }
         bytes.extend(self.scale.to_le_bytes());
-        bytes.extend([0; 4]);
+        bytes.extend((self.padded() as i32).to_le_bytes());
         Arg::Bytes(bytes)
     }
 
-    fn launch(&mut self, pass: Pass, x: &Tensors, pointers: Vec<Arg>) -> Result<()> {
-        let Some(tile) = Tile::of(pass, self.size, self.props, self.causal, self.window > 0) else {
-            return Err(bug(format!("no attention tile for head size {}", self.size)));
-        };
+    /// The kernel of warps for this problem.
+    fn tile(&self, pass: Pass) -> Result<Kernel> {
+        let tile = Tile::of(pass, self.size, self.props, self.causal, self.window > 0);
+        tile.map(Kernel::Tile).ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
+    }
+
+    /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
+    /// the tensor maps that it takes for them.
+    fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
+        let (size, tile) = Groups::of(pass, self.size, self.props, self.causal, self.window > 0)?;
+        let dims = [
+            [self.b, self.h, self.t, self.d],
+            [self.b, self.g, self.s, self.d],
+            [self.b, self.g, self.s, self.e],
+            [self.b, self.h, self.t, self.e],
+        ];
+        let maps =
+            inputs.iter().zip([x.q, x.k, x.v, x.grad]).zip(dims).enumerate().map(|(i, ((arg, strides), dims))| {
+                // A block keeps its rows, and takes those of the other side a step at a time.
+                let kept = matches!(i, 1 | 2) == (pass == Pass::BackwardKv);
+                let rows = if kept { tile.rows() } else { tile.bn };
+                Some(Arg::Map(Box::new(arg.clone()), groups::boxes(strides, dims, rows, self.dtype)?))
+            });
+        Some((Kernel::Groups(size, tile), maps.collect::<Option<_>>()?))
+    }
+
+    fn launch(&mut self, pass: Pass, kernel: Kernel, x: &Tensors, mut args: Vec<Arg>) -> Result<()> {
         // Rows a block has, and elements that the blocks of one pair read over and over.
         let (pairs, rows, again) = match pass {
             Pass::BackwardKv => (self.b * self.g, self.s, self.t * (self.h / self.g.max(1))),
             _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
         };
-        let tiles = rows.div_ceil(tile.rows() as usize);
+        let (causal, window) = (self.causal, self.window > 0);
+        let (block, size, shared_bytes, blocks, function) = match kernel {
+            Kernel::Tile(t) => (
+                t.rows(),
+                32 * t.warps,
+                t.shared_bytes(pass, self.size),
+                t.split,
+                function(pass, self.size, t, self.dtype, causal, window),
+            ),
+            Kernel::Groups(size, t) => (
+                t.rows(),
+                128 * t.groups,
+                t.shared_bytes(pass, size),
+                1,
+                t.function(pass, size, self.dtype, causal, window),
+            ),
+        };
+        let tiles = rows.div_ceil(block as usize);
         if pairs * tiles == 0 {
             return Ok(());
         }
@@ -437,13 +348,12 @@ impl<'a> Builder<'a> {
             Pass::BackwardKv => section,
             _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
         };
-        let mut args = pointers;
         args.push(self.problem(x, pairs, section));
         self.work.launches.push(Launch {
-            function: Arc::new(function(pass, self.size, tile, self.dtype, self.causal, self.window > 0)),
-            grid: [(pairs * tiles) as u32, tile.split, 1],
-            block: [32 * tile.warps, 1, 1],
-            shared_bytes: tile.shared_bytes(pass, self.size),
+            function: Arc::new(function),
+            grid: [(pairs * tiles) as u32, blocks, 1],
+            block: [size, 1, 1],
+            shared_bytes,
             args,
         });
         Ok(())
@@ -484,7 +394,12 @@ pub fn forward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
         Some(&v) if v != ValueId::NONE => Arg::Value(v, 0),
         _ => Arg::I64(0),
     };
-    b.launch(Pass::Forward, &x, vec![q, k, v, to, lse])?;
+    let read = vec![q, k, v];
+    let (kernel, read) = match b.groups(Pass::Forward, &x, &read) {
+        Some(found) => found,
+        None => (b.tile(Pass::Forward)?, read),
+    };
+    b.launch(Pass::Forward, kernel, &x, [read, vec![to, lse]].concat())?;
     Ok(b.work)
 }
 
@@ -502,27 +417,37 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     };
     let (sdk, sdv) = both.as_ref().map_or_else(Default::default, |(dk, dv)| (dk.1, dv.1));
     let x = Tensors { q: sq, k: sk, v: sv, out: so, grad: sg, dq: sdq, dk: sdk, dv: sdv };
+    let read = [q, k, v, grad.clone()];
+    let by_groups = b.groups(Pass::BackwardQ, &x, &read).zip(b.groups(Pass::BackwardKv, &x, &read));
+
+    // What the rows' kernel makes for the other two.
     let pairs = b.b * b.h;
-    let delta = b.scratch(pairs * b.t * 4);
-    let rows = 256 / lanes(b.size) as usize;
-    let blocks = pairs * b.t.div_ceil(rows);
+    let (length, bytes) = if by_groups.is_some() { (b.padded(), 8) } else { (b.t, 4) };
+    let rows = b.scratch(pairs * length * bytes);
+    let blocks = pairs * length.div_ceil(256 / lanes(b.size) as usize);
     if blocks > i32::MAX as usize {
         return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
     }
     if blocks > 0 {
-        let args = vec![grad.clone(), out, delta.clone(), b.problem(&x, pairs, 1)];
+        let to = if by_groups.is_some() { vec![lse.clone(), rows.clone()] } else { vec![rows.clone()] };
         b.work.launches.push(Launch {
-            function: Arc::new(delta_function(b.size, b.dtype)),
+            function: Arc::new(rows_function(b.size, b.dtype, by_groups.is_some())),
             grid: [blocks as u32, 1, 1],
             block: [256, 1, 1],
             shared_bytes: 0,
-            args,
+            args: [vec![grad, out], to, vec![b.problem(&x, pairs, 1)]].concat(),
         });
     }
-    let read = [q, k, v, grad, lse, delta];
-    b.launch(Pass::BackwardQ, &x, [&read[..], &[dq]].concat())?;
+    let ((kernel_q, for_q), (kernel_kv, for_kv)) = match by_groups {
+        Some(((kq, q), (kkv, kv))) => ((kq, [q, vec![rows.clone()]].concat()), (kkv, [kv, vec![rows]].concat())),
+        None => {
+            let read = [&read[..], &[lse, rows]].concat();
+            ((b.tile(Pass::BackwardQ)?, read.clone()), (b.tile(Pass::BackwardKv)?, read))
+        }
+    };
+    b.launch(Pass::BackwardQ, kernel_q, &x, [for_q, vec![dq]].concat())?;
     if let Some(((dk, _), (dv, _))) = both {
-        b.launch(Pass::BackwardKv, &x, [&read[..], &[dk, dv]].concat())?;
+        b.launch(Pass::BackwardKv, kernel_kv, &x, [for_kv, vec![dk, dv]].concat())?;
     }
     Ok(b.work)
 }
