@@ -267,6 +267,13 @@ fn main_patterns() {
         let l = s.call("add", &[t(l), t(k)]);
         let g = s.grads(l, &[x, w, b]);
         all.add(&works(&s.program(&g, true)));
+        let (x, b, g) = (s.leaf(d, &[32768, 3072]), s.leaf(d, &[3072]), s.leaf(d, &[32768, 3072]));
+        let y = s.call("add", &[t(x), t(b)]);
+        let y = s.call_all("gelu", &[t(y)], &[("approximate", ops::Value::Str("tanh".into()))])[0];
+        let m = s.call("mul", &[t(y), t(g)]);
+        let l = s.call("sum", &[t(m)]);
+        let g = s.grads(l, &[x, b]);
+        all.add(&works(&s.program(&g, true)));
         let (x, target) = (s.leaf(d, &[32768, 50304]), s.leaf(DType::I64, &[32768]));
         let l = s.call("cross_entropy", &[t(x), t(target)]);
         let mut g = s.grads(l, &[x]);

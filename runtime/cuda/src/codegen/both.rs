@@ -74,6 +74,7 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
         guard: if whole { "true" } else { "at < limit" }.into(),
         partial: false,
         full: whole,
+        columns: each,
     };
     let packs = each / v;
 

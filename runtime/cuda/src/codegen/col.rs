@@ -8,11 +8,14 @@ use super::row::row_pack;
 use super::space::{self, OCTET};
 use super::split::{Saved, recall, take};
 use super::stage::Stage;
-use perilune_plan::ir::{Code, Level};
+use super::text::Text;
+use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
 const THREADS: usize = 256;
 const STRIPS: usize = 16;
+/// Packs that a thread loads before it uses the first: so much must be under way at a time to keep memory busy.
+const AHEAD: usize = 8;
 
 /// The column reductions of a region, and those full stores that have not been made.
 pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize) -> Vec<Stage> {
@@ -26,10 +29,11 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let v = row_pack(body, &set);
     let width = lanes * OCTET;
     let tiles = r.cols.div_ceil(width);
-    // Tiles beside each other in a block of threads.
-    let beside = THREADS / (lanes * cut.strands);
+    // Tiles beside each other in a block of threads: as many in each block, as far as that can be.
     let units = r.batch * tiles;
-    let groups = units.div_ceil(beside);
+    let groups = units.div_ceil(THREADS / (lanes * cut.strands));
+    let beside = units.div_ceil(groups);
+    let threads = (beside * lanes * cut.strands).next_multiple_of(32);
     let joins = cut.chunks > 1;
     let cells: Vec<usize> =
         if joins { feeds.iter().map(|_| take(scratch, cut.chunks * r.batch * r.cols * 8)).collect() } else { vec![] };
@@ -47,29 +51,48 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     g.text.line(format!("const u32 lane = threadIdx.x % {lanes}, part = threadIdx.x / {lanes};"));
     g.text.line(format!("const u32 strand = part % {strands}, beside = part / {strands};"));
     g.text.line(format!("const {t} chunk = block / groups, unit = (block - chunk * groups) * {beside} + beside;"));
-    g.text.line("const bool live = unit < batch * tiles;");
+    g.text.line(format!("const bool live = beside < {beside} && unit < batch * tiles;"));
     g.text.line(format!("const {t} b = live ? unit / tiles : 0, tile = live ? unit - b * tiles : 0;"));
     g.text.line(format!("const {t} origin = tile * {width} + lane * {v}, limit = live ? cols : 0;"));
     g.text.line(format!("const {t} stop = (chunk + 1) * chunk_rows < rows ? (chunk + 1) * chunk_rows : rows;"));
     g.partials(&feeds);
-    g.text.line("#pragma unroll 4");
-    g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {strands})"));
-    g.text.line(format!("const {t} row = b * rows + y;"));
-    g.row_start(&set);
-    recall(&mut g, &set, saved);
-    let place = Place {
-        decl: vec![format!("const {t} at = origin + k * {};", lanes * v)],
-        guard: "at < limit".into(),
-        partial: false,
-        full: r.cols.is_multiple_of(width),
-    };
+    // Rows of a strand that are loaded together. Where maps are made and stored too, arithmetic takes as long as memory
+    // does, and more threads at a time do more than longer ones.
+    let stored = |i: &&usize| matches!(body.code(**i), Code::Load { source: Source::Value(_), .. });
+    let loads: Vec<usize> =
+        set.iter().filter(|i| stored(i) && body.level(**i) == Level::Full && g.differs_by_row(**i)).copied().collect();
+    let small = loads.iter().all(|i| g.dtype(*i).size() <= 2);
+    let runs = OCTET / v;
+    let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
+    let apart = strands;
+    if together == 1 {
+        g.text.line("#pragma unroll 4");
+    }
+    g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * apart));
+    let mut decl = vec![
+        format!("const {t} down = y + k / {runs} * {apart}, row = b * rows + (down < stop ? down : y);"),
+        format!("const {t} at = origin + k % {runs} * {};", lanes * v),
+    ];
+    decl.extend(Text::aside(
+        &mut g,
+        |g| &mut g.text,
+        |g| {
+            g.row_start(&set);
+            recall(g, &set, saved);
+        },
+    ));
+    let guard = if together == 1 { "at < limit" } else { "at < limit && down < stop" };
+    let full = together == 1 && r.cols.is_multiple_of(width);
+    let place = Place { decl, guard: guard.into(), partial: false, full, columns: OCTET };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: OCTET / v, place: &place, held: &none, keep: &none, feeds: &feeds, stores, picks: &[] });
+    let packs = together * runs;
+    g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds: &feeds, stores, picks: &[] });
     g.text.close();
     for (n, &i) in feeds.iter().enumerate() {
-        finish(&mut g, i, strands, lanes, cells.get(n).copied(), n == 0);
+        finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);
     }
-    let mut out = vec![g.stage("col", groups * cut.chunks, THREADS, THREADS)];
+    let stage = g.stage("col", groups * cut.chunks, threads, THREADS);
+    let mut out = vec![Stage { resident: if together == 1 && small { 3 } else { 2 }, ..stage }];
     if joins {
         out.push(combine(body, &feeds, &cells, cut.chunks));
     }
@@ -77,19 +100,19 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
 }
 
 /// Combines the strands of a chunk, and stores the result or leaves it in the workspace.
-fn finish(g: &mut Emit, i: usize, strands: usize, lanes: usize, cells: Option<usize>, first: bool) {
+fn finish(g: &mut Emit, i: usize, (strands, lanes, threads): (usize, usize, usize), cells: Option<usize>, first: bool) {
     let (d, f, v, t) = (g.dtype(i), expr::functor(g.reduction(i)), g.v, g.position());
     let (c, wide) = (expr::computed(d), expr::wide(d));
     let id = expr::identity(g.reduction(i), d);
     if strands > 1 {
         if first {
-            g.text.line(format!("__shared__ u64 shared[{OCTET} * {THREADS}];"));
+            g.text.line(format!("__shared__ u64 shared[{OCTET} * {threads}];"));
         } else {
             g.text.line("__syncthreads();");
         }
         g.text.line(format!("{c}* const strands{i} = ({c}*)shared;"));
         g.text.line("#pragma unroll");
-        g.text.line(format!("for (int k = 0; k < {OCTET}; k++) strands{i}[k * {THREADS} + threadIdx.x] = a{i}[k];"));
+        g.text.line(format!("for (int k = 0; k < {OCTET}; k++) strands{i}[k * {threads} + threadIdx.x] = a{i}[k];"));
         g.text.line("__syncthreads();");
         // Each strand's thread combines some of the eight columns.
         g.text.open(format!("for (u32 k = strand; k < {OCTET}; k += {strands})"));
@@ -97,7 +120,7 @@ fn finish(g: &mut Emit, i: usize, strands: usize, lanes: usize, cells: Option<us
         g.text.line("#pragma unroll 8");
         g.text.line(format!("for (int s = 0; s < {strands}; s++)"));
         g.text.line(format!(
-            "    total = {f}::join(total, ({wide})strands{i}[k * {THREADS} + (beside * {strands} + s) * {lanes} + lane]);"
+            "    total = {f}::join(total, ({wide})strands{i}[k * {threads} + (beside * {strands} + s) * {lanes} + lane]);"
         ));
     } else {
         g.text.unrolled("k", OCTET);

@@ -44,6 +44,8 @@ pub struct Place {
     pub partial: bool,
     /// The guard fails only where nothing is stored of what is computed: rows that there are not.
     pub full: bool,
+    /// Elements of a row that a thread has in a pass, if column reductions are fed: the next are of another row.
+    pub columns: usize,
 }
 
 /// One walk over a thread's elements.
@@ -573,7 +575,7 @@ impl<'a> Emit<'a> {
             let f = expr::functor(self.reduction(i));
             // Each column of its own, or the eight slots of a block.
             let slot = match self.body.level(i) {
-                Level::Col => "x".to_string(),
+                Level::Col => format!("x % {}", p.place.columns),
                 _ => format!("x % {OCTET}"),
             };
             self.text.line(format!("a{i}[{slot}] = {f}::join(a{i}[{slot}], {value});"));

@@ -34,7 +34,7 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     if partial {
         decl.push(format!("const {t} left = n - at;"));
     }
-    let place = Place { decl, guard: "at < n".into(), partial, full: false };
+    let place = Place { decl, guard: "at < n".into(), partial, full: false, columns: super::space::OCTET };
     let none = BTreeSet::new();
     let stores: Vec<usize> = body.full_stores().collect();
     g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, picks: &[] });

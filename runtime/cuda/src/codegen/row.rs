@@ -150,6 +150,7 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
             guard: "at < limit".into(),
             partial: false,
             full: cols == OCTET * blocks_each * lanes * warps * chunks_held,
+            columns: OCTET,
         };
         let mut held = BTreeSet::new();
         for d in 0..passes.feeds.len() {
@@ -316,6 +317,7 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
         guard: "at < end".into(),
         partial: false,
         full: false,
+        columns: OCTET,
     };
     let none = BTreeSet::new();
     g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });

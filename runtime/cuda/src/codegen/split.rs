@@ -146,6 +146,7 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
         guard: "at < limit".into(),
         partial: false,
         full: false,
+        columns: OCTET,
     };
     let none = BTreeSet::new();
     g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });

@@ -78,7 +78,7 @@ pub fn stage(
     let decl = format!("const {t} at = b + k * {};", 32 * v);
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
     let guard = if full { "true" } else { "at < end" };
-    let place = Place { decl: vec![decl], guard: guard.into(), partial: false, full };
+    let place = Place { decl: vec![decl], guard: guard.into(), partial: false, full, columns: OCTET };
     let chunk = |g: &mut Emit| {
         g.text.open(format!("for ({t} m = team; m < {chunks}; m += {teams})"));
         g.text.line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));

@@ -34,6 +34,14 @@ impl Text {
         self.line("}");
     }
 
+    /// Writes `f` and takes its lines out again, for another place.
+    pub fn aside<T>(this: &mut T, text: impl Fn(&mut T) -> &mut Text, f: impl FnOnce(&mut T)) -> Vec<String> {
+        let at = text(this).out.len();
+        f(this);
+        let lines = text(this).out.split_off(at);
+        lines.lines().map(|l| l.trim_start().to_string()).collect()
+    }
+
     /// A loop that is unrolled in full.
     pub fn unrolled(&mut self, var: &str, count: usize) {
         self.line("#pragma unroll");
