@@ -534,12 +534,18 @@ fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> 
     Ok(out)
 }
 
-/// The product a library call is, if cuBLASLt can do it.
+/// The product a library call is, if cuBLASLt can do it and it is worth it.
 fn product(program: &Program, l: &Library) -> Option<Product> {
     let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
         return None;
     };
     let dtype = program.values[l.outputs[0].0 as usize].dtype;
+    let (sa, sb) = (a.shape, if l.op == &LINEAR { b.permute(&[1, 0]).shape } else { b.shape });
+    if let ([batch @ .., m, k], [.., n]) = (sa.dims(), sb.dims())
+        && library::is_small(dtype, batch.iter().product(), *m, *n, *k)
+    {
+        return None;
+    }
     if l.op == &MATMUL {
         return blas::product(a, b, dtype);
     }

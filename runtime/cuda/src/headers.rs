@@ -21,6 +21,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("library/number.cuh", include_str!("../../../kernels/library/number.cuh")),
     ("library/walk.cuh", include_str!("../../../kernels/library/walk.cuh")),
     ("matmul/plain.cuh", include_str!("../../../kernels/matmul/plain.cuh")),
+    ("matmul/small.cuh", include_str!("../../../kernels/matmul/small.cuh")),
     ("movement/place.cuh", include_str!("../../../kernels/movement/place.cuh")),
     ("movement/unwindow.cuh", include_str!("../../../kernels/movement/unwindow.cuh")),
     ("scan/scan.cuh", include_str!("../../../kernels/scan/scan.cuh")),

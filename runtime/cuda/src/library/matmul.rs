@@ -1,12 +1,23 @@
-//! matmul and linear without cuBLASLt.
+//! matmul and linear without cuBLASLt: where it has nothing, and where products are so small that starting it takes longer.
 
 use super::call::{Call, Input, by_value, typed};
 use super::space::Space;
 use crate::launch::Arg;
+use perilune_core::DType;
 use perilune_core::error::Result;
 
-/// Side of the tile that a block makes.
-const SIDE: usize = 64;
+/// Sides of the tiles that a block makes, in `plain.cuh` and in `small.cuh`.
+const SIDES: [usize; 2] = [64, 16];
+/// Of products of floats: how many blocks of `small.cuh` and how long a sum are left to it rather than to cuBLASLt.
+const SMALL_BLOCKS: usize = 264;
+const SMALL_DEPTH: usize = 256;
+
+/// Whether a product (B, M, K) x (B, K, N) takes less time than a kernel of cuBLASLt takes to start. A rule of the shape
+/// alone: which kernel adds must not depend on anything else.
+pub fn is_small(dtype: DType, batch: usize, m: usize, n: usize, k: usize) -> bool {
+    let blocks = batch * m.div_ceil(SIDES[1]) * n.div_ceil(SIDES[1]);
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16) && k <= SMALL_DEPTH && blocks <= SMALL_BLOCKS
+}
 
 pub fn product(c: &mut Call) -> Result<()> {
     let (a, b) = (c.input(0)?, c.input(1)?);
@@ -31,7 +42,9 @@ fn launch(c: &mut Call, a: &Input, b: &Input, bias: Option<Input>) -> Result<()>
     let (sa, sb) = (a.strides(), b.strides());
     let space = Space::new(batch, &[&sa[..r - 2], &sb[..r - 2]]);
     let narrow = space.narrow();
-    let (tiles_m, tiles_n) = (m.div_ceil(SIDE), n.div_ceil(SIDE));
+    let small = is_small(c.out_dtype(), space.numel(), m, n, k);
+    let side = SIDES[usize::from(small)];
+    let (tiles_m, tiles_n) = (m.div_ceil(side), n.div_ceil(side));
     let numbers =
         [m as i64, n as i64, k as i64, sa[r - 2] as i64, sa[r - 1] as i64, sb[r - 2] as i64, sb[r - 1] as i64];
     let step = bias.as_ref().map_or(0, |b| b.strides()[0] as i64);
@@ -55,6 +68,7 @@ fn launch(c: &mut Call, a: &Input, b: &Input, bias: Option<Input>) -> Result<()>
         }
         None => ("matmul", ""),
     };
-    let body = format!("library::product(a, b, out, walk, product{last});");
-    c.launch(label, "matmul/plain.cuh", &params, &body, blocks, 256)
+    let (header, name) = if small { ("matmul/small.cuh", "product_small") } else { ("matmul/plain.cuh", "product") };
+    let body = format!("library::{name}(a, b, out, walk, product{last});");
+    c.launch(label, header, &params, &body, blocks, 256)
 }

@@ -14,6 +14,8 @@ mod scan;
 mod sort;
 mod space;
 
+pub use matmul::is_small;
+
 use crate::launch::{Props, Work};
 use call::Call;
 use perilune_core::error::{Error, Result};
