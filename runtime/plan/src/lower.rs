@@ -6,6 +6,7 @@
 //! elements in memory of their own, a copy is put in.
 
 use crate::backend::Backend;
+use crate::channels;
 use crate::outputs::Readers;
 use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
@@ -74,7 +75,7 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         }
         out = expand(&out, backend)?;
     }
-    merge(&out, backend)
+    merge(&channels::apply(out, backend)?, backend)
 }
 
 /// Copies the traced nodes to a graph of their own, with leaves and slots numbered as in the trace.

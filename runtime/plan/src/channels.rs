@@ -1,0 +1,157 @@
+//! Channels last: which images lie as (N, H, W, C) in memory, on a device whose convolutions want them so.
+//!
+//! A graph-to-graph pass before views are resolved. An op that is kept and writes its image channels last starts it; a map
+//! over such an image is recorded over the turned shape, so that to everything behind it is a map over plain memory again,
+//! and a sum over all but the channels becomes a sum of columns. What feeds a convolution and nothing else has turned
+//! before is turned where it is made. Every turned node is seen through a permuted view by whoever knows nothing of this,
+//! so none of it can make a result wrong.
+
+use crate::backend::Backend;
+use crate::lower::{Lowered, Move};
+use perilune_core::error::Result;
+use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::ops::{Class, conv, reduce};
+use perilune_core::{Layout, Shape};
+use smallvec::{SmallVec, smallvec};
+
+const TO_LAST: [usize; 4] = [0, 2, 3, 1];
+const FROM_LAST: [usize; 4] = [0, 3, 1, 2];
+
+/// (N, C, H, W) over a buffer (N, H, W, C).
+pub fn last(shape: Shape) -> Layout {
+    Layout::contiguous(Layout::contiguous(shape).permute(&TO_LAST).shape).permute(&FROM_LAST)
+}
+
+/// Whether the backend's kernel of an op over images writes it channels last.
+pub fn writes_last(node: &Node, backend: &dyn Backend) -> bool {
+    conv::OVER_IMAGES.contains(&node.op) && matches!(node.op.class, Class::Fused(_)) && backend.writes(node, 0, &last(node.shape))
+}
+
+/// The pass. `from` holds no fused op that the backend does not keep.
+pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
+    let g = &from.graph;
+    if !g.nodes().iter().any(|n| writes_last(n, backend)) {
+        return Ok(from);
+    }
+    let wanted = wanted(g, backend);
+    let mut to = Turned { from: &from, to: Move::new(&from), turned: vec![None; g.len()] };
+    for id in g.ids() {
+        to.to.out.graph.site = g.site_of(id);
+        let (new, turned) = to.visit(id, wanted[id.index()], backend)?;
+        to.to.map.push(new);
+        to.turned[id.index()] = turned;
+    }
+    Ok(to.to.finish(&from))
+}
+
+fn is_image(shape: Shape) -> bool {
+    shape.rank() == 4 && shape.numel() > 0
+}
+
+/// Maps that feed kept ops over images.
+fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
+    let mut out = vec![false; g.len()];
+    for id in g.ids().rev() {
+        let node = g.node(id);
+        let passes = out[id.index()] && matches!(node.op.class, Class::Map(_) | Class::Cast);
+        if !passes && !writes_last(node, backend) {
+            continue;
+        }
+        for x in &node.inputs {
+            out[x.index()] |= is_image(g.shape(*x)) && (!passes || g.shape(*x) == node.shape);
+        }
+    }
+    out
+}
+
+struct Turned<'a> {
+    from: &'a Lowered,
+    to: Move,
+    /// For each old node that lies channels last: the node (N, H, W, C).
+    turned: Vec<Option<NodeId>>,
+}
+
+impl Turned<'_> {
+    /// The node that stands for `id`, and its turned form.
+    fn visit(&mut self, id: NodeId, wanted: bool, backend: &dyn Backend) -> Result<(NodeId, Option<NodeId>)> {
+        let g = &self.from.graph;
+        let node = g.node(id);
+        match node.op.class {
+            Class::Map(_) | Class::Cast if is_image(node.shape) => {
+                let follows = |x: &NodeId| self.turned[x.index()].is_some() && g.shape(*x) == node.shape;
+                if wanted || node.inputs.iter().any(follows) {
+                    let inputs: Result<SmallVec<[NodeId; 4]>> = node.inputs.iter().map(|x| self.operand(*x)).collect();
+                    return self.add(node, inputs?);
+                }
+            }
+            // What hands its input on: a hold, a detach.
+            Class::View(_) if node.attrs.is_empty() && node.shape.rank() == 4 => {
+                if let Some(x) = self.turned[node.inputs[0].index()].filter(|_| g.shape(node.inputs[0]) == node.shape) {
+                    let mut inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| self.to.map[x.index()]).collect();
+                    inputs[0] = x;
+                    return self.add(node, inputs);
+                }
+            }
+            Class::Reduce(_) => {
+                if let Some((x, axes)) = self.columns(node) {
+                    return Ok((self.to.out.graph.push(node.op, &[x], &axes)?, None));
+                }
+            }
+            _ => {}
+        }
+        let new = self.to.copy(self.from, id);
+        // A weight's gradient meets the weight, which lies as it always did.
+        let turns = node.op != &conv::CONV2D_BACKWARD_WEIGHT && writes_last(node, backend);
+        let turned = if turns { Some(self.to.out.graph.permute(new, &TO_LAST)?) } else { None };
+        Ok((new, turned))
+    }
+
+    /// `node` over the turned shape.
+    fn add(&mut self, node: &Node, inputs: SmallVec<[NodeId; 4]>) -> Result<(NodeId, Option<NodeId>)> {
+        let shape = Layout::contiguous(node.shape).permute(&TO_LAST).shape;
+        let g = &mut self.to.out.graph;
+        let turned = g.add(Node { shape, inputs, ..node.clone() });
+        Ok((g.permute(turned, &FROM_LAST)?, Some(turned)))
+    }
+
+    /// An input of a turned map.
+    fn operand(&mut self, x: NodeId) -> Result<NodeId> {
+        if let Some(turned) = self.turned[x.index()] {
+            return Ok(turned);
+        }
+        let mut new = self.to.map[x.index()];
+        let g = &mut self.to.out.graph;
+        let shape = g.shape(new);
+        if shape.is_scalar() {
+            return Ok(new);
+        }
+        if shape.rank() < 4 {
+            let mut dims: SmallVec<[usize; 4]> = smallvec![1; 4 - shape.rank()];
+            dims.extend_from_slice(shape.dims());
+            new = g.reshape(new, &dims)?;
+        }
+        g.permute(new, &TO_LAST)
+    }
+
+    /// A reduction of a turned image whose result is in order: the image and the axes there.
+    fn columns(&self, node: &Node) -> Option<(NodeId, [i64; 2])> {
+        let g = &self.from.graph;
+        let x = node.inputs[0];
+        if let Some(turned) = self.turned[x.index()] {
+            let axes = match node.attrs[..] {
+                [2, 4] => [1, 3],
+                [1, 2] => [3, 4],
+                [0, 4] => [0, 4],
+                [1, 4] => [1, 4],
+                _ => return None,
+            };
+            return Some((turned, axes));
+        }
+        // Over height and width, then over the batch: all rows at once.
+        let inner = g.node(x);
+        if inner.op != node.op || node.attrs[..] != [0, 1] || inner.attrs[..] != [2, 4] || node.op == &reduce::PROD {
+            return None;
+        }
+        Some((self.turned[inner.inputs[0].index()]?, [0, 3]))
+    }
+}
