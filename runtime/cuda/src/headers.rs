@@ -19,6 +19,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("matmul/plain.cuh", include_str!("../../../kernels/matmul/plain.cuh")),
     ("movement/place.cuh", include_str!("../../../kernels/movement/place.cuh")),
     ("movement/unwindow.cuh", include_str!("../../../kernels/movement/unwindow.cuh")),
+    ("pool/max.cuh", include_str!("../../../kernels/pool/max.cuh")),
     ("scan/scan.cuh", include_str!("../../../kernels/scan/scan.cuh")),
     ("sort/argreduce.cuh", include_str!("../../../kernels/sort/argreduce.cuh")),
     ("sort/block.cuh", include_str!("../../../kernels/sort/block.cuh")),

@@ -1,6 +1,6 @@
 //! Channels last: which images lie as (N, H, W, C) in memory, on a device whose convolutions want them so.
 //!
-//! A graph-to-graph pass before views are resolved. An op that is kept and writes its image channels last starts it; a map
+//! A graph-to-graph pass before views are resolved. An op that is kept and writes its image channels last (a convolution) starts it; a map
 //! over such an image is recorded over the turned shape, so that to everything behind it is a map over plain memory again,
 //! and a sum over all but the channels becomes a sum of columns. What feeds a convolution and nothing else has turned
 //! before is turned where it is made. Every turned node is seen through a permuted view by whoever knows nothing of this,
@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::lower::{Lowered, Move};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, conv, reduce};
+use perilune_core::ops::{Class, conv, movement, reduce};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -22,15 +22,20 @@ pub fn last(shape: Shape) -> Layout {
     Layout::contiguous(Layout::contiguous(shape).permute(&TO_LAST).shape).permute(&FROM_LAST)
 }
 
-/// Whether the backend's kernel of an op over images writes it channels last.
-pub fn writes_last(node: &Node, backend: &dyn Backend) -> bool {
-    conv::OVER_IMAGES.contains(&node.op) && matches!(node.op.class, Class::Fused(_)) && backend.writes(node, 0, &last(node.shape))
+/// Whether an op wants its images channels last, wherever they come from: a convolution that the backend keeps.
+fn starts(node: &Node, backend: &dyn Backend) -> bool {
+    conv::OVER_IMAGES.contains(&node.op) && writes(node, backend)
+}
+
+/// Whether a kept op can write its image channels last.
+fn writes(node: &Node, backend: &dyn Backend) -> bool {
+    matches!(node.op.class, Class::Fused(_)) && is_image(node.shape) && backend.writes(node, 0, &last(node.shape))
 }
 
 /// The pass. `from` holds no fused op that the backend does not keep.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let g = &from.graph;
-    if !g.nodes().iter().any(|n| writes_last(n, backend)) {
+    if !g.nodes().iter().any(|n| starts(n, backend)) {
         return Ok(from);
     }
     let wanted = wanted(g, backend);
@@ -48,13 +53,17 @@ fn is_image(shape: Shape) -> bool {
     shape.rank() == 4 && shape.numel() > 0
 }
 
+fn of_batch(node: &Node) -> bool {
+    node.op == &movement::SLICE && node.attrs[0] == 0
+}
+
 /// Maps that feed kept ops over images.
 fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
     let mut out = vec![false; g.len()];
     for id in g.ids().rev() {
         let node = g.node(id);
         let passes = out[id.index()] && matches!(node.op.class, Class::Map(_) | Class::Cast);
-        if !passes && !writes_last(node, backend) {
+        if !passes && !starts(node, backend) {
             continue;
         }
         for x in &node.inputs {
@@ -84,10 +93,11 @@ impl Turned<'_> {
                     return self.add(node, inputs?);
                 }
             }
-            // What hands its input on: a hold, a detach.
-            Class::View(_) if node.attrs.is_empty() && node.shape.rank() == 4 => {
-                if let Some(x) = self.turned[node.inputs[0].index()].filter(|_| g.shape(node.inputs[0]) == node.shape) {
-                    let mut inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| self.to.map[x.index()]).collect();
+            // What hands its input on: a hold, a detach; and some of the batch.
+            Class::View(_) if node.shape.rank() == 4 && (node.attrs.is_empty() || of_batch(node)) => {
+                if let Some(x) = self.turned[node.inputs[0].index()] {
+                    let mut inputs: SmallVec<[NodeId; 4]> =
+                        node.inputs.iter().map(|x| self.to.map[x.index()]).collect();
                     inputs[0] = x;
                     return self.add(node, inputs);
                 }
@@ -100,8 +110,13 @@ impl Turned<'_> {
             _ => {}
         }
         let new = self.to.copy(self.from, id);
+        let follows = || conv::POOLS.contains(&node.op) && self.turned[node.inputs[0].index()].is_some();
+        if !starts(node, backend) && !(follows() && writes(node, backend)) {
+            return Ok((new, None));
+        }
+        self.to.out.last.insert(new);
         // A weight's gradient meets the weight, which lies as it always did.
-        let turns = node.op != &conv::CONV2D_BACKWARD_WEIGHT && writes_last(node, backend);
+        let turns = node.op != &conv::CONV2D_BACKWARD_WEIGHT;
         let turned = if turns { Some(self.to.out.graph.permute(new, &TO_LAST)?) } else { None };
         Ok((new, turned))
     }

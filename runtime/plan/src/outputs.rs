@@ -44,7 +44,7 @@ impl<'a> Readers<'a> {
         let g = &self.from.graph;
         let plain = Layout::contiguous(g.shape(id));
         let (main, output) = output_of(g, id);
-        if output == 0 && channels::writes_last(g.node(main), self.backend) {
+        if output == 0 && self.from.last.contains(&main) {
             return channels::last(g.shape(id));
         }
         if !matches!(g.node(main).op.class, Class::Fused(_)) || !self.is_swapped(id) {

@@ -21,14 +21,18 @@ pub static OPS: &[&Op] = &[
     &CONV_TRANSPOSE2D,
     &MAX_POOL1D,
     &MAX_POOL2D,
+    &MAX_POOL2D_BACKWARD,
     &AVG_POOL1D,
     &AVG_POOL2D,
     &ADAPTIVE_AVG_POOL2D,
     &INTERPOLATE,
 ];
 
-/// Ops whose result is an image (N, C, H, W), or like one: a device may want these channels last.
+/// Convolutions of images (N, C, H, W) that a device may have kernels for, which may want channels last.
 pub static OVER_IMAGES: &[&Op] = &[&CONV2D, &CONV2D_BACKWARD_INPUT, &CONV2D_BACKWARD_WEIGHT];
+
+/// What such a kernel exists for as well, in whatever layout the images have.
+pub static POOLS: &[&Op] = &[&MAX_POOL2D, &MAX_POOL2D_BACKWARD];
 
 type Vec8 = SmallVec<[usize; 8]>;
 type Attrs = SmallVec<[i64; 12]>;
@@ -337,7 +341,8 @@ pub static CONV2D: Op = Op {
 /// The gradients as nodes of their own, which a backend may have kernels for.
 fn conv2d_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let (x, w) = (c.x(0), c.x(1));
-    let with = |shape: Shape| -> Attrs { c.attrs.iter().copied().chain(shape.dims().iter().map(|&d| d as i64)).collect() };
+    let with =
+        |shape: Shape| -> Attrs { c.attrs.iter().copied().chain(shape.dims().iter().map(|&d| d as i64)).collect() };
     let mut out: Grads = smallvec![None, None];
     if c.needs[0] {
         let attrs = with(g.shape(x));
@@ -595,16 +600,13 @@ fn call_pool(g: &mut Graph, a: &Args, n: usize, max: bool) -> Result<Out> {
     unbatched(g, y, added)
 }
 
-const MAX_POOL: Op = Op {
-    class: Class::Fused(|g, x, attrs| {
-        let s = Sliding::of(attrs, g.shape(x[0]).rank() - 2);
-        let w = s.windows(g, x[0], f64::NEG_INFINITY)?;
-        g.max(w, &s.kernel_axes(), false).map(one)
-    }),
-    infer: infer_pool,
-    smooth: false,
-    ..FUSED
+const MAX_POOL_EXPAND: Expand = |g, x, attrs| {
+    let s = Sliding::of(attrs, g.shape(x[0]).rank() - 2);
+    let w = s.windows(g, x[0], f64::NEG_INFINITY)?;
+    g.max(w, &s.kernel_axes(), false).map(one)
 };
+
+const MAX_POOL: Op = Op { class: Class::Fused(MAX_POOL_EXPAND), infer: infer_pool, smooth: false, ..FUSED };
 
 pub static MAX_POOL1D: Op = Op {
     name: "max_pool1d",
@@ -629,6 +631,7 @@ pub static MAX_POOL2D: Op = Op {
           the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it\n\
           starts inside x or the padding before it. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, true)),
+    grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&MAX_POOL2D_BACKWARD, &[c.x(0), c.out, c.grad], c.attrs)?)])),
     samples: &[
         "f(2,3,6,8), 2",
         "f(2,3,6,7), 3, stride=2, padding=1",
@@ -638,6 +641,24 @@ pub static MAX_POOL2D: Op = Op {
         "f(2,3,6,7), [2,3], stride=[3,2], padding=1, dilation=[2,1], ceil_mode=true",
     ],
     ..MAX_POOL
+};
+
+/// Inputs: x, the result, its gradient; `attrs` as the pool. The decomposition has no use for the result.
+pub static MAX_POOL2D_BACKWARD: Op = Op {
+    name: "max_pool2d_backward",
+    class: Class::Fused(|g, x, attrs| {
+        let found = crate::grad::through(g, MAX_POOL_EXPAND, &x[..1], attrs, &[Some(x[2])], &[true])?;
+        match found.into_iter().flat_map(|f| f.1).next() {
+            Some(d) => Ok(one(d)),
+            None => {
+                let (shape, dtype) = (g.shape(x[0]), g.dtype(x[0]));
+                g.filled(0.0, shape, dtype).map(one)
+            }
+        }
+    }),
+    infer: |i| Ok(Meta { shape: i.shape(0), dtype: i.dtype(0) }),
+    smooth: false,
+    ..FUSED
 };
 
 /// Sums over windows by their element counts, which without count_include_pad leave out the padding, and always what a
