@@ -61,13 +61,13 @@ for i, c in ipairs(cases) do
 end
 -- Batch norm over a convolution, relu and a sum: what a block of a ResNet does.
 for _, dtype in ipairs {{ "bf16", "f32" }} do
-  local x, w, v, s, b, g = pl.eval(given.x1:to(dtype)), pl.eval(given.w2:to(dtype)), pl.eval(given.w2:to(dtype) * 0.5), given.s, given.t, given.x1
+  local x, w, v, s, b, g = pl.eval(given.x1:to(dtype)), pl.eval(given.w2:to(dtype)), pl.eval((given.w2:to(dtype) * 0.5):detach()), given.s, given.t, given.g2
   local function work()
     local function norm(y) return (pl.batch_norm_train(y, s, b)) end
     local y = norm(pl.conv2d(x, w, nil, {{ padding = 1 }})):relu()
     y = pl.max_pool2d(y, 3, {{ stride = 1, padding = 1 }})
     y = (norm(pl.conv2d(y, v, nil, {{ padding = 1 }})) + x):relu()
-    local d = pl.grad((y:to("f32") * g):sum(), {{ x, w, v, s, b }})
+    local d = {{ pl.grad((y:to("f32") * g):sum(), {{ x, w, v, s, b }}) }}
     return y:to("f32"), d[1]:to("f32"), d[2]:to("f32"), d[3]:to("f32"), d[4], d[5]
   end
   local out
@@ -121,7 +121,7 @@ def block(given, dtype, device, wide):
     y = norm(F.conv2d(x, w, padding=1)).relu()
     y = F.max_pool2d(y, 3, 1, 1)
     y = (norm(F.conv2d(y, v, padding=1)) + x).relu()
-    g = torch.tensor(given["x1"], device=device)
+    g = torch.tensor(given["g2"], device=device)
     grads = torch.autograd.grad((y.to(torch.float64 if wide else torch.float32) * g).sum(), (x, w, v, s, b))
     return [a.detach().double().cpu() for a in (y, *grads)]
 

@@ -8,6 +8,8 @@ use perilune_cuda::lab;
 /// Channels, rows, channels out, kernel, stride.
 const SHAPES: &[[i64; 5]] = &[
     [3, 224, 64, 7, 2],
+    [4, 224, 64, 7, 2],
+    [8, 224, 64, 7, 2],
     [64, 56, 64, 1, 1],
     [64, 56, 64, 3, 1],
     [64, 56, 256, 1, 1],

@@ -162,9 +162,10 @@ impl Compiled {
                 }
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
                 Kernel::Library(l) if conv::is(l.op) => {
-                    let (work, call) = conv::call(l)?;
-                    parts.push((k, Part::Work(work)));
+                    let conv::Parts { before, call, after } = conv::parts(l)?;
+                    parts.push((k, Part::Work(before)));
                     parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
+                    parts.push((k, Part::Work(after)));
                 }
                 Kernel::Library(l) => {
                     let (gemm, rest) = match product(&program, l) {

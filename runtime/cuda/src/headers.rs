@@ -8,6 +8,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention/mma.cuh", include_str!("../../../kernels/attention/mma.cuh")),
     ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),
     ("attention/tile.cuh", include_str!("../../../kernels/attention/tile.cuh")),
+    ("conv/pad.cuh", include_str!("../../../kernels/conv/pad.cuh")),
     ("device/base.cuh", include_str!("../../../kernels/device/base.cuh")),
     ("device/fault.cuh", include_str!("../../../kernels/device/fault.cuh")),
     ("device/philox.cuh", include_str!("../../../kernels/device/philox.cuh")),

@@ -94,7 +94,7 @@ impl Turned<'_> {
                 }
             }
             // What hands its input on: a hold, a detach; and some of the batch.
-            Class::View(_) if node.shape.rank() == 4 && (node.attrs.is_empty() || of_batch(node)) => {
+            Class::View(_) if is_image(node.shape) && (node.attrs.is_empty() || of_batch(node)) => {
                 if let Some(x) = self.turned[node.inputs[0].index()] {
                     let mut inputs: SmallVec<[NodeId; 4]> =
                         node.inputs.iter().map(|x| self.to.map[x.index()]).collect();

@@ -554,24 +554,27 @@ impl Batch {
         per_channel(g, w, self.rank)
     }
 
-    /// Mean and biased variance of each channel, in one walk over x: sums of differences from the mean of the first sample
-    /// and of their squares, which do not cancel unless that sample is far from all others.
-    fn statistics(&self, g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
+    /// Mean and biased variance of each channel of `x`, which is `w` in its compute type, in one walk: sums of the differences
+    /// from one element of the channel and of their squares, which do not cancel unless it is far from all others.
+    fn statistics(&self, g: &mut Graph, x: NodeId, w: NodeId) -> Result<(NodeId, NodeId)> {
         let shape = g.shape(x);
-        if self.rank == 2 || shape.dims()[0] < 2 {
-            let mean = self.mean(g, x)?;
-            let m = self.spread(g, mean)?;
-            let d = g.sub(x, m)?;
-            let d = g.square(d)?;
-            return Ok((mean, self.mean(g, d)?));
+        if shape.numel() == 0 {
+            let mean = self.mean(g, w)?;
+            return Ok((mean, mean));
         }
-        let first = g.slice(x, 0, 0, 1, 1)?;
-        let near = self.sum(g, first)?;
-        let near = g.mul_c(near, shape.dims()[0] as f64 / self.count)?;
-        let k = self.spread(g, near)?;
-        let d = g.sub(x, k)?;
+        let mut near = x;
+        for &axis in &self.others {
+            let middle = shape.dims()[axis] / 2;
+            near = g.slice(near, axis, middle, middle + 1, 1)?;
+        }
+        // Spread before it is widened: then both are part of whatever reads it.
+        let k = g.expand(near, shape)?;
+        let k = g.widen(k)?;
+        let d = g.sub(w, k)?;
         let square = g.square(d)?;
         let (d, square) = (self.mean(g, d)?, self.mean(g, square)?);
+        let near = g.reshape(near, &shape.dims()[1..2])?;
+        let near = g.widen(near)?;
         let mean = g.add_(near, d)?;
         let d = g.square(d)?;
         let var = g.sub(square, d)?;
@@ -625,7 +628,7 @@ pub static BATCH_NORM_TRAIN: Op = Op {
         let b = Batch::of(g.shape(x[0]), attrs);
         let dtype = g.dtype(x[0]);
         let w = g.widen(x[0])?;
-        let (mean, var) = b.statistics(g, w)?;
+        let (mean, var) = b.statistics(g, x[0], w)?;
         let r = b.inverse_root(g, var)?;
         let (m, r) = (b.spread(g, mean)?, b.spread(g, r)?);
         let y = g.sub(w, m)?;
@@ -690,6 +693,7 @@ pub static BATCH_NORM_TRAIN: Op = Op {
         "f(3,2,4,5), f(2), f(2), eps=0.1",
         "f(2,3,4), nil, f(3)",
         "f(1,3,5), f(3), f(3)",
+        "f(0,3,4), f(3), f(3)",
     ],
     amp: Amp::Keep,
     ..FUSED

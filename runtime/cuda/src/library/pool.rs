@@ -54,11 +54,10 @@ fn walk(images: &[&Image], channels: usize, size: usize) -> (usize, bool) {
 }
 
 /// `pool::Problem`; `big` is the image that is pooled, `small` the result.
-fn problem(attrs: &[i64], big: &[usize], small: &[usize], strides: [[i64; 4]; 4]) -> Result<Arg> {
+fn problem(big: &[usize], small: &[usize], strides: [[i64; 4]; 4]) -> Result<Arg> {
     let mut bytes: Vec<u8> = strides.iter().flatten().flat_map(|s| s.to_le_bytes()).collect();
     let dims = [big[0], big[1], big[2], big[3], small[2], small[3]].map(|n| n as i64);
-    let numbers = dims.iter().chain(&attrs[..6]).chain(&attrs[8..10]);
-    for &n in numbers {
+    for n in dims {
         let n = i32::try_from(n).map_err(|_| Error::system("max_pool2d", format!("a dim of {n} is more than 2^31")))?;
         bytes.extend(n.to_le_bytes());
     }
@@ -68,7 +67,7 @@ fn problem(attrs: &[i64], big: &[usize], small: &[usize], strides: [[i64; 4]; 4]
 pub fn max_pool2d(c: &mut Call) -> Result<()> {
     let (x, y) = (input(c, 0)?, output(c));
     let (big, small) = (c.input(0)?.shape(), c.library.layouts[0].shape);
-    let p = problem(&c.library.attrs, big.dims(), small.dims(), [x.strides, y.strides, [0; 4], [0; 4]])?;
+    let p = problem(big.dims(), small.dims(), [x.strides, y.strides, [0; 4], [0; 4]])?;
     let (v, last) = walk(&[&x, &y], big.dims()[1], c.out_dtype().size());
     let list = [("x", x.pointer, false), ("y", y.pointer, true)];
     step(c, "maximum", list.to_vec(), p, small.numel() / v, (v, last))
@@ -77,7 +76,7 @@ pub fn max_pool2d(c: &mut Call) -> Result<()> {
 pub fn backward(c: &mut Call) -> Result<()> {
     let (x, y, g, d) = (input(c, 0)?, input(c, 1)?, input(c, 2)?, output(c));
     let (big, small) = (c.input(0)?.shape(), c.input(1)?.shape());
-    let p = problem(&c.library.attrs, big.dims(), small.dims(), [x.strides, y.strides, g.strides, d.strides])?;
+    let p = problem(big.dims(), small.dims(), [x.strides, y.strides, g.strides, d.strides])?;
     let how = walk(&[&x, &y, &g, &d], big.dims()[1], c.out_dtype().size());
     let shares = Arg::Scratch(c.scratch(small.numel() * c.out_dtype().size()));
     let read = [("x", x.pointer, false), ("y", y.pointer, false)];
@@ -103,6 +102,14 @@ fn step(
     let mut params: Vec<(&str, Arg)> = kinds.iter().zip(&tensors).map(|(k, x)| (k.as_str(), x.1.clone())).collect();
     params.push(("const __grid_constant__ pool::Problem p", problem));
     let names: Vec<&str> = tensors.iter().map(|x| x.0).collect();
-    let body = format!("pool::{name}<{t}, {wide}, {v}, {last}>({}, p);", names.join(", "));
+    let attrs = &c.library.attrs;
+    // Kernel, stride, padding before, and behind that after: dilation.
+    let window: Vec<String> = attrs[..6].iter().chain(&attrs[8..10]).map(i64::to_string).collect();
+    let index = if threads < 1 << 30 { "u32" } else { "i64" };
+    let body = format!(
+        "pool::{name}<pool::Window<{}>, {index}, {t}, {wide}, {v}, {last}>({}, p);",
+        window.join(", "),
+        names.join(", ")
+    );
     c.each(&format!("max_pool2d_{name}_{t}"), "pool/max.cuh", &params, &body, threads)
 }
