@@ -53,21 +53,47 @@ fn is_image(shape: Shape) -> bool {
     shape.rank() == 4 && shape.numel() > 0
 }
 
-fn of_batch(node: &Node) -> bool {
-    node.op == &movement::SLICE && node.attrs[0] == 0
+/// A view that hands its input on as it is (a hold, a detach), or some of the batch.
+fn hands_on(node: &Node) -> bool {
+    let of_batch = node.op == &movement::SLICE && node.attrs[0] == 0;
+    is_image(node.shape) && (node.attrs.is_empty() || of_batch)
 }
 
-/// Maps that feed kept ops over images.
+fn is_map(node: &Node) -> bool {
+    matches!(node.op.class, Class::Map(_) | Class::Cast) && is_image(node.shape)
+}
+
+/// Maps to be turned though nothing they read is: those that feed a convolution, and those whose reader is turned.
 fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
     let mut out = vec![false; g.len()];
     for id in g.ids().rev() {
         let node = g.node(id);
-        let passes = out[id.index()] && matches!(node.op.class, Class::Map(_) | Class::Cast);
+        let passes = out[id.index()] && is_map(node);
         if !passes && !starts(node, backend) {
             continue;
         }
         for x in &node.inputs {
             out[x.index()] |= is_image(g.shape(*x)) && (!passes || g.shape(*x) == node.shape);
+        }
+    }
+    // What will be turned, and then what such maps read that is as large and is not.
+    let mut turned = vec![false; g.len()];
+    for id in g.ids() {
+        let node = g.node(id);
+        let follows = || node.inputs.iter().any(|x| turned[x.index()] && g.shape(*x) == node.shape);
+        turned[id.index()] = match node.op.class {
+            _ if is_map(node) => out[id.index()] || follows(),
+            Class::View(_) => hands_on(node) && turned[node.inputs[0].index()],
+            Class::Fused(_) if conv::POOLS.contains(&node.op) => turned[node.inputs[0].index()],
+            _ => starts(node, backend) && node.op != &conv::CONV2D_BACKWARD_WEIGHT,
+        };
+    }
+    for id in g.ids().rev().filter(|id| is_map(g.node(*id))) {
+        if !turned[id.index()] {
+            continue;
+        }
+        for x in g.node(id).inputs.iter().filter(|x| is_map(g.node(**x)) && g.shape(**x) == g.shape(id)) {
+            (out[x.index()], turned[x.index()]) = (true, true);
         }
     }
     out
@@ -86,15 +112,14 @@ impl Turned<'_> {
         let g = &self.from.graph;
         let node = g.node(id);
         match node.op.class {
-            Class::Map(_) | Class::Cast if is_image(node.shape) => {
+            _ if is_map(node) => {
                 let follows = |x: &NodeId| self.turned[x.index()].is_some() && g.shape(*x) == node.shape;
                 if wanted || node.inputs.iter().any(follows) {
                     let inputs: Result<SmallVec<[NodeId; 4]>> = node.inputs.iter().map(|x| self.operand(*x)).collect();
                     return self.add(node, inputs?);
                 }
             }
-            // What hands its input on: a hold, a detach; and some of the batch.
-            Class::View(_) if is_image(node.shape) && (node.attrs.is_empty() || of_batch(node)) => {
+            Class::View(_) if hands_on(node) => {
                 if let Some(x) = self.turned[node.inputs[0].index()] {
                     let mut inputs: SmallVec<[NodeId; 4]> =
                         node.inputs.iter().map(|x| self.to.map[x.index()]).collect();
