@@ -15,17 +15,15 @@ local function forward(self, x)
   if not self.training then
     return pl.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, { eps = self.eps })
   end
-  local dims = { 0 } -- all but the channels
-  for d = 2, x:dim() - 1 do dims[d] = d end
-  local mean, var = x:mean(dims), x:var(dims, { unbiased = false })
   local n, m = x:numel() // x:size(1), self.momentum
   if n < 2 then
     pl.error("nn." .. self.kind, "one value per channel has no variance", "give a batch of at least 2, or call model:eval()")
   end
+  local y, mean, var = pl.batch_norm_train(x, self.weight, self.bias, { eps = self.eps })
   local old_mean, old_var = self.running_mean, self.running_var
   old_mean:assign(old_mean * (1 - m) + mean:detach() * m)
   old_var:assign(old_var * (1 - m) + var:detach() * (m * n / (n - 1)))
-  return pl.batch_norm(x, mean, var, self.weight, self.bias, { eps = self.eps })
+  return y
 end
 
 local function batch_norm(kind, rank, channels, opts)

@@ -5,10 +5,11 @@
 
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Value, create};
-use perilune_core::{DType, HostTensor, Shape, grad};
-use perilune_cuda::attention;
+use perilune_core::{DType, HostTensor, Layout, Shape, grad};
+use perilune_cuda::library::pool;
+use perilune_cuda::{attention, conv};
 use perilune_engine::{Engine, StateId};
-use perilune_plan::ir::{Kernel, Program, Storage, ValueId};
+use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
 use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use std::collections::HashMap;
@@ -407,6 +408,75 @@ fn attention_block_on_a_gpu() {
         assert!(name != "copy" && name != "cat", "{}", text(&p));
     }
     snapshot("attention_block_gpu", &p);
+}
+
+/// A strided bottleneck of a ResNet under autocast, on a device with a GPU's kernels: from the images on everything lies
+/// channels last, and no kernel copies, pads or transposes.
+#[test]
+fn resnet_block_on_a_gpu() {
+    let gpu = NullWith {
+        keeps: |n| conv::keeps(n) || pool::keeps(n),
+        writes: |n, output, l| conv::writes(n, output, l) || pool::writes(n, output, l),
+    };
+    let mut s = Sketch::new();
+    let dims: [&[usize]; 5] = [&[16, 3, 7, 7], &[8, 16, 1, 1], &[8, 8, 3, 3], &[32, 8, 1, 1], &[32, 16, 1, 1]];
+    let mut shapes: Vec<&[usize]> = dims.to_vec();
+    for d in dims {
+        shapes.extend([&d[..1], &d[..1]]);
+    }
+    let n: Vec<NodeId> = s.states(&shapes).iter().map(|w| s.e.state_node(*w).unwrap()).collect();
+    let x = s.x(&[4, 3, 32, 32]);
+    s.e.graph.autocast = Some(DType::BF16);
+    // Convolution k with its norm.
+    let conv_norm = |s: &mut Sketch, x: NodeId, k: usize, stride: i64| {
+        let padding = dims[k][2] as i64 / 2;
+        let options = [("stride", ints(&[stride])), ("padding", ints(&[padding]))];
+        let y = call(&mut s.e, "conv2d", &[t(x), t(n[k])], &options).unwrap();
+        call_all(&mut s.e, "batch_norm_train", &[t(y), t(n[5 + 2 * k]), t(n[6 + 2 * k])], &[]).unwrap()[0]
+    };
+    let y = conv_norm(&mut s, x, 0, 2);
+    let y = s.call("relu", &[t(y)]);
+    let options = [("stride", ints(&[2])), ("padding", ints(&[1]))];
+    let h = call(&mut s.e, "max_pool2d", &[t(y), ints(&[3])], &options).unwrap();
+    let y = conv_norm(&mut s, h, 1, 1);
+    let y = s.call("relu", &[t(y)]);
+    let y = conv_norm(&mut s, y, 2, 2);
+    let y = s.call("relu", &[t(y)]);
+    let y = conv_norm(&mut s, y, 3, 1);
+    let short = conv_norm(&mut s, h, 4, 2);
+    let y = s.call("add", &[t(y), t(short)]);
+    let y = s.call("relu", &[t(y)]);
+    let l = s.call("mean", &[t(y), ints(&[2, 3])]);
+    s.e.graph.autocast = None;
+    let l = s.call("mul", &[t(l), t(l)]);
+    let l = s.call("sum", &[t(l)]);
+    let roots = s.grads(l, &n);
+    let request = Request { roots, commits: Vec::new() };
+    let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+    for k in &p.kernels {
+        let name = show::name(k);
+        assert!(!["copy", "cat", "place", "unwindow"].contains(&&*name), "{}", text(&p));
+        // What a convolution or a pool reads lies channels last too, weights included.
+        let Kernel::Library(l) = k else { continue };
+        for (o, layout) in
+            l.inputs.iter().map(|o| (o.shape(), layout_of(o))).chain([(Shape::SCALAR, Some(l.layouts[0]))])
+        {
+            let last = |l: &Layout| l.permute(&[0, 2, 3, 1]).is_dense();
+            assert!(layout.as_ref().is_none_or(last), "{name} reads {o} as {layout:?}\n{}", text(&p));
+        }
+    }
+    // A norm reads what it normalises once for its statistics; a region of columns is not cut by the batch.
+    let sums = p.kernels.iter().filter(|k| show::name(k).contains("col_sum")).count();
+    assert!(sums <= 5 * 3, "{}", text(&p));
+    snapshot("resnet_block_gpu", &p);
+}
+
+/// The layout of an operand that is a view of an image.
+fn layout_of(o: &Operand) -> Option<Layout> {
+    match o {
+        Operand::View(_, l) if l.shape.rank() == 4 => Some(*l),
+        _ => None,
+    }
 }
 
 // ---- growth ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Arrival, Graph, NodeId};
-use crate::ops::{Class, Grad, GradCtx, Grads, movement};
+use crate::ops::{Class, Expand, Grad, GradCtx, Grads, movement};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -326,41 +326,56 @@ fn back(
             let Class::Fused(expand) = node.op.class else {
                 return Err(Error::gradient(node.op.name, "this is a bug: no decomposition to differentiate"));
             };
-            let floor = g.len();
-            // The decomposition must be differentiable even where the gradients themselves need not be.
-            let outs = g.with_no_grad(false, |g| expand(g, &node.inputs, &node.attrs))?;
-            let mut inner = Pending::new();
-            let mut top = floor;
-            for (k, &o) in outs.iter().enumerate() {
-                if let Some(d) = grads.get(k).copied().flatten() {
-                    inner.entry(o).or_default().push(d);
-                    top = top.max(o.index() + 1);
-                }
-            }
-            let wrt: Vec<NodeId> = node.inputs.iter().zip(&wants).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
-            let mut inside = vec![false; top];
-            for w in &wrt {
-                inside[w.index()] = true;
-            }
-            for i in floor..top {
-                let n = &g.nodes()[i];
-                let flows =
-                    !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
-                inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
-            }
-            let (parts, none) = (HashMap::new(), HashSet::new());
-            let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
-            if within.run(g)?.is_some() {
-                return Err(Error::gradient(node.op.name, "this is a bug: a host function inside a decomposition"));
-            }
-            for w in wrt {
-                for d in within.pending.remove(&w).into_iter().flatten() {
+            for (w, arrived) in through(g, expand, &node.inputs, &node.attrs, grads, &wants)? {
+                for d in arrived {
                     arrive(g, pending, stop, w, d)?;
                 }
             }
         }
     }
     Ok(())
+}
+
+/// What reaches a node.
+type Arrived = SmallVec<[NodeId; 2]>;
+
+/// The gradients of `inputs` (those of `wants`) through a decomposition whose outputs have gradients `grads`. An input may
+/// have got several parts, or none.
+pub(crate) fn through(
+    g: &mut Graph,
+    expand: Expand,
+    inputs: &[NodeId],
+    attrs: &[i64],
+    grads: &[Option<NodeId>],
+    wants: &[bool],
+) -> Result<Vec<(NodeId, Arrived)>> {
+    let floor = g.len();
+    // The decomposition must be differentiable even where the gradients themselves need not be.
+    let outs = g.with_no_grad(false, |g| expand(g, inputs, attrs))?;
+    let mut inner = Pending::new();
+    let mut top = floor;
+    for (k, &o) in outs.iter().enumerate() {
+        if let Some(d) = grads.get(k).copied().flatten() {
+            inner.entry(o).or_default().push(d);
+            top = top.max(o.index() + 1);
+        }
+    }
+    let wrt: Vec<NodeId> = inputs.iter().zip(wants).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
+    let mut inside = vec![false; top];
+    for w in &wrt {
+        inside[w.index()] = true;
+    }
+    for i in floor..top {
+        let n = &g.nodes()[i];
+        let flows = !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
+        inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
+    }
+    let (parts, none) = (HashMap::new(), HashSet::new());
+    let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
+    if within.run(g)?.is_some() {
+        return Err(Error::gradient("custom", "this is a bug: a host function inside a decomposition"));
+    }
+    Ok(wrt.into_iter().map(|w| (w, within.pending.remove(&w).unwrap_or_default())).collect())
 }
 
 fn file(

@@ -2,6 +2,7 @@
 
 use crate::blas::{self, Blas};
 use crate::compile::{Cells, Compiled};
+use crate::dnn::Dnn;
 use crate::driver::{Device, Module, Range};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
@@ -10,7 +11,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Memory};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(crate) struct Machine {
     pub compiler: RefCell<Compiler>,
     pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
     pub blas: Blas,
+    /// cuDNN, opened when the first convolution asks for it; `None` without it.
+    dnn: OnceCell<Option<Dnn>>,
     /// Where bad indices are reported, of every program alive.
     pub cells: RefCell<Vec<Weak<Cells>>>,
     pub heap: Rc<Heap>,
@@ -51,6 +54,7 @@ impl Cuda {
             compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
             modules: RefCell::default(),
             blas: Blas::new(&device, workspace.address)?,
+            dnn: OnceCell::new(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
@@ -98,11 +102,12 @@ impl Backend for Cuda {
     }
 
     fn keeps(&self, node: &Node) -> bool {
-        crate::compile::keeps(node)
+        crate::compile::keeps(node) || (crate::conv::keeps(node) && self.shared.dnn().is_some())
     }
 
     fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        crate::attention::writes(node, output, layout)
+        let kernels = [crate::attention::writes, crate::conv::writes, crate::library::pool::writes];
+        kernels.iter().any(|writes| writes(node, output, layout))
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
@@ -141,6 +146,12 @@ impl Backend for Cuda {
 }
 
 impl Machine {
+    /// cuDNN, if it is there and wanted.
+    pub fn dnn(&self) -> Option<&Dnn> {
+        let wanted = || std::env::var_os("PERILUNE_CUDNN").is_none_or(|v| v != "0");
+        self.dnn.get_or_init(|| if wanted() { Dnn::new(&self.device).ok() } else { None }).as_ref()
+    }
+
     /// The error of a kernel that met a bad index, if one did; the stream must be idle.
     fn faults(&self) -> Result<()> {
         let mut cells = self.cells.borrow_mut();

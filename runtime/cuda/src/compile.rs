@@ -8,10 +8,11 @@
 
 use crate::backend::{Machine, address};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
+use crate::dnn::{self, Plan};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::memory::CudaBuffer;
-use crate::{attention, codegen, library, nvrtc};
+use crate::{attention, codegen, conv, library, nvrtc};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
@@ -40,7 +41,7 @@ const FAULT_WORDS: usize = 3;
 /// Whether a fused op has a kernel of its own here.
 pub fn keeps(node: &Node) -> bool {
     // In f64 a sum is not rounded before its bias is added, whoever adds it.
-    (node.op == &LINEAR && node.dtype != DType::F64) || attention::keeps(node)
+    (node.op == &LINEAR && node.dtype != DType::F64) || attention::keeps(node) || library::pool::keeps(node)
 }
 
 /// The launches of a library call, without its epilogue.
@@ -103,6 +104,10 @@ impl Cells {
 }
 
 enum Step {
+    Conv {
+        plan: Rc<Plan>,
+        call: conv::Call,
+    },
     Launch {
         launch: Launch,
         entry: Entry,
@@ -146,6 +151,7 @@ impl Compiled {
         // What each kernel takes: launches, and products.
         enum Part {
             Work(Work),
+            Conv(Box<conv::Call>),
             Gemm(Box<Step>),
         }
         let mut parts: Vec<(usize, Part)> = Vec::new();
@@ -155,6 +161,12 @@ impl Compiled {
                     parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)))
                 }
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
+                Kernel::Library(l) if conv::is(l.op) => {
+                    let conv::Parts { before, call, after } = conv::parts(l)?;
+                    parts.push((k, Part::Work(before)));
+                    parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
+                    parts.push((k, Part::Work(after)));
+                }
                 Kernel::Library(l) => {
                     let (gemm, rest) = match product(&program, l) {
                         Some(p) if l.op == &LINEAR => (Compiled::linear(shared, &program, l, p), l.epilogue.as_ref()),
@@ -182,10 +194,24 @@ impl Compiled {
         let mut entries = entries(shared, &functions)?;
         let mut steps = Vec::new();
         let mut scratch = 0;
+        let mut plans: HashMap<conv::Problem, Rc<Plan>> = HashMap::new();
         let mut faults: Vec<(Origin, &'static str, What)> = Vec::new();
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
+                Part::Conv(call) => {
+                    let Some(dnn) = shared.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
+                    let plan = match plans.get(&call.problem) {
+                        Some(plan) => Rc::clone(plan),
+                        None => {
+                            let plan = Rc::new(dnn.plan(&call.problem)?);
+                            plans.insert(call.problem, plan.clone());
+                            plan
+                        }
+                    };
+                    scratch = scratch.max(call.scratch + plan.workspace);
+                    steps.push((k, Step::Conv { plan, call: *call }));
+                }
                 Part::Work(work) => {
                     scratch = scratch.max(work.scratch_bytes);
                     for launch in work.launches {
@@ -360,6 +386,17 @@ impl Compiled {
     fn queue(&self, step: &Step, places: &[Address]) -> Result<()> {
         let at = |v: &ValueId| places[v.0 as usize];
         match step {
+            Step::Conv { plan, call } => {
+                let Some(dnn) = self.shared.dnn() else { return Ok(()) };
+                let scratch = self.shared.scratch.borrow().base;
+                let place = |a: &Arg| match a {
+                    Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
+                    Arg::Scratch(n) => scratch + *n as u64,
+                    _ => 0,
+                };
+                let (x, w, y) = (place(&call.x), place(&call.w), place(&call.y));
+                dnn.run(plan, dnn::Addresses { x, w, y, scratch: scratch + call.scratch as u64 })
+            }
             Step::Gemm { gemm, product, a, b, out, bias, residual, size } => {
                 for (oa, ob, oc) in &product.offsets {
                     let shift = |base: Address, n: isize| base.wrapping_add_signed((n * *size as isize) as i64);

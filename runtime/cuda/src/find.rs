@@ -116,6 +116,16 @@ pub fn find(wanted: &Wanted) -> Option<String> {
     paths.into_iter().find(|p| p.is_file() && opens(p)).map(|p| p.display().to_string())
 }
 
+/// The library of that name once more, for its symbols.
+pub fn open_found(name: &str) -> Result<libloading::os::unix::Library> {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    load(name)?;
+    let files = WANTED.iter().filter(|w| w.name == name).flat_map(|w| w.files);
+    // SAFETY: it is open already: the loader matches its SONAME.
+    let mut open = files.filter_map(|f| unsafe { Library::open(Some(*f), RTLD_NOW | RTLD_GLOBAL) }.ok());
+    open.next().ok_or_else(|| Error::system("cuda", format!("{name} was found, but cannot be opened by its name")))
+}
+
 fn opens(file: &Path) -> bool {
     // NVRTC opens its builtins by name, from a folder that the loader may not know.
     if let (Some(dir), Some(name)) = (file.parent(), file.file_name().and_then(|n| n.to_str()))
@@ -153,6 +163,6 @@ fn mapped(file: &str) -> Option<String> {
     let found = maps
         .lines()
         .filter_map(|l| l.split_whitespace().nth(5))
-        .find(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(stem)));
+        .find(|p| p.rsplit('/').next().is_some_and(|n| n.starts_with(&format!("{stem}.so"))));
     found.map(str::to_string)
 }

@@ -4,6 +4,8 @@
 //!
 //! With `--bf16`, as a GPU plans it in that precision.
 
+use perilune_core::graph::Node;
+use perilune_core::ops::conv::{OVER_IMAGES, POOLS};
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::{Backend, Null, NullWith};
 use std::rc::Rc;
@@ -11,11 +13,19 @@ use std::rc::Rc;
 const ATTENTION: &str = "scaled_dot_product_attention";
 const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 
-/// What a GPU keeps in 16 bits: linear layers, and attention, which writes through strides all but its saved sums.
+/// What a GPU keeps in 16 bits: linear layers, attention, which writes through strides all but its saved sums, and
+/// convolutions and pools, channels last.
 const GPU: NullWith = NullWith {
-    keeps: |n| [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name),
-    writes: |n, output, _| n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0),
+    keeps: |n| {
+        [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name)
+            || (over_images(n) && (n.inputs.len() == 2 || POOLS.contains(&n.op)))
+    },
+    writes: |n, output, _| n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0) || over_images(n),
 };
+
+fn over_images(n: &Node) -> bool {
+    OVER_IMAGES.contains(&n.op) || POOLS.contains(&n.op)
+}
 
 fn main() {
     let mut args = std::env::args().skip(1);

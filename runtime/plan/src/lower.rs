@@ -6,6 +6,7 @@
 //! elements in memory of their own, a copy is put in.
 
 use crate::backend::Backend;
+use crate::channels;
 use crate::outputs::Readers;
 use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
@@ -14,7 +15,7 @@ use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, Generator, create, elementwise, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A lowered step.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub struct Lowered {
     /// For each node, what must have been computed before it may run, although it does not read it; empty if there is no
     /// such thing in the whole step.
     pub waits: Vec<Waits>,
+    /// Kept ops that write their image channels last (see `channels`), until views are resolved.
+    pub last: HashSet<NodeId>,
 }
 
 pub type Waits = SmallVec<[NodeId; 2]>;
@@ -43,7 +46,7 @@ impl Lowered {
         let graph = Graph::new();
         let (views, roots, commits) = (Vec::new(), Vec::new(), Vec::new());
         let (slots, inputs, waits) = (HashMap::new(), HashMap::new(), Vec::new());
-        Lowered { graph, views, roots, commits, slots, inputs, states, waits }
+        Lowered { graph, views, roots, commits, slots, inputs, states, waits, last: HashSet::new() }
     }
 
     /// What must have been computed before `id` may run, besides what it reads.
@@ -74,7 +77,7 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         }
         out = expand(&out, backend)?;
     }
-    merge(&out, backend)
+    merge(&channels::apply(out, backend)?, backend)
 }
 
 /// Copies the traced nodes to a graph of their own, with leaves and slots numbered as in the trace.

@@ -3,11 +3,12 @@
 //! Attention makes (..., heads, rows, width), and what follows nearly always wants a row's heads beside each other. So an
 //! output whose readers all swap heads and rows is written in that order, and the swap costs nothing. Outputs of one kernel
 //! that are only joined (the gradients of queries, keys and values from one projection) are written as slices of the joined
-//! buffer.
+//! buffer. Images lie as `channels` says.
 //!
 //! None of this can make a result wrong: every reader goes through the layout that is chosen.
 
 use crate::backend::Backend;
+use crate::channels;
 use crate::lower::Lowered;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, create, movement};
@@ -43,6 +44,9 @@ impl<'a> Readers<'a> {
         let g = &self.from.graph;
         let plain = Layout::contiguous(g.shape(id));
         let (main, output) = output_of(g, id);
+        if output == 0 && self.from.last.contains(&main) {
+            return channels::last(g.shape(id));
+        }
         if !matches!(g.node(main).op.class, Class::Fused(_)) || !self.is_swapped(id) {
             return plain;
         }

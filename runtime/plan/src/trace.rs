@@ -64,7 +64,7 @@ pub fn digest(key: &[u32]) -> u128 {
 /// Scratch and result of tracing, reused from step to step.
 #[derive(Debug, Default)]
 pub struct Tracer {
-    /// Position of a node in `trace.order` plus 1; 0 is "not wanted"; `u32::MAX` "wanted, not yet placed".
+    /// Position of a node in `trace.order` plus 1; 0 is "not wanted"; `WANTED` and `AGAIN` "wanted, not yet placed".
     position: Vec<u32>,
     pub trace: Trace,
     /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what it goes by.
@@ -73,6 +73,8 @@ pub struct Tracer {
 }
 
 const WANTED: u32 = u32::MAX;
+/// Wanted, and computed even if it has been: one of its other outputs is wanted, which that did not keep.
+const AGAIN: u32 = u32::MAX - 1;
 
 impl Tracer {
     /// Traces `request` over `g`. `leaf(id)` names the buffer of a node that has already been evaluated.
@@ -94,21 +96,29 @@ impl Tracer {
             top = top.max(id.index() + 1);
         }
         for i in (0..top).rev() {
-            if self.position[i] == WANTED && leaf(NodeId(i as u32)).is_none() {
-                for x in &g.nodes()[i].inputs {
-                    self.position[x.index()] = WANTED;
+            let at = self.position[i];
+            if at == AGAIN || (at == WANTED && leaf(NodeId(i as u32)).is_none()) {
+                let node = &g.nodes()[i];
+                for x in &node.inputs {
+                    let at = &mut self.position[x.index()];
+                    if matches!(node.op.class, Class::Part) {
+                        *at = AGAIN;
+                    } else if *at != AGAIN {
+                        *at = WANTED;
+                    }
                 }
             }
         }
         for i in 0..top {
-            if self.position[i] != WANTED {
+            let again = self.position[i] == AGAIN;
+            if self.position[i] != WANTED && !again {
                 continue;
             }
             let id = NodeId(i as u32);
             t.order.push(id);
             self.position[i] = t.order.len() as u32;
             let node = &g.nodes()[i];
-            let source = match leaf(id) {
+            let source = match leaf(id).filter(|_| !again) {
                 Some(payload) => Some(Source::Leaf(payload)),
                 None if node.op == &create::LEAF => Some(Source::Leaf(node.payload)),
                 None if node.op == &create::STATE => Some(Source::State(node.payload)),

@@ -4,7 +4,7 @@
 //! windows as columns (N, groups, C/groups * kernel, positions), so that the product with the weight is already in the
 //! layout of the result. One function serves every number of spatial dims; `attrs` hold one entry per dim and option.
 
-use super::{Args, Class, Expand, Grad, Op, Out, bits, index, movement, one, real};
+use super::{Args, Class, Expand, Grad, GradCtx, Grads, Op, Out, bits, index, movement, one, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
@@ -15,15 +15,24 @@ use smallvec::{SmallVec, smallvec};
 pub static OPS: &[&Op] = &[
     &CONV1D,
     &CONV2D,
+    &CONV2D_BACKWARD_INPUT,
+    &CONV2D_BACKWARD_WEIGHT,
     &CONV_TRANSPOSE1D,
     &CONV_TRANSPOSE2D,
     &MAX_POOL1D,
     &MAX_POOL2D,
+    &MAX_POOL2D_BACKWARD,
     &AVG_POOL1D,
     &AVG_POOL2D,
     &ADAPTIVE_AVG_POOL2D,
     &INTERPOLATE,
 ];
+
+/// Convolutions of images (N, C, H, W) that a device may have kernels for, which may want channels last.
+pub static OVER_IMAGES: &[&Op] = &[&CONV2D, &CONV2D_BACKWARD_INPUT, &CONV2D_BACKWARD_WEIGHT];
+
+/// What such a kernel exists for as well, in whatever layout the images have.
+pub static POOLS: &[&Op] = &[&MAX_POOL2D, &MAX_POOL2D_BACKWARD];
 
 type Vec8 = SmallVec<[usize; 8]>;
 type Attrs = SmallVec<[i64; 12]>;
@@ -164,6 +173,13 @@ fn add_bias(g: &mut Graph, y: NodeId, bias: Option<&NodeId>) -> Result<NodeId> {
 }
 
 const CONV_EXPAND: Expand = |g, x, attrs| {
+    // With its bias taken off, the op may have a kernel of its own.
+    if let [x, w, bias] = *x
+        && g.shape(w).rank() == 4
+    {
+        let y = g.push(&CONV2D, &[x, w], attrs)?;
+        return add_bias(g, y, Some(&bias)).map(one);
+    }
     let (s, groups) = conv_sliding(attrs, g.shape(x[1]));
     let n = s.n();
     let cols = s.windows(g, x[0], 0.0)?;
@@ -308,6 +324,7 @@ pub static CONV2D: Op = Op {
           x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd\n\
           number the last is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 2)),
+    grad: Grad::Rule(conv2d_rule),
     samples: &[
         "f(2,3,6,5), f(4,3,3,3), f(4)",
         "f(2,3,6,5), f(4,3,3,2), nil, stride=2, padding=1",
@@ -319,6 +336,69 @@ pub static CONV2D: Op = Op {
         "f(2,4,5,6), f(4,2,3,4), padding='same', dilation=[1,3], groups=2",
     ],
     ..CONV
+};
+
+/// The gradients as nodes of their own, which a backend may have kernels for.
+fn conv2d_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
+    let (x, w) = (c.x(0), c.x(1));
+    let with =
+        |shape: Shape| -> Attrs { c.attrs.iter().copied().chain(shape.dims().iter().map(|&d| d as i64)).collect() };
+    let mut out: Grads = smallvec![None, None];
+    if c.needs[0] {
+        let attrs = with(g.shape(x));
+        out[0] = Some(g.push(&CONV2D_BACKWARD_INPUT, &[w, c.grad], &attrs)?);
+    }
+    if c.needs[1] {
+        let attrs = with(g.shape(w));
+        out[1] = Some(g.push(&CONV2D_BACKWARD_WEIGHT, &[x, c.grad], &attrs)?);
+    }
+    if c.inputs.len() > 2 {
+        out.push(if c.needs[2] { Some(g.sum(c.grad, &[0, 2, 3], false)?) } else { None });
+    }
+    Ok(out)
+}
+
+/// The shape at the end of the attributes of a backward op.
+fn shape_at_end(attrs: &[i64]) -> Shape {
+    let dims: Vec8 = attrs[9..].iter().map(|&d| d as usize).collect();
+    Shape::of(&dims)
+}
+
+/// The gradient of one input of the convolution through its decomposition; zeros stand in for that input, as its gradient
+/// does not depend on it.
+fn conv2d_backward(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<Out> {
+    let (other, grad) = (x[0], x[1]);
+    let dtype = g.dtype(other);
+    let own = g.filled(0.0, shape_at_end(attrs), dtype)?;
+    let inputs = if wanted == 0 { [own, other] } else { [other, own] };
+    let wants = [wanted == 0, wanted == 1];
+    let found = crate::grad::through(g, CONV_EXPAND, &inputs, &attrs[..9], &[Some(grad)], &wants)?;
+    let mut parts = found.into_iter().flat_map(|f| f.1);
+    let Some(mut sum) = parts.next() else { return g.filled(0.0, shape_at_end(attrs), dtype).map(one) };
+    for d in parts {
+        sum = g.add_(sum, d)?;
+    }
+    Ok(one(sum))
+}
+
+fn infer_conv_backward(i: &Infer) -> Result<Meta> {
+    Ok(Meta { shape: shape_at_end(i.attrs), dtype: i.dtype(0) })
+}
+
+/// Inputs: weight, gradient; `attrs`: those of conv2d and the four dims of x.
+pub static CONV2D_BACKWARD_INPUT: Op = Op {
+    name: "conv2d_backward_input",
+    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
+    infer: infer_conv_backward,
+    ..FUSED
+};
+
+/// Inputs: x, gradient; `attrs`: those of conv2d and the four dims of the weight.
+pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
+    name: "conv2d_backward_weight",
+    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
+    infer: infer_conv_backward,
+    ..FUSED
 };
 
 // ---- transposed convolution --------------------------------------------------------------------------------------
@@ -520,16 +600,13 @@ fn call_pool(g: &mut Graph, a: &Args, n: usize, max: bool) -> Result<Out> {
     unbatched(g, y, added)
 }
 
-const MAX_POOL: Op = Op {
-    class: Class::Fused(|g, x, attrs| {
-        let s = Sliding::of(attrs, g.shape(x[0]).rank() - 2);
-        let w = s.windows(g, x[0], f64::NEG_INFINITY)?;
-        g.max(w, &s.kernel_axes(), false).map(one)
-    }),
-    infer: infer_pool,
-    smooth: false,
-    ..FUSED
+const MAX_POOL_EXPAND: Expand = |g, x, attrs| {
+    let s = Sliding::of(attrs, g.shape(x[0]).rank() - 2);
+    let w = s.windows(g, x[0], f64::NEG_INFINITY)?;
+    g.max(w, &s.kernel_axes(), false).map(one)
 };
+
+const MAX_POOL: Op = Op { class: Class::Fused(MAX_POOL_EXPAND), infer: infer_pool, smooth: false, ..FUSED };
 
 pub static MAX_POOL1D: Op = Op {
     name: "max_pool1d",
@@ -554,6 +631,7 @@ pub static MAX_POOL2D: Op = Op {
           the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it\n\
           starts inside x or the padding before it. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, true)),
+    grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&MAX_POOL2D_BACKWARD, &[c.x(0), c.out, c.grad], c.attrs)?)])),
     samples: &[
         "f(2,3,6,8), 2",
         "f(2,3,6,7), 3, stride=2, padding=1",
@@ -563,6 +641,24 @@ pub static MAX_POOL2D: Op = Op {
         "f(2,3,6,7), [2,3], stride=[3,2], padding=1, dilation=[2,1], ceil_mode=true",
     ],
     ..MAX_POOL
+};
+
+/// Inputs: x, the result, its gradient; `attrs` as the pool. The decomposition has no use for the result.
+pub static MAX_POOL2D_BACKWARD: Op = Op {
+    name: "max_pool2d_backward",
+    class: Class::Fused(|g, x, attrs| {
+        let found = crate::grad::through(g, MAX_POOL_EXPAND, &x[..1], attrs, &[Some(x[2])], &[true])?;
+        match found.into_iter().flat_map(|f| f.1).next() {
+            Some(d) => Ok(one(d)),
+            None => {
+                let (shape, dtype) = (g.shape(x[0]), g.dtype(x[0]));
+                g.filled(0.0, shape, dtype).map(one)
+            }
+        }
+    }),
+    infer: |i| Ok(Meta { shape: i.shape(0), dtype: i.dtype(0) }),
+    smooth: false,
+    ..FUSED
 };
 
 /// Sums over windows by their element counts, which without count_include_pad leave out the padding, and always what a

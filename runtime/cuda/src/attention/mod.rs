@@ -96,6 +96,31 @@ fn mask(causal: bool, window: bool) -> &'static str {
     }
 }
 
+/// A number of the program as 16 bits.
+pub(crate) fn bits16(bits: u64, dtype: DType) -> u16 {
+    let x = f64::from_bits(bits);
+    if dtype == DType::BF16 { half::bf16::from_f64(x).to_bits() } else { half::f16::from_f64(x).to_bits() }
+}
+
+/// Copies 16-bit elements that lie as `layout` from `from` on, or are all `fill` if that is null, to plain memory.
+pub(crate) fn copy(from: Arg, layout: &Layout, fill: u16, to: Arg) -> Launch {
+    let shape = layout.shape;
+    let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);
+    let lead = MAX_RANK - shape.rank();
+    for k in 0..shape.rank() {
+        dims[lead + k] = shape.dims()[k] as i64;
+        strides[lead + k] = layout.strides[k] as i64;
+    }
+    let numbers = dims.into_iter().chain(strides).chain([shape.numel() as i64, i64::from(fill)]);
+    Launch {
+        function: Arc::new(copy_function()),
+        grid: [shape.numel().div_ceil(256) as u32, 1, 1],
+        block: [256, 1, 1],
+        shared_bytes: 0,
+        args: vec![from, to, Arg::Bytes(numbers.flat_map(i64::to_le_bytes).collect())],
+    }
+}
+
 fn element(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f16" }
 }
@@ -225,30 +250,10 @@ impl<'a> Builder<'a> {
                 }
                 (Arg::Value(v, layout.offset as i64 * 2), layout, 0)
             }
-            Operand::Constant(bits, ..) => {
-                let x = f64::from_bits(bits);
-                let fill = match self.dtype {
-                    DType::BF16 => half::bf16::from_f64(x).to_bits(),
-                    _ => half::f16::from_f64(x).to_bits(),
-                };
-                (Arg::I64(0), Layout::contiguous(shape), fill)
-            }
+            Operand::Constant(bits, ..) => (Arg::I64(0), Layout::contiguous(shape), bits16(bits, self.dtype)),
         };
         let to = self.scratch(shape.numel() * 2);
-        let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);
-        let lead = MAX_RANK - shape.rank();
-        for k in 0..shape.rank() {
-            dims[lead + k] = shape.dims()[k] as i64;
-            strides[lead + k] = layout.strides[k] as i64;
-        }
-        let numbers = dims.into_iter().chain(strides).chain([shape.numel() as i64, i64::from(fill)]);
-        self.work.launches.push(Launch {
-            function: Arc::new(copy_function()),
-            grid: [shape.numel().div_ceil(256) as u32, 1, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-            args: vec![from, to.clone(), Arg::Bytes(numbers.flat_map(i64::to_le_bytes).collect())],
-        });
+        self.work.launches.push(copy(from, &layout, fill, to.clone()));
         let n = shape.rank();
         let heads = if n > 2 { shape.dims()[n - 3] } else { 1 };
         (to, Strides::contiguous(heads, shape.dims()[n - 2], shape.dims()[n - 1]))

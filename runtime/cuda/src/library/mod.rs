@@ -9,6 +9,7 @@ mod call;
 mod index;
 mod matmul;
 mod movement;
+pub mod pool;
 mod reduce;
 mod scan;
 mod sort;
@@ -41,6 +42,8 @@ pub fn routine(program: &Program, l: &Library, _: &Props) -> Result<Work> {
         "place" => movement::place(&mut c)?,
         "unwindow" => movement::unwindow(&mut c)?,
         "cat" => movement::cat(&mut c)?,
+        "max_pool2d" => pool::max_pool2d(&mut c)?,
+        "max_pool2d_backward" => pool::backward(&mut c)?,
         "cumsum" | "cumprod" => scan::scan(&mut c)?,
         other => return Err(Error::system("cuda", format!("this is a bug: no kernel for {other}"))),
     }

@@ -1,0 +1,38 @@
+// Channels of an image padded with zeros, from any layout to (N, H, W, P): what a first convolution over 3 channels takes,
+// whose kernels want at least 8.
+//
+// Threads: one for 8 channels of a pixel, 256 a block, channels fastest. No shared memory; limited by memory.
+#pragma once
+#include "device/base.cuh"
+
+namespace conv {
+
+struct Padded {
+    // Along (N, C, H, W) of x.
+    i64 strides[4];
+    i32 c, h, w, groups;
+    i64 numel;
+};
+
+template <class I>
+__device__ __forceinline__ void pad(const u16* x, uint4* y, const Padded& p) {
+    I at = (I)blockIdx.x * 256 + threadIdx.x;
+    if (at >= (I)p.numel) return;
+    I rest = at / (I)p.groups;
+    const i32 first = (i32)(at - rest * (I)p.groups) * 8;
+    I up = rest / (I)p.w;
+    const i64 col = (i64)(rest - up * (I)p.w);
+    rest = up / (I)p.h;
+    const i64 row = (i64)(up - rest * (I)p.h);
+    const u16* from = x + (i64)rest * p.strides[0] + row * p.strides[2] + col * p.strides[3];
+    u32 word[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const i32 c = first + 2 * k;
+        const u32 low = c < p.c ? from[c * p.strides[1]] : 0, high = c + 1 < p.c ? from[(c + 1) * p.strides[1]] : 0;
+        word[k] = low | high << 16;
+    }
+    y[at] = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+}  // namespace conv

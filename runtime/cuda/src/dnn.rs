@@ -1,0 +1,346 @@
+//! Convolutions through cuDNN, which is optional: without it they go by their decomposition.
+//!
+//! Its backend interface: descriptors that are made, filled attribute by attribute, and finalized. A problem becomes a graph
+//! of one operation; cuDNN lists configurations of its engines for it, best first by its own heuristics, and the first one
+//! that is deterministic and sums in f32 is taken. So a problem has the same bits in every run with one cuDNN on one kind of
+//! GPU. Numbers of attributes and types are those of cudnn_graph_v9.h, which grows but does not change.
+
+use crate::conv::{Kind, Problem};
+use crate::driver::{Address, Device};
+use crate::find;
+use perilune_core::DType;
+use perilune_core::error::{Error, Result};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// What a convolution may use as scratch.
+const MOST_WORKSPACE: usize = 1 << 30;
+/// Configurations that cuDNN is asked for.
+const MOST_CONFIGS: usize = 64;
+/// Addresses of tensors are multiples of this.
+pub const ALIGNMENT: i64 = 16;
+
+type Handle = *mut c_void;
+type Descriptor = *mut c_void;
+
+macro_rules! api {
+    ($($name:ident: fn($($arg:ty),*) -> $out:ty = $symbol:literal),* $(,)?) => {
+        /// The functions of the library, and the library.
+        struct Api {
+            $($name: unsafe extern "C" fn($($arg),*) -> $out,)*
+            _library: libloading::os::unix::Library,
+        }
+
+        impl Api {
+            fn load() -> Result<Api> {
+                let library = find::open_found("cuDNN")?;
+                // SAFETY: the signatures are those of the headers of cuDNN 9.
+                unsafe {
+                    Ok(Api {
+                        $($name: *library.get($symbol).map_err(|e| {
+                            Error::system("cuda", format!("cuDNN lacks a function: {e}")).hint("cuDNN 9 is needed")
+                        })?,)*
+                        _library: library,
+                    })
+                }
+            }
+        }
+    };
+}
+
+api! {
+    version: fn() -> usize = b"cudnnGetVersion\0",
+    error: fn(c_int) -> *const c_char = b"cudnnGetErrorString\0",
+    create: fn(*mut Handle) -> c_int = b"cudnnCreate\0",
+    destroy: fn(Handle) -> c_int = b"cudnnDestroy\0",
+    set_stream: fn(Handle, *mut c_void) -> c_int = b"cudnnSetStream\0",
+    make: fn(c_int, *mut Descriptor) -> c_int = b"cudnnBackendCreateDescriptor\0",
+    unmake: fn(Descriptor) -> c_int = b"cudnnBackendDestroyDescriptor\0",
+    finalize: fn(Descriptor) -> c_int = b"cudnnBackendFinalize\0",
+    set: fn(Descriptor, c_int, c_int, i64, *const c_void) -> c_int = b"cudnnBackendSetAttribute\0",
+    get: fn(Descriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> c_int = b"cudnnBackendGetAttribute\0",
+    execute: fn(Handle, Descriptor, Descriptor) -> c_int = b"cudnnBackendExecute\0",
+}
+
+/// cudnnBackendDescriptorType_t.
+mod made {
+    pub const CONVOLUTION: i32 = 1;
+    pub const ENGINE: i32 = 2;
+    pub const ENGINE_CONFIG: i32 = 3;
+    pub const HEURISTIC: i32 = 4;
+    pub const PLAN: i32 = 5;
+    pub const FORWARD: i32 = 10;
+    pub const BACKWARD_FILTER: i32 = 11;
+    pub const BACKWARD_DATA: i32 = 12;
+    pub const GRAPH: i32 = 15;
+    pub const VARIANT_PACK: i32 = 16;
+    pub const TENSOR: i32 = 17;
+}
+
+/// cudnnBackendAttributeType_t.
+mod typed {
+    pub const HANDLE: i32 = 0;
+    pub const DATA_TYPE: i32 = 1;
+    pub const INT64: i32 = 3;
+    pub const FLOAT: i32 = 4;
+    pub const POINTER: i32 = 6;
+    pub const CONVOLUTION_MODE: i32 = 7;
+    pub const HEURISTIC_MODE: i32 = 8;
+    pub const NUMERICAL_NOTE: i32 = 11;
+    pub const DESCRIPTOR: i32 = 15;
+}
+
+/// cudnnDataType_t.
+const FLOAT: i32 = 0;
+/// cudnnBackendHeurMode_t: the decision tree, and what works if all else fails.
+const MODES: [i32; 2] = [3, 2];
+/// cudnnBackendNumericalNote_t: sums in reduced precision, no fixed order, Winograd's transforms.
+const REFUSED: [i32; 6] = [2, 4, 5, 6, 7, 8];
+
+/// cuDNN on one device.
+pub struct Dnn {
+    api: Rc<Api>,
+    handle: Handle,
+    _device: Rc<Device>,
+}
+
+/// A descriptor, destroyed on drop.
+struct Desc {
+    api: Rc<Api>,
+    raw: Descriptor,
+}
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: made by `Dnn::make`.
+        unsafe { (self.api.unmake)(self.raw) };
+    }
+}
+
+/// A way to run a problem.
+pub struct Plan {
+    desc: Desc,
+    pub workspace: usize,
+    /// The engine's number, for people.
+    pub engine: i64,
+    /// What the plan was made of.
+    _parts: Rc<Vec<Desc>>,
+}
+
+/// The addresses of x, w, y (or their gradients) and of scratch.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    pub x: Address,
+    pub w: Address,
+    pub y: Address,
+    pub scratch: Address,
+}
+
+impl Api {
+    fn check(&self, status: c_int, what: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: gives a static string for any number.
+        let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy().into_owned();
+        Err(Error::system("cuda", format!("{what} failed: {text} (cuDNN error {status})")))
+    }
+}
+
+impl Dnn {
+    pub fn new(device: &Rc<Device>) -> Result<Dnn> {
+        let api = Rc::new(Api::load()?);
+        let mut handle = null_mut();
+        // SAFETY: the device's context is current; the out-pointer is to a local.
+        unsafe {
+            api.check((api.create)(&mut handle), "starting cuDNN")?;
+            let dnn = Dnn { api, handle, _device: device.clone() };
+            dnn.api.check((dnn.api.set_stream)(handle, device.stream.cast()), "giving cuDNN a stream")?;
+            Ok(dnn)
+        }
+    }
+
+    /// As 91900 for cuDNN 9.19.0.
+    pub fn version(&self) -> usize {
+        // SAFETY: takes nothing.
+        unsafe { (self.api.version)() }
+    }
+
+    fn make(&self, kind: i32) -> Result<Desc> {
+        let mut raw = null_mut();
+        // SAFETY: the out-pointer is to a local.
+        self.api.check(unsafe { (self.api.make)(kind, &mut raw) }, "describing a convolution")?;
+        Ok(Desc { api: self.api.clone(), raw })
+    }
+
+    fn set<T>(&self, d: &Desc, attribute: i32, kind: i32, values: &[T]) -> Result<()> {
+        // SAFETY: `values` are of the attribute's type (the constants beside each call) and are copied.
+        let status =
+            unsafe { (self.api.set)(d.raw, attribute, kind, values.len() as i64, values.as_ptr().cast::<c_void>()) };
+        self.api.check(status, "describing a convolution")
+    }
+
+    /// Up to `values.len()` values of an attribute; how many there were.
+    fn get<T>(&self, d: &Desc, attribute: i32, kind: i32, values: &mut [T]) -> Result<usize> {
+        let mut count = 0i64;
+        // SAFETY: there is room for as many values as are asked for, of the attribute's type.
+        let status = unsafe {
+            (self.api.get)(
+                d.raw,
+                attribute,
+                kind,
+                values.len() as i64,
+                &mut count,
+                values.as_mut_ptr().cast::<c_void>(),
+            )
+        };
+        self.api.check(status, "asking about a convolution")?;
+        Ok((count.max(0) as usize).min(values.len()))
+    }
+
+    fn finalize(&self, d: Desc) -> Result<Desc> {
+        // SAFETY: a descriptor of this library.
+        self.api.check(unsafe { (self.api.finalize)(d.raw) }, "describing a convolution")?;
+        Ok(d)
+    }
+
+    /// A tensor of four dims, channels last.
+    fn tensor(&self, id: i64, dims: [i64; 4], dtype: DType) -> Result<Desc> {
+        let d = self.make(made::TENSOR)?;
+        let [_, c, h, w] = dims;
+        let code = if dtype == DType::BF16 { 9i32 } else { 2 };
+        self.set(&d, 901, typed::DATA_TYPE, &[code])?;
+        self.set(&d, 902, typed::INT64, &dims)?;
+        self.set(&d, 903, typed::INT64, &[c * h * w, 1, w * c, c])?;
+        self.set(&d, 906, typed::INT64, &[id])?;
+        self.set(&d, 900, typed::INT64, &[ALIGNMENT])?;
+        self.finalize(d)
+    }
+
+    /// The graph of one convolution.
+    fn graph(&self, p: &Problem, parts: &mut Vec<Desc>) -> Result<Desc> {
+        let conv = self.make(made::CONVOLUTION)?;
+        self.set(&conv, 100, typed::DATA_TYPE, &[FLOAT])?;
+        // Cross-correlation.
+        self.set(&conv, 101, typed::CONVOLUTION_MODE, &[1i32])?;
+        self.set(&conv, 106, typed::INT64, &[2i64])?;
+        self.set(&conv, 102, typed::INT64, &p.dilation)?;
+        self.set(&conv, 103, typed::INT64, &p.stride)?;
+        self.set(&conv, 104, typed::INT64, &p.after)?;
+        self.set(&conv, 105, typed::INT64, &p.before)?;
+        let conv = self.finalize(conv)?;
+        let (x, w, y) = (self.tensor(1, p.x, p.dtype)?, self.tensor(2, p.w, p.dtype)?, self.tensor(3, p.y, p.dtype)?);
+        // Attributes: alpha, beta, convolution, then x, w and y.
+        let (kind, [alpha, beta, how, ax, aw, ay]) = match p.kind {
+            Kind::Forward => (made::FORWARD, [700, 701, 702, 704, 703, 705]),
+            Kind::Input => (made::BACKWARD_DATA, [706, 707, 708, 710, 709, 711]),
+            Kind::Weight => (made::BACKWARD_FILTER, [712, 713, 714, 716, 715, 717]),
+        };
+        let op = self.make(kind)?;
+        self.set(&op, how, typed::DESCRIPTOR, &[conv.raw])?;
+        for (attribute, t) in [(ax, &x), (aw, &w), (ay, &y)] {
+            self.set(&op, attribute, typed::DESCRIPTOR, &[t.raw])?;
+        }
+        self.set(&op, alpha, typed::FLOAT, &[1f32])?;
+        self.set(&op, beta, typed::FLOAT, &[0f32])?;
+        let op = self.finalize(op)?;
+        let graph = self.make(made::GRAPH)?;
+        self.set(&graph, 800, typed::HANDLE, &[self.handle])?;
+        self.set(&graph, 801, typed::DESCRIPTOR, &[op.raw])?;
+        parts.extend([conv, x, w, y, op]);
+        self.finalize(graph)
+    }
+
+    /// The configurations that heuristics of one mode offer, best first.
+    fn configs(&self, graph: &Desc, mode: i32) -> Result<Vec<Desc>> {
+        let heuristic = self.make(made::HEURISTIC)?;
+        self.set(&heuristic, 201, typed::DESCRIPTOR, &[graph.raw])?;
+        self.set(&heuristic, 200, typed::HEURISTIC_MODE, &[mode])?;
+        let heuristic = self.finalize(heuristic)?;
+        let mut configs = Vec::new();
+        for _ in 0..MOST_CONFIGS {
+            configs.push(self.make(made::ENGINE_CONFIG)?);
+        }
+        let mut raw: Vec<Descriptor> = configs.iter().map(|d| d.raw).collect();
+        let count = self.get(&heuristic, 202, typed::DESCRIPTOR, &mut raw)?;
+        configs.truncate(count);
+        Ok(configs)
+    }
+
+    /// The engine of a configuration, and whether it may be used.
+    fn engine(&self, config: &Desc) -> Result<(i64, bool)> {
+        let engine = self.make(made::ENGINE)?;
+        let mut raw = [engine.raw];
+        self.get(config, 300, typed::DESCRIPTOR, &mut raw)?;
+        let mut notes = [-1i32; 32];
+        let count = self.get(&engine, 1303, typed::NUMERICAL_NOTE, &mut notes)?;
+        let mut number = [-1i64];
+        self.get(&engine, 1301, typed::INT64, &mut number)?;
+        Ok((number[0], !notes[..count].iter().any(|n| REFUSED.contains(n))))
+    }
+
+    fn plan_of(&self, config: Desc, engine: i64, parts: &Rc<Vec<Desc>>) -> Result<Plan> {
+        let desc = self.make(made::PLAN)?;
+        self.set(&desc, 400, typed::HANDLE, &[self.handle])?;
+        self.set(&desc, 401, typed::DESCRIPTOR, &[config.raw])?;
+        let desc = self.finalize(desc)?;
+        let mut workspace = [0i64];
+        self.get(&desc, 402, typed::INT64, &mut workspace)?;
+        Ok(Plan { desc, workspace: workspace[0].max(0) as usize, engine, _parts: parts.clone() })
+    }
+
+    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it.
+    pub fn plans(&self, p: &Problem, most: usize) -> Result<Vec<Plan>> {
+        let mut parts = Vec::new();
+        let graph = self.graph(p, &mut parts)?;
+        let mut found = Vec::new();
+        let modes = MODES.map(|mode| self.configs(&graph, mode));
+        parts.push(graph);
+        let parts = Rc::new(parts);
+        for configs in modes {
+            // A mode that knows nothing of a problem says so by an error.
+            for config in configs.unwrap_or_default() {
+                let Ok((engine, true)) = self.engine(&config) else { continue };
+                match self.plan_of(config, engine, &parts) {
+                    Ok(plan) if plan.workspace <= MOST_WORKSPACE => found.push(plan),
+                    _ => continue,
+                }
+                if found.len() >= most {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The way a problem is run.
+    pub fn plan(&self, p: &Problem) -> Result<Plan> {
+        match self.plans(p, 1)?.pop() {
+            Some(plan) => Ok(plan),
+            None => {
+                let message = format!("cuDNN {} has no deterministic kernel for {p:?}", self.version());
+                Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 leaves cuDNN out"))
+            }
+        }
+    }
+
+    /// Queues a convolution.
+    pub fn run(&self, plan: &Plan, at: Addresses) -> Result<()> {
+        let pack = self.make(made::VARIANT_PACK)?;
+        self.set(&pack, 1000, typed::INT64, &[1i64, 2, 3])?;
+        self.set(&pack, 1001, typed::POINTER, &[at.x, at.w, at.y])?;
+        self.set(&pack, 1003, typed::POINTER, &[at.scratch])?;
+        let pack = self.finalize(pack)?;
+        // SAFETY: the addresses hold tensors of the described forms, and scratch of the plan's size.
+        let status = unsafe { (self.api.execute)(self.handle, plan.desc.raw, pack.raw) };
+        self.api.check(status, "a convolution")
+    }
+}
+
+impl Drop for Dnn {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`.
+        unsafe { (self.api.destroy)(self.handle) };
+    }
+}
