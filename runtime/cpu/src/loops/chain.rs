@@ -9,7 +9,7 @@
 
 use super::reduce::fold_sum;
 use super::vector::Vector;
-use super::{Arg, Isa};
+use super::{Arg, Isa, ask};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::scalar::lane;
 use perilune_plan::ir::LANES;
@@ -165,13 +165,7 @@ struct Ready {
 #[inline(always)]
 fn prefetch(at: *const f32, n: usize) {
     for k in (0..n).step_by(LANES) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint that never faults.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.wrapping_add(k).cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (at, k);
+        ask(at.wrapping_add(k));
     }
 }
 

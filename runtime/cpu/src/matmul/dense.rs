@@ -8,16 +8,17 @@
 //! which stays in the L1 cache while the rows go by; the left side is read where it lies. Tasks that follow each other
 //! share rows if there are more rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
-use super::tile::{Job, Tile, Tiles, VECTORS, tiles};
+use super::tile::{Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
 use super::{Matrices, Sizes};
 use crate::library::Call;
+use crate::loops::ask;
 use crate::pool::{Shared, Tasks};
 use std::mem::MaybeUninit;
 
 /// Steps of K that are added up before they join the result.
 const CHUNK: usize = 256;
-/// Columns of a task: some tiles of any instruction set.
-const COLS: usize = 64;
+/// Columns of a task: one tile or more of any instruction set.
+const COLS: usize = 32;
 /// Rows of a task at least, so that copying the right side pays.
 const ROWS: usize = 48;
 /// Multiply-adds of a task at least.
@@ -52,7 +53,7 @@ impl Cut {
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
-        let row_parts = if s.m >= s.n { 2 * threads } else { wanted.div_ceil(s.batch * col_parts) };
+        let row_parts = if s.m >= s.n { threads } else { wanted.div_ceil(s.batch * col_parts) };
         let rows = s.m.div_ceil(row_parts.min(most));
         Cut { rows, cols: COLS, row_parts: s.m.div_ceil(rows), col_parts, group: 1 }
     }
@@ -85,6 +86,26 @@ impl Block {
     /// The block from there on. No element need be there.
     fn from(self, row: usize, col: usize) -> Block {
         Block { at: self.at.wrapping_offset(row as isize * self.rows + col as isize * self.cols), ..self }
+    }
+}
+
+impl Block {
+    /// Asks for the rows `lo..hi` of the first `cols` columns, if rows or columns lie along memory.
+    fn ask(self, lo: usize, hi: usize, cols: usize) {
+        const LINE: usize = 16;
+        if self.cols == 1 {
+            for p in lo..hi {
+                for j in (0..cols).step_by(LINE) {
+                    ask(self.from(p, j).at);
+                }
+            }
+        } else if self.rows == 1 {
+            for p in (lo.next_multiple_of(LINE)..hi).step_by(LINE) {
+                for j in 0..cols {
+                    ask(self.from(p, j).at);
+                }
+            }
+        }
     }
 }
 
@@ -132,18 +153,30 @@ unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out
             let cols = width.min(n - j);
             let vectors = cols.div_ceil(t.lanes);
             let right = b.from(p, j);
-            let (b, b_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
+            let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
                 (right.at, right.rows)
             } else {
                 // SAFETY: the caller's promise; a panel holds a chunk by the widest tile.
                 unsafe { copy(t, right, len, cols, panel, vectors * t.lanes) };
                 (panel.cast_const(), (vectors * t.lanes) as isize)
             };
+            // The panel after this one.
+            let (next_p, next_j) = if j + width < n { (p, j + width) } else { (p + chunk, 0) };
+            let next_len = chunk.min(k.saturating_sub(next_p));
+            let ahead = b.from(next_p, next_j);
             let mut i = 0;
             for done in 0..tiles {
+                ahead.ask(next_len * done / tiles, next_len * (done + 1) / tiles, width.min(n - next_j));
                 // Tiles of about the same height.
                 let rows = (m - i).div_ceil(tiles - done);
                 let left = a.from(i, p);
+                let below = left.from(rows, 0);
+                let next = match (left.rows, left.cols) {
+                    // From the second panel on it is in a cache already.
+                    _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
+                    (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
+                    (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
+                };
                 let tile: Tile = t.by_size[rows - 1][vectors - 1];
                 // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does.
                 unsafe {
@@ -153,11 +186,12 @@ unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out
                         a: left.at,
                         a_row: left.rows,
                         a_step: left.cols,
-                        b,
-                        b_step,
+                        b: y,
+                        b_step: y_step,
                         c: out.add(i * step + j),
                         c_row: step,
                         add: p > 0,
+                        next,
                     });
                 }
                 i += rows;

@@ -4,8 +4,8 @@
 //! Element by element a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
 //! its size nor on the instruction set.
 
-use crate::loops::Isa;
 use crate::loops::vector::Vector;
+use crate::loops::{Isa, ask};
 
 /// What a tile computes: `k` steps of as many rows as it has, and `n` columns of its vectors.
 pub struct Job {
@@ -23,7 +23,21 @@ pub struct Job {
     pub c_row: usize,
     /// Whether the result is added to what is there.
     pub add: bool,
+    /// What will be needed next: a line is asked for in each step.
+    pub next: Lines,
 }
+
+/// Cache lines in rows of [`RUN`].
+#[derive(Clone, Copy)]
+pub struct Lines {
+    pub at: *const f32,
+    /// From line to line, and from row to row.
+    pub line: isize,
+    pub row: isize,
+}
+
+/// Steps of a run, which asks for one row of lines.
+pub const RUN: usize = 16;
 
 /// # Safety
 /// The job's memory must be valid for the rows and vectors of the tile, and the instruction set be there.
@@ -57,21 +71,36 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
     unsafe {
         let mut sums = [[V::splat(0.0); N]; M];
         let (mut a, mut b) = (job.a, job.b);
-        for _ in 0..job.k {
-            let mut y = [V::splat(0.0); N];
-            for j in 0..N {
-                y[j] = V::load(b.add(j * V::LANES));
-            }
-            for i in 0..M {
-                let x = V::splat(*a.offset(i as isize * job.a_row));
-                for j in 0..N {
-                    sums[i][j] = x.mul_add(y[j], sums[i][j]);
-                }
-            }
-            a = a.wrapping_offset(job.a_step);
-            b = b.wrapping_offset(job.b_step);
-        }
         let whole = job.n == N * V::LANES;
+        for i in 0..M {
+            // By the time of the store they are there.
+            ask(job.c.wrapping_add(i * job.c_row));
+            ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+        }
+        let mut steps = job.k;
+        let mut rows = job.next.at;
+        while steps > 0 {
+            let run = RUN.min(steps);
+            let mut next = rows;
+            for _ in 0..run {
+                ask(next);
+                next = next.wrapping_offset(job.next.line);
+                let mut y = [V::splat(0.0); N];
+                for j in 0..N {
+                    y[j] = V::load(b.add(j * V::LANES));
+                }
+                for i in 0..M {
+                    let x = V::splat(*a.offset(i as isize * job.a_row));
+                    for j in 0..N {
+                        sums[i][j] = x.mul_add(y[j], sums[i][j]);
+                    }
+                }
+                a = a.wrapping_offset(job.a_step);
+                b = b.wrapping_offset(job.b_step);
+            }
+            rows = rows.wrapping_offset(job.next.row);
+            steps -= run;
+        }
         for i in 0..M {
             for j in 0..N {
                 let c = job.c.add(i * job.c_row + j * V::LANES);
