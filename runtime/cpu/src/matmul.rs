@@ -6,7 +6,9 @@
 //! Large matrices are shared by `gemm` itself, many small ones are dealt out one by one. The bits are a function of shape
 //! and dtype alone, not of strides or the thread count (tests/matmul.rs), but `gemm` has others for every instruction set.
 
+mod dense;
 mod narrow;
+mod tile;
 
 use crate::library::{Call, Element, Input, by_type};
 use crate::loops::num::Num;
@@ -102,8 +104,17 @@ pub fn linear(c: &Call) -> Result<()> {
 }
 
 /// A float that `gemm` multiplies.
-trait Gemm: Num + Plain {}
-impl Gemm for f32 {}
+trait Gemm: Num + Plain {
+    /// The product by loops of our own; false if there are none.
+    fn dense(_: &Call, _: Sizes, _: &Matrices<Self>, _: &Matrices<Self>, _: &mut [Self]) -> bool {
+        false
+    }
+}
+impl Gemm for f32 {
+    fn dense(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
+        dense::run(c, s, a, b, out)
+    }
+}
 impl Gemm for f64 {}
 
 fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &mut [T]) {
@@ -115,6 +126,9 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
     }
     if narrow::is_narrow(s) {
         return narrow::run(c, s, a, b, out);
+    }
+    if T::dense(c, s, a, b, out) {
+        return;
     }
     if b.rows < 0 {
         // `gemm` would walk K from the other end.

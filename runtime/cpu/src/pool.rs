@@ -1,9 +1,11 @@
-//! Threads: a rayon pool of our own whose workers park when idle, and a shared counter that hands out tasks.
+//! Threads: a rayon pool of our own whose workers park when idle, and shared counters that hand out tasks.
 //!
 //! A program enters the pool once (`enter`) if any kernel of it is worth sharing, since a change of threads costs some
-//! microseconds; within it, kernels hand out tasks with one atomic addition each. Which thread takes which task never
-//! shows in results: tasks are cut by shape alone.
+//! microseconds; within it, kernels hand out tasks with one atomic addition each. Thread `t` of `n` begins with the `t`-th
+//! part of the tasks and then helps others with theirs: what one kernel wrote is mostly read by the same thread of the
+//! next one, from its own cache. Which thread takes which task never shows in results: tasks are cut by shape alone.
 
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Debug)]
@@ -15,18 +17,46 @@ pub struct Pool {
 /// The tasks of one kernel, claimed one by one by the threads that work on it.
 #[derive(Debug)]
 pub struct Tasks {
+    /// One for each thread that may come.
+    parts: SmallVec<[Part; 2]>,
+}
+
+/// A run of tasks; alone in its cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Part {
     next: AtomicUsize,
-    count: usize,
+    end: usize,
+}
+
+impl Part {
+    fn claim(&self) -> Option<usize> {
+        if self.next.load(Ordering::Relaxed) >= self.end {
+            return None;
+        }
+        let t = self.next.fetch_add(1, Ordering::Relaxed);
+        (t < self.end).then_some(t)
+    }
 }
 
 impl Tasks {
+    fn new(count: usize, parts: usize) -> Tasks {
+        let part = |k| Part { next: AtomicUsize::new(count * k / parts), end: count * (k + 1) / parts };
+        Tasks { parts: (0..parts).map(part).collect() }
+    }
+
+    /// A task nobody has taken yet, of this thread's part while there are any.
     pub fn claim(&self) -> Option<usize> {
-        let t = self.next.fetch_add(1, Ordering::Relaxed);
-        (t < self.count).then_some(t)
+        if let [all] = &self.parts[..] {
+            return all.claim();
+        }
+        let own = rayon::current_thread_index().unwrap_or(0) % self.parts.len();
+        let (before, after) = self.parts.split_at(own);
+        after.iter().chain(before).find_map(Part::claim)
     }
 
     fn is_spent(&self) -> bool {
-        self.next.load(Ordering::Relaxed) >= self.count
+        self.parts.iter().all(|p| p.next.load(Ordering::Relaxed) >= p.end)
     }
 }
 
@@ -60,11 +90,11 @@ impl Pool {
 
     /// Calls `worker` on this thread and, if `share` and within `enter`, on others too; all claim from the same tasks.
     pub fn run(&self, share: bool, count: usize, worker: impl Fn(&Tasks) + Sync) {
-        let tasks = Tasks { next: AtomicUsize::new(0), count };
         let helpers = if share && self.inside() { self.threads.min(count).saturating_sub(1) } else { 0 };
         if helpers == 0 {
-            return worker(&tasks);
+            return worker(&Tasks::new(count, 1));
         }
+        let tasks = Tasks::new(count, self.threads);
         rayon::in_place_scope(|s| {
             for _ in 0..helpers {
                 s.spawn(|_| {

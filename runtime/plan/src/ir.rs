@@ -38,7 +38,7 @@ pub const LANES: usize = 16;
 /// Elements a row reduction accumulates in its lanes before folding them.
 pub const ROW_CHUNK: usize = 8192;
 /// Rows a column reduction accumulates before starting a new partial.
-pub const COL_CHUNK: usize = 256;
+pub const COL_CHUNK: usize = 64;
 
 /// Which recorded node something comes from: its position in the trace plus 1, or 0 for none.
 ///

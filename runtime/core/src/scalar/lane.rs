@@ -154,7 +154,9 @@ fn exp_normal<L: Lane>(x: L) -> L {
 
 #[inline(always)]
 pub fn exp<L: Lane>(x: L) -> L {
-    let x = x.at_most(L::splat(89.0)).at_least(L::splat(-104.0));
+    // From -104 on the result is 0. What is far below comes out at -176, where both factors are 0: rounding a product down
+    // to 0 instead takes an x86 processor hundreds of cycles, and masked scores are all -inf.
+    let x = x.at_most(L::splat(89.0)).at_least(L::splat(-176.0));
     // 2^n in two steps, so that subnormal results are rounded once and overflow is to infinity; 254 is both biases.
     let (y, n) = exp_parts(x, 254.0);
     let n = n.bits();

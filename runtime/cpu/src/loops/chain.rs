@@ -9,7 +9,7 @@
 
 use super::reduce::fold_sum;
 use super::vector::Vector;
-use super::{Arg, Isa};
+use super::{Arg, Isa, ask};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::scalar::lane;
 use perilune_plan::ir::LANES;
@@ -107,6 +107,8 @@ pub const MAX_LOCALS: usize = 12;
 pub const MAX_SUMS: usize = 4;
 /// Elements of a block at most.
 const BLOCK: usize = 128;
+/// Bytes of a cache line, and of the widest vector.
+const LINE: usize = 64;
 /// How far ahead `Act::Near` asks.
 const NEAR: usize = 2 * BLOCK;
 
@@ -165,13 +167,7 @@ struct Ready {
 #[inline(always)]
 fn prefetch(at: *const f32, n: usize) {
     for k in (0..n).step_by(LANES) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint that never faults.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.wrapping_add(k).cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (at, k);
+        ask(at.wrapping_add(k));
     }
 }
 
@@ -317,31 +313,41 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
     let tile = rows * cols;
     let mut sums = [[0.0f32; LANES]; MAX_SUMS];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
-    let mut ready = [Ready { at: std::ptr::null_mut(), moves: 0, act: Act::Load }; MAX_LINKS];
-    let ready = &mut ready[..links.len()];
+    // All links reach them by these.
+    let (sums, locals) = (sums.as_mut_ptr(), locals.as_mut_ptr());
+    let mut ready = [const { MaybeUninit::<Ready>::uninit() }; MAX_LINKS];
+    // Elements from row to row; rows are short at times, so that finding operands anew for each would show.
+    let mut steps = [0isize; MAX_LINKS];
+    for ((to, step), link) in ready.iter_mut().zip(&mut steps).zip(links) {
+        let (at, moves) = match link.place {
+            Place::None => (std::ptr::null_mut(), 0),
+            Place::View(v) | Place::Still(v) => {
+                *step = views[v as usize].step;
+                let moves = if matches!(link.place, Place::View(_)) { usize::MAX } else { 0 };
+                (views[v as usize].ptr.cast::<f32>().cast_mut(), moves)
+            }
+            Place::Sum(k, _) => (sums.wrapping_add(k as usize).cast(), 0),
+            Place::Local(k) => (locals.wrapping_add(k as usize).cast(), 0),
+        };
+        let act = match link.act {
+            Act::Stream if at.addr() % LINE != 0 || (rows > 1 && *step % LANES as isize != 0) => Act::Store,
+            act => act,
+        };
+        to.write(Ready { at, moves, act });
+    }
+    // SAFETY: as many were written as there are links.
+    let ready = unsafe { ready[..links.len()].assume_init_mut() };
+    let steps = &steps[..links.len()];
+    let summed = links.iter().any(|l| matches!(l.place, Place::Sum(..)));
     for r in 0..rows {
-        for (to, link) in ready.iter_mut().zip(links) {
-            // SAFETY: rows of views are valid, by the caller.
-            let (at, moves) = unsafe {
-                match link.place {
-                    Place::None => (std::ptr::null_mut(), 0),
-                    Place::View(v) => (views[v as usize].row::<f32>(r).cast_mut(), usize::MAX),
-                    Place::Still(v) => (views[v as usize].row::<f32>(r).cast_mut(), 0),
-                    Place::Sum(k, _) => {
-                        sums[k as usize] = [0.0; LANES];
-                        (sums[k as usize].as_mut_ptr(), 0)
-                    }
-                    Place::Local(k) => (locals[k as usize].as_mut_ptr().cast::<f32>(), 0),
-                }
-            };
-            let act = match link.act {
-                Act::Stream if at.addr() % (V::LANES * size_of::<f32>()) != 0 => Act::Store,
-                act => act,
-            };
-            *to = Ready { at, moves, act };
+        if r > 0 {
+            for (link, step) in ready.iter_mut().zip(steps) {
+                link.at = link.at.wrapping_offset(*step);
+            }
         }
         let mut from = 0;
-        // SAFETY: blocks lie within the row; a local is written before it is read, and holds 8 vectors.
+        // SAFETY: rows of views are valid, by the caller, and blocks lie within them; a local is written before it is read,
+        // and holds 8 vectors.
         unsafe {
             while from + 8 * V::LANES <= cols {
                 block::<V, 8>(ready, from, 0, tile);
@@ -356,9 +362,13 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
                 block::<V, 1>(ready, from, n, tile);
                 from += n;
             }
-            for link in links {
-                if let Place::Sum(k, v) = link.place {
-                    *views[v as usize].ptr.cast::<f32>().cast_mut().add(r) = fold_sum(sums[k as usize]);
+            if summed {
+                for link in links {
+                    if let Place::Sum(k, v) = link.place {
+                        let sum = &mut *sums.add(k as usize);
+                        *views[v as usize].ptr.cast::<f32>().cast_mut().add(r) = fold_sum(*sum);
+                        *sum = [0.0; LANES];
+                    }
                 }
             }
         }

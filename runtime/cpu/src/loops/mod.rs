@@ -35,6 +35,18 @@ impl Arg {
     }
 }
 
+/// Asks for the cache line with that element, which will be read soon; any address will do.
+#[inline(always)]
+pub fn ask(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// `rows` rows of `cols` elements; the output is dense unless the body says otherwise.
 pub type Kernel = unsafe fn(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 

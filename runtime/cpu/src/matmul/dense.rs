@@ -1,0 +1,231 @@
+//! f32 products by register tiles of our own (`tile`): what `gemm` does, for the sizes of small and middle models.
+//!
+//! An element of the result is the sum, in order, of chunks of K (`chunk`: at most [`CHUNK`], alike in length), each one a
+//! chain of fused multiply-adds from zero. That is the whole of what fixes the bits, so how a product is cut into tasks
+//! and blocks, and whether the right side is copied, follows from speed alone.
+//!
+//! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
+//! which stays in the L1 cache while the rows go by; the left side is read where it lies. Tasks that follow each other
+//! share rows if there are more rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
+
+use super::tile::{Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
+use super::{Matrices, Sizes};
+use crate::library::Call;
+use crate::loops::ask;
+use crate::pool::{Shared, Tasks};
+use std::mem::MaybeUninit;
+
+/// Steps of K that are added up before they join the result.
+const CHUNK: usize = 256;
+/// Columns of a task: one tile or more of any instruction set.
+const COLS: usize = 32;
+/// Rows of a task at least, so that copying the right side pays.
+const ROWS: usize = 48;
+/// Multiply-adds of a task at least.
+const OPS: usize = 1 << 18;
+/// Rows above which the right side is copied even if its rows lie side by side.
+const IN_PLACE: usize = 64;
+/// The widest tile.
+const WIDEST: usize = 16 * VECTORS;
+
+/// The length of a chunk.
+fn chunk(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(CHUNK)).next_multiple_of(16)
+}
+
+/// How a batch of products is cut into tasks.
+struct Cut {
+    rows: usize,
+    cols: usize,
+    row_parts: usize,
+    col_parts: usize,
+    /// Whole products of a task, if they are not cut.
+    group: usize,
+}
+
+impl Cut {
+    fn new(s: Sizes, threads: usize) -> Cut {
+        let wanted = 4 * threads;
+        let ops = s.m * s.n * s.k;
+        if s.batch >= wanted || ops < 2 * OPS || threads == 1 {
+            let group = (OPS / ops).clamp(1, s.batch.div_ceil(wanted).max(1));
+            return Cut { rows: s.m, cols: s.n, row_parts: 1, col_parts: 1, group };
+        }
+        let col_parts = s.n.div_ceil(COLS);
+        let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
+        let row_parts = if s.m >= s.n { threads } else { wanted.div_ceil(s.batch * col_parts) };
+        let rows = s.m.div_ceil(row_parts.min(most));
+        Cut { rows, cols: COLS, row_parts: s.m.div_ceil(rows), col_parts, group: 1 }
+    }
+
+    fn count(&self, batch: usize) -> usize {
+        batch.div_ceil(self.group) * self.row_parts * self.col_parts
+    }
+
+    /// Matrix, row part and column part of a task; the matrix is the first of a group.
+    fn part(&self, s: Sizes, t: usize) -> (usize, usize, usize) {
+        let (k, t) = (t / (self.row_parts * self.col_parts), t % (self.row_parts * self.col_parts));
+        let (i, j) = if s.m >= s.n {
+            (t / self.col_parts, t % self.col_parts)
+        } else {
+            (t % self.row_parts, t / self.row_parts)
+        };
+        (k * self.group, i, j)
+    }
+}
+
+/// One matrix, or a block of one: its first element and its strides.
+#[derive(Clone, Copy)]
+struct Block {
+    at: *const f32,
+    rows: isize,
+    cols: isize,
+}
+
+impl Block {
+    /// The block from there on. No element need be there.
+    fn from(self, row: usize, col: usize) -> Block {
+        Block { at: self.at.wrapping_offset(row as isize * self.rows + col as isize * self.cols), ..self }
+    }
+}
+
+impl Block {
+    /// Asks for the rows `lo..hi` of the first `cols` columns, if rows or columns lie along memory.
+    fn ask(self, lo: usize, hi: usize, cols: usize) {
+        const LINE: usize = 16;
+        if self.cols == 1 {
+            for p in lo..hi {
+                for j in (0..cols).step_by(LINE) {
+                    ask(self.from(p, j).at);
+                }
+            }
+        } else if self.rows == 1 {
+            for p in (lo.next_multiple_of(LINE)..hi).step_by(LINE) {
+                for j in 0..cols {
+                    ask(self.from(p, j).at);
+                }
+            }
+        }
+    }
+}
+
+/// A panel of the right side: a chunk of K by the columns of a tile.
+#[repr(align(64))]
+struct Panel([MaybeUninit<f32>; CHUNK * WIDEST]);
+
+/// The product, if this machine has tiles.
+pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
+    let Some(tiles) = tiles(c.isa()) else { return false };
+    let pool = c.pool();
+    let cut = Cut::new(s, if c.share() { pool.threads() } else { 1 });
+    let to = Shared(out.as_mut_ptr());
+    pool.run(c.share(), cut.count(s.batch), |tasks: &Tasks| {
+        let to = &to;
+        while let Some(t) = tasks.claim() {
+            let (first, i, j) = cut.part(s, t);
+            let (i, j) = (i * cut.rows, j * cut.cols);
+            for k in first..s.batch.min(first + cut.group) {
+                let at = |m: &Matrices<f32>| m.all.as_ptr().wrapping_offset(m.start(k));
+                let left = Block { at: at(a), rows: a.rows, cols: a.cols }.from(i, 0);
+                let right = Block { at: at(b), rows: b.rows, cols: b.cols }.from(0, j);
+                // SAFETY: `plan::check` holds the operands' layouts within their values; tasks are disjoint blocks of
+                // `out`, which is one dense matrix after the other and shares no memory with the operands.
+                unsafe {
+                    let out = to.0.add((k * s.m + i) * s.n + j);
+                    block(tiles, cut.rows.min(s.m - i), cut.cols.min(s.n - j), s.k, left, right, out, s.n);
+                }
+            }
+        }
+    });
+    true
+}
+
+/// `m` rows by `n` columns of a product; rows of the result are `step` elements apart.
+#[allow(clippy::too_many_arguments)]
+unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out: *mut f32, step: usize) {
+    let mut panel = Panel([const { MaybeUninit::uninit() }; CHUNK * WIDEST]);
+    let panel = panel.0.as_mut_ptr().cast::<f32>();
+    let (chunk, width, tallest) = (chunk(k), VECTORS * t.lanes, t.by_size.len());
+    let tiles = m.div_ceil(tallest);
+    for p in (0..k).step_by(chunk) {
+        let len = chunk.min(k - p);
+        for j in (0..n).step_by(width) {
+            let cols = width.min(n - j);
+            let vectors = cols.div_ceil(t.lanes);
+            let right = b.from(p, j);
+            let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
+                (right.at, right.rows)
+            } else {
+                // SAFETY: the caller's promise; a panel holds a chunk by the widest tile.
+                unsafe { copy(t, right, len, cols, panel, vectors * t.lanes) };
+                (panel.cast_const(), (vectors * t.lanes) as isize)
+            };
+            // The panel after this one.
+            let (next_p, next_j) = if j + width < n { (p, j + width) } else { (p + chunk, 0) };
+            let next_len = chunk.min(k.saturating_sub(next_p));
+            let ahead = b.from(next_p, next_j);
+            let mut i = 0;
+            for done in 0..tiles {
+                ahead.ask(next_len * done / tiles, next_len * (done + 1) / tiles, width.min(n - next_j));
+                // Tiles of about the same height.
+                let rows = (m - i).div_ceil(tiles - done);
+                let left = a.from(i, p);
+                let below = left.from(rows, 0);
+                let next = match (left.rows, left.cols) {
+                    // From the second panel on it is in a cache already.
+                    _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
+                    (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
+                    (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
+                };
+                let tile: Tile = t.by_size[rows - 1][vectors - 1];
+                // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does.
+                unsafe {
+                    tile(&Job {
+                        k: len,
+                        n: cols,
+                        a: left.at,
+                        a_row: left.rows,
+                        a_step: left.cols,
+                        b: y,
+                        b_step: y_step,
+                        c: out.add(i * step + j),
+                        c_row: step,
+                        add: p > 0,
+                        next,
+                    });
+                }
+                i += rows;
+            }
+        }
+    }
+}
+
+/// `len` rows of `cols` columns to rows of `width` side by side, the rest of each zero.
+unsafe fn copy(t: &Tiles, from: Block, len: usize, cols: usize, to: *mut f32, width: usize) {
+    // SAFETY: the caller's promise, for all of this function.
+    unsafe {
+        if cols < width {
+            std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<f32>>(), len * width).fill(MaybeUninit::new(0.0));
+        }
+        if from.cols == 1 {
+            for p in 0..len {
+                std::ptr::copy_nonoverlapping(from.from(p, 0).at, to.add(p * width), cols);
+            }
+            return;
+        }
+        let (mut whole_p, mut whole_j) = (0, 0);
+        if let (1, Some(transpose)) = (from.rows, t.transpose) {
+            (whole_p, whole_j) = (len / 16 * 16, cols / 16 * 16);
+            for p in (0..whole_p).step_by(16) {
+                for j in (0..whole_j).step_by(16) {
+                    transpose(from.from(p, j).at, from.cols, to.add(p * width + j), width);
+                }
+            }
+        }
+        for j in 0..cols {
+            for p in if j < whole_j { whole_p } else { 0 }..len {
+                *to.add(p * width + j) = *from.from(p, j).at;
+            }
+        }
+    }
+}

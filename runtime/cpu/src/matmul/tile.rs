@@ -1,0 +1,198 @@
+//! Register tiles: some rows by one or two vectors of columns, held in registers while K goes by.
+//!
+//! The left operand is read where it lies, one element a row and step; the right one by vectors, from rows side by side.
+//! Element by element a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
+//! its size nor on the instruction set.
+
+use crate::loops::vector::Vector;
+use crate::loops::{Isa, ask};
+
+/// What a tile computes: `k` steps of as many rows as it has, and `n` columns of its vectors.
+pub struct Job {
+    pub k: usize,
+    pub n: usize,
+    /// First element; from row to row and from step to step.
+    pub a: *const f32,
+    pub a_row: isize,
+    pub a_step: isize,
+    /// First element and from step to step; all vectors are read whole.
+    pub b: *const f32,
+    pub b_step: isize,
+    /// First element and from row to row.
+    pub c: *mut f32,
+    pub c_row: usize,
+    /// Whether the result is added to what is there.
+    pub add: bool,
+    /// What will be needed next: a line is asked for in each step.
+    pub next: Lines,
+}
+
+/// Cache lines in rows of [`RUN`].
+#[derive(Clone, Copy)]
+pub struct Lines {
+    pub at: *const f32,
+    /// From line to line, and from row to row.
+    pub line: isize,
+    pub row: isize,
+}
+
+/// Steps of a run, which asks for one row of lines.
+pub const RUN: usize = 16;
+
+/// # Safety
+/// The job's memory must be valid for the rows and vectors of the tile, and the instruction set be there.
+pub type Tile = unsafe fn(&Job);
+
+/// The tiles of an instruction set.
+pub struct Tiles {
+    pub lanes: usize,
+    /// By rows (from one on), then by vectors (one, two).
+    pub by_size: &'static [[Tile; VECTORS]],
+    /// Copies 16 x 16 elements, rows that many elements apart, to columns `step` apart.
+    pub transpose: Option<unsafe fn(from: *const f32, row: isize, to: *mut f32, step: usize)>,
+}
+
+pub const VECTORS: usize = 2;
+
+/// The tiles for an instruction set; none without vectors and fused multiply-adds.
+pub fn tiles(isa: Isa) -> Option<&'static Tiles> {
+    match isa {
+        Isa::Baseline => None,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Some(&x86::NARROW),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Some(&x86::WIDE),
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[V::splat(0.0); N]; M];
+        let (mut a, mut b) = (job.a, job.b);
+        let whole = job.n == N * V::LANES;
+        for i in 0..M {
+            // By the time of the store they are there.
+            ask(job.c.wrapping_add(i * job.c_row));
+            ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+        }
+        let mut steps = job.k;
+        let mut rows = job.next.at;
+        while steps > 0 {
+            let run = RUN.min(steps);
+            let mut next = rows;
+            for _ in 0..run {
+                ask(next);
+                next = next.wrapping_offset(job.next.line);
+                let mut y = [V::splat(0.0); N];
+                for j in 0..N {
+                    y[j] = V::load(b.add(j * V::LANES));
+                }
+                for i in 0..M {
+                    let x = V::splat(*a.offset(i as isize * job.a_row));
+                    for j in 0..N {
+                        sums[i][j] = x.mul_add(y[j], sums[i][j]);
+                    }
+                }
+                a = a.wrapping_offset(job.a_step);
+                b = b.wrapping_offset(job.b_step);
+            }
+            rows = rows.wrapping_offset(job.next.row);
+            steps -= run;
+        }
+        for i in 0..M {
+            for j in 0..N {
+                let c = job.c.add(i * job.c_row + j * V::LANES);
+                if whole {
+                    let old = if job.add { V::load(c) + sums[i][j] } else { sums[i][j] };
+                    old.store(c);
+                } else if j * V::LANES < job.n {
+                    let n = V::LANES.min(job.n - j * V::LANES);
+                    let old = if job.add { V::load_some(c, n) + sums[i][j] } else { sums[i][j] };
+                    old.store_some(c, n);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Job, Tiles, tile};
+    use crate::loops::vector::{Narrow, Wide};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn narrow<const M: usize, const N: usize>(job: &Job) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::<Narrow, M, N>(job) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn wide<const M: usize, const N: usize>(job: &Job) {
+        // SAFETY: the caller's promise.
+        unsafe { tile::<Wide, M, N>(job) }
+    }
+
+    macro_rules! by_size {
+        ($f:ident: $($m:literal)*) => { &[$([$f::<$m, 1>, $f::<$m, 2>]),*] };
+    }
+
+    // Two vectors of the right side and all sums, but for one or two registers: 16 with AVX2, 32 with AVX-512.
+    pub static NARROW: Tiles = Tiles { lanes: 8, by_size: by_size!(narrow: 1 2 3 4 5 6), transpose: None };
+    pub static WIDE: Tiles =
+        Tiles { lanes: 16, by_size: by_size!(wide: 1 2 3 4 5 6 7 8 9 10 11 12 13 14), transpose: Some(transpose) };
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn transpose(from: *const f32, row: isize, to: *mut f32, step: usize) {
+        // SAFETY: the caller's promise: 16 elements from each of 16 places, and to them.
+        let mut r: [__m512; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(from.offset(i as isize * row)) });
+        let mut t = r;
+        let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
+        // Pairs, fours, and then quarters of vectors change places.
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        for i in (0..16).step_by(4) {
+            r[i] = ps(_mm512_unpacklo_pd(pd(t[i]), pd(t[i + 2])));
+            r[i + 1] = ps(_mm512_unpackhi_pd(pd(t[i]), pd(t[i + 2])));
+            r[i + 2] = ps(_mm512_unpacklo_pd(pd(t[i + 1]), pd(t[i + 3])));
+            r[i + 3] = ps(_mm512_unpackhi_pd(pd(t[i + 1]), pd(t[i + 3])));
+        }
+        for h in [0, 8] {
+            for i in h..h + 4 {
+                t[i] = _mm512_shuffle_f32x4::<0x88>(r[i], r[i + 4]);
+                t[i + 4] = _mm512_shuffle_f32x4::<0xdd>(r[i], r[i + 4]);
+            }
+        }
+        for i in 0..8 {
+            r[i] = _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 8]);
+            r[i + 8] = _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 8]);
+        }
+        for (i, v) in r.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { _mm512_storeu_ps(to.add(i * step), v) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposes_sixteen_by_sixteen() {
+        let Some(transpose) = tiles(Isa::detect()).and_then(|t| t.transpose) else { return };
+        let from: Vec<f32> = (0..16 * 20).map(|i| i as f32).collect();
+        let mut to = vec![0f32; 16 * 32];
+        // SAFETY: 16 rows of 20 elements, to 16 rows of 32; the instruction set was asked for.
+        unsafe { transpose(from.as_ptr(), 20, to.as_mut_ptr(), 32) };
+        for (i, row) in to.chunks(32).enumerate() {
+            for (j, &v) in row[..16].iter().enumerate() {
+                assert_eq!(v, from[j * 20 + i], "row {i}, column {j}");
+            }
+        }
+    }
+}
