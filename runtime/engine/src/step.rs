@@ -218,7 +218,7 @@ impl Engine {
         Ok(())
     }
 
-    fn has_value(&self, id: NodeId) -> bool {
+    pub(crate) fn has_value(&self, id: NodeId) -> bool {
         self.is_evaluated(crate::Handle { generation: self.generation(), id })
             && self.graph.node(id).op != &perilune_core::ops::create::STATE
     }

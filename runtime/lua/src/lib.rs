@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+pub mod console;
 mod errors;
 mod frames;
 mod functions;
@@ -23,6 +24,7 @@ mod runtime;
 mod table;
 mod tensor;
 
+pub use console::{Answer, Console};
 pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;
