@@ -11,7 +11,8 @@ mod pause;
 mod plot;
 mod run;
 
-pub use pause::{Around, pause};
+pub use pause::{InRun, pause};
+use pause::Around;
 
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;

@@ -1,11 +1,13 @@
 //! `pl.breakpoint()`: a prompt in the middle of a function. Without a terminal nobody could answer, so it is passed by, with a
 //! warning the first time a line comes to it.
 
+use super::interrupts::Interrupts;
 use super::{Flow, Prompt, input};
 use crate::screen::{self, Screen};
+use crate::signals::Signals;
 use perilune_lua::Console;
 use perilune_lua::console::{Ended, Pause};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::rc::Rc;
@@ -14,6 +16,30 @@ use std::rc::Rc;
 pub trait Around {
     /// A line is about to run; Ctrl-C is for it.
     fn during(&self, f: &mut dyn FnMut());
+}
+
+/// Around the breakpoints of a training run.
+pub struct InRun {
+    pub signals: Signals,
+    /// Made at the first line of the first breakpoint.
+    interrupts: OnceCell<Option<Interrupts>>,
+}
+
+impl InRun {
+    pub fn new(signals: &Signals) -> Rc<InRun> {
+        Rc::new(InRun { signals: signals.clone(), interrupts: OnceCell::new() })
+    }
+}
+
+impl Around for InRun {
+    fn during(&self, f: &mut dyn FnMut()) {
+        // Without them Ctrl-C waits for the end of the line.
+        let interrupts = self.interrupts.get_or_init(|| Interrupts::install().ok());
+        self.signals.set_aside(|| match interrupts {
+            Some(interrupts) => interrupts.during(f),
+            None => f(),
+        });
+    }
 }
 
 /// A breakpoint's prompt for a runtime. Lines are run by `around`, which knows whose Ctrl-C it is.

@@ -71,7 +71,8 @@ impl Engine {
         // No value has so high a number.
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
-        let program = cache::plan(&self.graph, self.tracer(), &request, options, &*self.backend)?;
+        // In primitives, so that every op's work is counted by what it is made of.
+        let program = cache::plan(&self.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
         let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), |a, b| Cost {
             read: a.read + b.read,
             written: a.written + b.written,

@@ -14,6 +14,7 @@ mod functions;
 mod grads;
 mod host;
 mod indexing;
+mod inspect;
 mod loader;
 mod native;
 mod options;
