@@ -13,6 +13,7 @@ mod failure;
 mod format;
 mod git;
 mod init;
+mod plot;
 mod profile;
 mod progress;
 mod prompt;
