@@ -112,7 +112,10 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     if let Err(Failure::Recipe(e)) = &result
         && e.message == perilune_lua::RecipeError::LEFT
     {
-        events.warning(&format!("{e}"));
+        events.warning(&e.message);
+        if let Some(dir) = events.dir.as_mut() {
+            dir.flush().and_then(|()| dir.update([("status", Value::from("interrupted"))]))?;
+        }
         result = Err(Failure::Signal(130));
     }
     if let Err(failure) = &result

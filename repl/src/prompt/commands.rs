@@ -60,7 +60,10 @@ pub fn is_command(line: &str) -> bool {
 /// What a `?x` or `x?` asks about.
 pub fn asks(line: &str) -> Option<&str> {
     let line = line.trim();
-    line.strip_prefix('?').or_else(|| line.strip_suffix('?')).filter(|rest| !rest.contains(['"', '\''])).map(str::trim)
+    line.strip_prefix('?')
+        .or_else(|| line.strip_suffix('?'))
+        .filter(|rest| !rest.contains(['"', '\'']) && !rest.contains("--"))
+        .map(str::trim)
 }
 
 /// Where the Lua text of a line begins: behind a command's name, or `?`.

@@ -11,8 +11,8 @@ mod pause;
 mod plot;
 mod run;
 
-pub use pause::{InRun, pause};
 use pause::Around;
+pub use pause::{InRun, pause};
 
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;

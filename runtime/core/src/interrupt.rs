@@ -36,6 +36,17 @@ pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
+/// Nobody hears the wish until `resume`: for work that undoes what was interrupted.
+pub fn pause() -> bool {
+    ASKED.swap(false, Ordering::SeqCst)
+}
+
+pub fn resume(asked: bool) {
+    if asked {
+        ASKED.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Whether the moment of grace is over and something still runs.
 pub fn overdue() -> bool {
     let heard = HEARD.load(Ordering::SeqCst);

@@ -342,6 +342,8 @@ fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     env.set_metatable(Some(meta))?;
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
+    // What a person types may use files of the directory they are in; what a recipe requires lies beside it.
+    env.raw_set("require", lua.create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?)?;
     env.raw_set("help", lua.create_function(describe::help)?)?;
     Ok(env)
 }
