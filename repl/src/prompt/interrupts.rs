@@ -46,9 +46,11 @@ impl Interrupts {
     pub fn during<T>(&self, f: impl FnOnce() -> T) -> T {
         interrupt::clear();
         self.pressed.store(0, Ordering::SeqCst);
-        self.busy.store(true, Ordering::SeqCst);
+        // A breakpoint's line runs inside another.
+        let before = self.busy.swap(true, Ordering::SeqCst);
         let out = f();
-        self.busy.store(false, Ordering::SeqCst);
+        self.busy.store(before, Ordering::SeqCst);
+        self.pressed.store(0, Ordering::SeqCst);
         interrupt::clear();
         out
     }

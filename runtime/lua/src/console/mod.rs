@@ -13,6 +13,7 @@ mod paused;
 mod value;
 
 pub use complete::Completion;
+pub use describe::example;
 pub(crate) use paused::breakpoint;
 pub use paused::{Ended, Pause};
 
