@@ -65,7 +65,35 @@ end
 local meta = {}
 function meta.__index(run, key)
   if key == "batch" then return (run.data.train:batch_at(run.count * run.accumulate)) end
+  if key == "optimizer" then return rawget(run, "opt") end
   return Run[key]
+end
+meta.__methods = Run -- for completion
+
+---A number as progress lines show it: four digits that matter.
+local function short(n)
+  if n ~= n or n == math.huge or n == -math.huge then return tostring(n) end
+  if math.type(n) == "integer" then return tostring(n) end
+  local size = math.abs(n)
+  if size >= 1e5 or (size > 0 and size < 1e-3) then return ("%.2e"):format(n) end
+  local text = ("%." .. (size >= 100 and 1 or size >= 10 and 2 or 3) .. "f"):format(n)
+  return text
+end
+
+---`loss 0.412 · accuracy 0.890`: the loss first.
+local function said(loss, metrics)
+  local parts = { loss and "loss " .. short(loss) }
+  for _, name in ipairs(tree.names(metrics)) do
+    local value = metrics[name]
+    if pl.is_tensor(value) then value = value:numel() == 1 and value:item() or nil end
+    if type(value) == "number" and name ~= "loss" then parts[#parts + 1] = name .. " " .. short(value) end
+  end
+  return table.concat(parts, " · ")
+end
+
+function meta.__tostring(run)
+  return ("run of %s · step %d of %d · %s parameters"):format(run.recipe.name or "a recipe", run.count, run.steps,
+    require("perilune.nn.module").grouped(run.model:num_parameters()))
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
@@ -279,9 +307,12 @@ local function evaluated(fn)
 end
 
 ---@class perilune.StepResult
+---@field step integer how many steps are done
 ---@field loss perilune.Tensor
 ---@field metrics table<string, perilune.Tensor>
 ---@field samples integer
+
+local step_meta = { __tostring = function(result) return ("step %d · %s"):format(result.step, said(result.loss:item(), result.metrics)) end }
 
 ---Counts that a step moves on and that are no States.
 local function counts(run) return run.opt and run.opt.count, run.ema and run.ema.count end
@@ -303,7 +334,7 @@ local function take_step(run, get_batches)
     return all
   end)
   run.count, run.unfinished = run.count + 1, nil
-  local result = { loss = values.loss, metrics = {}, samples = samples }
+  local result = setmetatable({ step = run.count, loss = values.loss, metrics = {}, samples = samples }, step_meta)
   for name, value in pairs(values) do
     if name ~= "loss" then result.metrics[name:sub(2)] = value end
   end
@@ -346,10 +377,11 @@ end
 
 ---Loss and metrics over a whole split, as plain numbers: means by weight over its batches, without gradients, in
 ---evaluation mode, with the averaged weights if the recipe keeps some.
----@param split string
+---@param split string? "valid" by default
 ---@param limit integer? batches at most
 ---@return table<string, number>
 function Run:evaluate(split, limit)
+  split = split or "valid"
   local loader = self.data[split]
   if not is_loader(loader) then
     local names = {}
@@ -362,8 +394,17 @@ function Run:evaluate(split, limit)
   local fn, name = self.recipe.evaluate, "evaluate"
   if not fn then fn, name = part(self.recipe, "loss", true), "loss" end
   local mean = require("perilune.metrics").Mean()
+  -- Whatever happens on the way: an error, or Ctrl-C at the prompt.
+  local swapped = false
+  local restore <close> = setmetatable({}, { __close = function()
+    if swapped then self.ema:swap() end
+    self.model:train()
+  end })
   self.model:eval()
-  if self.ema then self.ema:swap() end
+  if self.ema then
+    self.ema:swap()
+    swapped = true
+  end
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   for k = 0, batches - 1 do
@@ -393,11 +434,9 @@ function Run:evaluate(split, limit)
     end
     mean:add(named, weight)
   end
-  if self.ema then self.ema:swap() end
-  self.model:train()
   local result = mean:result()
   watch(self, split, result)
-  return result
+  return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, said(r.loss, r)) end })
 end
 
 ---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*.

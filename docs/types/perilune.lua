@@ -124,6 +124,13 @@ function pl.clock() end
 function pl.plan(...) end
 ---@return table
 function pl.stats() end
+---Opens a prompt here, with the locals of this function, where there is a terminal; elsewhere it is passed by with a warning.
+function pl.breakpoint() end
+---Output shapes, parameters, FLOP and bytes of outputs, layer by layer, of a model called with these inputs. Nothing is computed.
+---@param model perilune.Module
+---@param ... any what the model is called with
+---@return perilune.Summary
+function pl.summary(model, ...) end
 ---What the device's memory holds: bytes allocated, reserved and at most allocated so far; by_role; owners, largest first, each
 ---with role, bytes, count, dtype and shape of the largest, and the recipe line. What a step keeps while it runs
 ---(activations, gradients) is that of the largest plan so far.

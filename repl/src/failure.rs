@@ -13,6 +13,8 @@ pub enum Failure {
     System(String),
     /// A checkpoint that is damaged or does not fit.
     Refused(String),
+    /// Said already; only the exit status is left.
+    Said(u8),
     /// Ended by a signal, after a clean stop that has been reported already.
     Signal(u8),
 }
@@ -26,7 +28,7 @@ impl Failure {
             Failure::Recipe(e) if e.system => 1,
             Failure::Recipe(_) => 3,
             Failure::Refused(_) => 4,
-            Failure::Signal(status) => *status,
+            Failure::Signal(status) | Failure::Said(status) => *status,
         }
     }
 
@@ -35,14 +37,14 @@ impl Failure {
         match self {
             Failure::Usage(text) | Failure::System(text) | Failure::Refused(text) => text.clone(),
             Failure::Recipe(e) => e.to_string(),
-            Failure::Signal(_) => String::new(),
+            Failure::Signal(_) | Failure::Said(_) => String::new(),
         }
     }
 
     /// Says it on stderr. An error in a recipe begins with its place, so that editors can jump to it.
     pub fn show(&self) {
         match self {
-            Failure::Signal(_) => {}
+            Failure::Signal(_) | Failure::Said(_) => {}
             Failure::Recipe(e) if e.file.is_some() && e.line.is_some() => screen::complain("", &e.to_string()),
             other => screen::complain("error", &other.message()),
         }

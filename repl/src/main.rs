@@ -13,8 +13,10 @@ mod failure;
 mod format;
 mod git;
 mod init;
+mod plot;
 mod profile;
 mod progress;
+mod prompt;
 mod replay;
 mod run;
 mod rundir;
@@ -43,6 +45,8 @@ struct Cli {
 enum Command {
     /// Train a recipe, or run a plain script
     Run(run::RunArgs),
+    /// Explore: a prompt with completion and help, with a recipe's run if one is named
+    Repl(prompt::ReplArgs),
     /// Find mistakes in a recipe before they cost a run: one dry step, no training
     Check(check::CheckArgs),
     /// Say what the machine offers, what is missing and how to get it
@@ -67,7 +71,7 @@ enum Command {
 }
 
 /// Commands of the design that are not built yet.
-const LATER: [&str; 2] = ["repl", "bundle"];
+const LATER: [&str; 1] = ["bundle"];
 
 /// The recorded words of a run; those of `perilune FILE.lua` lack the command.
 fn with_run(mut words: Vec<String>) -> Vec<String> {
@@ -96,6 +100,7 @@ fn arguments() -> Result<Vec<OsString>, Failure> {
 fn dispatch() -> Result<(), Failure> {
     match Cli::parse_from(arguments()?).command {
         Command::Run(args) => run::run(args),
+        Command::Repl(args) => prompt::repl(args),
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Profile(args) => profile::profile(args),

@@ -6,6 +6,7 @@ use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
 use crate::format::{grouped, metrics};
 use crate::progress::Progress;
+use crate::prompt;
 use crate::replay::Script;
 use crate::rundir::{self, RunDir};
 use crate::screen::{Mode, Screen};
@@ -107,7 +108,16 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let screen = Rc::new(Screen::new(mode));
     let mut events = Events::new(screen.clone());
     let signals = Signals::install()?;
-    let result = with(&args, &mut events, &signals, begun);
+    let mut result = with(&args, &mut events, &signals, begun);
+    if let Err(Failure::Recipe(e)) = &result
+        && e.message == perilune_lua::RecipeError::LEFT
+    {
+        events.warning(&e.message);
+        if let Some(dir) = events.dir.as_mut() {
+            dir.flush().and_then(|()| dir.update([("status", Value::from("interrupted"))]))?;
+        }
+        result = Err(Failure::Signal(130));
+    }
     if let Err(failure) = &result
         && !matches!(failure, Failure::Signal(_))
     {
@@ -147,6 +157,8 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.offer_params(offered);
+    let at_breakpoint = prompt::pause(prompt::InRun::new(signals), Some(events.screen.clone()));
+    *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
     if let Some(script) = &args.script {
         runtime.set_texts(&script.files);
     }

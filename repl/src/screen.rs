@@ -94,6 +94,17 @@ impl Screen {
         }
     }
 
+    /// Runs `f`, which prints on its own, while there is no progress line.
+    pub fn without_bar<T>(&self, f: impl FnOnce() -> T) -> T {
+        let bar = self.bar.borrow_mut().take();
+        let out = match &bar {
+            Some(bar) => bar.suspend(f),
+            None => f(),
+        };
+        self.set_bar(bar);
+        out
+    }
+
     fn out(&self, text: &str) {
         if self.lost.get() {
             return;

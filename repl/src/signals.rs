@@ -7,6 +7,7 @@ use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+#[derive(Clone)]
 pub struct Signals {
     /// The next signal ends the process.
     at_once: Arc<AtomicBool>,
@@ -47,6 +48,15 @@ impl Signals {
     /// From now on the first signal is a request.
     pub fn soften(&self) {
         self.at_once.store(false, Ordering::SeqCst);
+    }
+
+    /// Runs a line that a person typed at a breakpoint: its first Ctrl-C is not one for the run, a second ends the process.
+    pub fn set_aside<T>(&self, f: impl FnOnce() -> T) -> T {
+        let (at_once, seen) = (self.at_once.swap(false, Ordering::SeqCst), self.seen.load(Ordering::SeqCst));
+        let out = f();
+        self.seen.store(seen, Ordering::SeqCst);
+        self.at_once.store(at_once, Ordering::SeqCst);
+        out
     }
 
     pub fn asked(&self) -> Option<Asked> {

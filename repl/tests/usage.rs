@@ -110,7 +110,7 @@ fn what_is_not_built_yet_is_refused() {
         2,
         "error: --precision tf32: this version trains in f32, bf16 and fp16; tf32 comes in a later one",
     );
-    says(&["repl"], 2, "error: `perilune repl` is not in this version yet; it comes in a later one");
+    says(&["bundle"], 2, "error: `perilune bundle` is not in this version yet; it comes in a later one");
 }
 
 #[test]

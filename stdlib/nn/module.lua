@@ -17,6 +17,10 @@ local tree = require "perilune.tree"
 local methods = { training = true }
 local meta = { __index = methods }
 
+---Called around every call of a module, while `watch` runs something.
+---@type (fun(module: perilune.Module, call: fun(): ...): ...)?
+local watcher
+
 local function is_module(value)
   return type(value) == "table" and getmetatable(value) == meta
 end
@@ -26,7 +30,21 @@ function meta.__call(self, ...)
   if not forward then
     pl.error(self.kind or "module", "the module has no forward function", "add `function m:forward(x) ... end` before calling it")
   end
+  if watcher then
+    local args = table.pack(...)
+    return watcher(self, function() return forward(self, table.unpack(args, 1, args.n)) end)
+  end
   return forward(self, ...)
+end
+
+---Runs `body` with `around(module, call)` in place of every call of a module; it calls `call` and returns its results.
+---@param around fun(module: perilune.Module, call: fun(): ...): ...
+---@param body fun(): ...
+local function watch(around, body)
+  local before = watcher
+  local restore <close> = setmetatable({}, { __close = function() watcher = before end })
+  watcher = around
+  return body()
 end
 
 local function select_states(self, trainable)
@@ -142,4 +160,4 @@ local function module(t)
   return setmetatable(t, meta)
 end
 
-return { module = module, is_module = is_module, grouped = grouped }
+return { module = module, is_module = is_module, grouped = grouped, watch = watch }

@@ -1,10 +1,12 @@
 //! The Markdown pages tell the truth: every ```lua block of README.md and docs/guide.md is run.
 //!
 //! A block that returns a recipe is trained for three steps. A ```text block right behind it is what it prints; behind a
-//! ```lua error block it is the first line of the message. Blocks run by themselves, beside the recipes.
+//! ```lua error block it is the first line of the message. Blocks run by themselves, beside the recipes. A ```repl block is
+//! a session of the prompt with the digits recipe: what stands behind `> ` is typed, what follows is the answer, and `…` in it
+//! stands for anything.
 #![allow(clippy::unwrap_used)]
 
-use perilune_lua::Loaded;
+use perilune_lua::{Console, Loaded};
 use perilune_tests::scripts::{script, train};
 use std::path::Path;
 
@@ -63,6 +65,48 @@ fn run(name: &str, block: &Block, expected: Option<&str>) -> Result<(), String> 
     }
 }
 
+/// Whether `…` in `want` can be filled so that it becomes `text`.
+fn fits(text: &str, want: &str) -> bool {
+    let mut parts = want.split('…');
+    let Some(mut rest) = parts.next().and_then(|head| text.strip_prefix(head)) else { return false };
+    let mut last = None;
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+        last = Some(part);
+    }
+    rest.is_empty() || last.is_some_and(|l| l.is_empty() || rest.ends_with(l))
+}
+
+/// Types a session's lines at a prompt; the first answer that differs is the error.
+fn session(block: &Block) -> Result<(), String> {
+    let s = script(2, &[]).unwrap();
+    let recipe = s.recipe(Path::new("../recipes/digits.lua")).map_err(|e| e.to_string())?;
+    let console = Console::new(&s.runtime, "prompt").map_err(|e| e.to_string())?;
+    console.set_run(&recipe.start(None, None, None).map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+    for part in block.text.split("\n> ").map(|p| p.trim_start_matches("> ")) {
+        let (line, want) = part.split_once('\n').unwrap_or((part, ""));
+        let answer = match line.split_once(' ') {
+            Some((command @ (":plan" | ":grad" | ":summary"), rest)) => console.command(&command[1..], rest),
+            _ if line.starts_with('?') => Ok(console.describe(&line[1..])),
+            _ => console.eval(line).map(|a| a.shown.join("\n")),
+        };
+        let answer = answer.unwrap_or_else(|e| e.to_string());
+        let (answer, want) = (format!("{}{answer}", s.output()), want.trim_end());
+        s.printed.borrow_mut().clear();
+        if !fits(answer.trim_end(), want) {
+            return Err(format!("> {line}\nanswers\n{answer}\nnot\n{want}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn dots_fit_anything() {
+    assert!(fits("loss 0.41 · accuracy 0.9", "loss … · accuracy …") && fits("a", "a") && fits("ab", "a…"));
+    assert!(!fits("loss 0.41", "loss … · accuracy …") && !fits("ab", "a") && !fits("xa", "a…"));
+}
+
 fn check(path: &str, name: &str, least: usize) {
     let page = std::fs::read_to_string(path).unwrap();
     let all = blocks(&page);
@@ -74,6 +118,11 @@ fn check(path: &str, name: &str, least: usize) {
         let end = block.line + block.text.lines().count() + 1;
         let expected = all.get(k + 1).filter(|b| b.info == "text" && b.line == end + 1).map(|b| b.text.as_str());
         if let Err(e) = run(name, block, expected) {
+            wrong.push(format!("{path}:{}: {e}", block.line));
+        }
+    }
+    for block in all.iter().filter(|b| b.info == "repl") {
+        if let Err(e) = session(block) {
             wrong.push(format!("{path}:{}: {e}", block.line));
         }
     }

@@ -22,6 +22,8 @@ pub enum Kind {
     Memory,
     /// Device or file trouble.
     System,
+    /// A person asked for it to stop.
+    Interrupted,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

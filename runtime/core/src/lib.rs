@@ -11,6 +11,7 @@ pub mod error;
 pub mod grad;
 pub mod graph;
 pub mod host;
+pub mod interrupt;
 pub mod ops;
 pub mod philox;
 pub mod scalar;

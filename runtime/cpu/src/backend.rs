@@ -113,7 +113,9 @@ impl Backend for Cpu {
             });
         }
         let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
-        Ok(Box::new(CpuProgram { shared: self.shared.clone(), program, kernels, share }))
+        let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
+        let whole = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
+        Ok(Box::new(CpuProgram { shared: self.shared.clone(), program, kernels, share, whole }))
     }
 }
 
@@ -140,6 +142,8 @@ struct CpuProgram {
     kernels: Vec<Compiled>,
     /// Whether some kernel is worth more than one thread.
     share: bool,
+    /// The first kernel that writes a State: up to there a run may be given up.
+    whole: usize,
 }
 
 impl CpuProgram {
@@ -185,10 +189,14 @@ impl Executable for CpuProgram {
         self.shared.free.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.places(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.shared.pool };
-        let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
+        let (kernels, plan, whole) = (&self.kernels[..], &self.program.kernels[..], self.whole);
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
+                if at <= whole {
+                    let stop = |error| Failure { origin: plan[at].origin(), error };
+                    perilune_core::interrupt::check().map_err(stop)?;
+                }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
                     Compiled::Region(r) => run(r, at)?,

@@ -61,19 +61,26 @@ pub fn load(path: &Path) -> Result<HostTensor> {
 /// Writes {H, W} or {H, W, C} as a PNG of 8 bits, atomically. u8 is written as it stands; floats are clamped to 0..1
 /// and rounded to 0..255; bools are black and white.
 pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
-    let subject = || format!("image for {}", path.display());
+    let bytes = encode(image, &format!("image for {}", path.display()))?;
+    file::write_atomic(path, |out| {
+        out.write_all(&bytes).and_then(|()| out.flush()).map_err(|e| Error::io(path, "write", e))
+    })
+}
+
+/// The bytes of the PNG that `save` writes; `subject` is what errors call the image.
+pub fn encode(image: &HostTensor, subject: &str) -> Result<Vec<u8>> {
     let (h, w, c) = match *image.shape.dims() {
         [h, w] => (h, w, 1),
         [h, w, c @ 1..=4] => (h, w, c),
         _ => {
             let rule = format!("has shape {}; it must be {{H, W}} or {{H, W, C}} with C from 1 to 4", image.shape);
-            return Err(Error::argument(subject(), rule).hint("{C, H, W} becomes {H, W, C} by x:permute(1, 2, 0)"));
+            return Err(Error::argument(subject, rule).hint("{C, H, W} becomes {H, W, C} by x:permute(1, 2, 0)"));
         }
     };
     for side in [h, w] {
         if side == 0 || side as u64 > MAX_SIDE {
             let rule = format!("has shape {}; its sides must be from 1 to {MAX_SIDE}", image.shape);
-            return Err(Error::argument(subject(), rule));
+            return Err(Error::argument(subject, rule));
         }
     }
     let pixels = match image.dtype {
@@ -85,7 +92,7 @@ pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
                 let v = image.get_f64(i);
                 if v.is_nan() {
                     let rule = format!("is NaN at row {}, column {}", i / (w * c), i / c % w);
-                    return Err(Error::argument(subject(), rule));
+                    return Err(Error::argument(subject, rule));
                 }
                 pixels.push((v.clamp(0.0, 1.0) * 255.0).round() as u8);
             }
@@ -93,27 +100,23 @@ pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
         }
         d => {
             let rule = format!("has dtype {d}; images are written from u8 (0 to 255), floats (0 to 1) or bool");
-            return Err(Error::argument(subject(), rule).hint("cast to u8 first"));
+            return Err(Error::argument(subject, rule).hint("cast to u8 first"));
         }
     };
-    file::write_atomic(path, |out| {
-        let failed = |e: png::EncodingError| match e {
-            png::EncodingError::IoError(e) => Error::io(path, "write", e),
-            e => Error::io(path, "write", std::io::Error::other(e)),
-        };
-        let mut encoder = png::Encoder::new(&mut *out, w as u32, h as u32);
-        encoder.set_color(match c {
-            1 => png::ColorType::Grayscale,
-            2 => png::ColorType::GrayscaleAlpha,
-            3 => png::ColorType::Rgb,
-            _ => png::ColorType::Rgba,
-        });
-        encoder.set_depth(png::BitDepth::Eight);
-        let mut writer = encoder.write_header().map_err(failed)?;
-        writer.write_image_data(&pixels).map_err(failed)?;
-        writer.finish().map_err(failed)?;
-        out.flush().map_err(|e| Error::io(path, "write", e))
-    })
+    let mut out = Vec::new();
+    let failed = |e: png::EncodingError| Error::argument(subject, format!("cannot become a PNG: {e}"));
+    let mut encoder = png::Encoder::new(&mut out, w as u32, h as u32);
+    encoder.set_color(match c {
+        1 => png::ColorType::Grayscale,
+        2 => png::ColorType::GrayscaleAlpha,
+        3 => png::ColorType::Rgb,
+        _ => png::ColorType::Rgba,
+    });
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header().map_err(failed)?;
+    writer.write_image_data(&pixels).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    Ok(out)
 }
 
 #[cfg(test)]

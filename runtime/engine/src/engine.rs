@@ -84,6 +84,8 @@ pub struct Stats {
     pub run_ms: f64,
     /// Bytes of values and States held now.
     pub held_bytes: usize,
+    /// Lua handles of tensors that are no States.
+    pub handles: usize,
     pub arena_bytes: usize,
     pub live_bytes: usize,
     /// Of them, States.
@@ -178,6 +180,7 @@ impl Engine {
             evictions: c.evictions,
             compile_ms: c.compile_ms,
             held_bytes: values + self.states.nbytes(),
+            handles: (self.refs.iter().sum::<u32>() + self.carried.values().map(|c| c.refs).sum::<u32>()) as usize,
             state_bytes: self.states.nbytes(),
             ..self.stats
         }
@@ -371,6 +374,15 @@ impl Engine {
         self.run(&Request { roots, commits: Vec::new() })
     }
 
+    pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
+        self.tracer.budgeted = false;
+        self.tracer.run(&self.graph, request, known);
+    }
+
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
     fn is_plain_leaf(&self, id: NodeId) -> bool {
         self.graph.node(id).op == &create::LEAF
     }
@@ -411,6 +423,7 @@ impl Engine {
                 self.plans_shown.push(perilune_plan::show::show(&plan.program, &plan.sites, &self.sites));
             }
         }
+        perilune_core::interrupt::check()?;
         self.attempt = Some(plan.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
         for source in &self.tracer.trace.inputs {
@@ -502,6 +515,31 @@ impl Engine {
     /// Nodes of the current generation that somebody holds a handle of.
     pub(crate) fn held(&self) -> Vec<NodeId> {
         (0..self.refs.len().min(self.graph.len()) as u32).map(NodeId).filter(|id| self.refs[id.index()] > 0).collect()
+    }
+
+    pub(crate) fn is_held(&self, id: NodeId) -> bool {
+        self.refs.get(id.index()).is_some_and(|n| *n > 0)
+    }
+
+    /// Nodes that stand for handles of earlier generations.
+    pub(crate) fn carried_leaves(&self) -> impl Iterator<Item = NodeId> {
+        self.carried.values().filter_map(|c| c.leaf.filter(|l| l.generation == self.generation).map(|l| l.id))
+    }
+
+    /// Forgets a node's value; the node stays, and could be evaluated again.
+    pub(crate) fn forget_value(&mut self, id: NodeId) {
+        if let Some(v) = self.evaluated.get_mut(id.index()) {
+            *v = None;
+        }
+    }
+
+    /// The value behind a node or leaf.
+    pub(crate) fn uid_of(&self, id: NodeId) -> Option<u64> {
+        self.value(id).map(|v| v.uid).or_else(|| self.is_plain_leaf(id).then(|| self.graph.node(id).payload))
+    }
+
+    pub(crate) fn retain_live(&mut self, keep: impl Fn(u64) -> bool) {
+        self.live.retain(|uid, _| keep(*uid));
     }
 
     /// Lets go of values that neither a handle nor a wanted node reads: the generation is about to end, or to be tried again

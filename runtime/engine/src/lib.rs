@@ -11,10 +11,12 @@
 mod engine;
 pub mod memory;
 pub mod profile;
+mod prompt;
 mod state;
 mod step;
 
 pub use engine::{Engine, Fault, Handle, Stats};
+pub use perilune_plan::show::Cost;
 pub use profile::Profile;
 pub use state::{StateId, StateInfo};
 pub use step::Switches;

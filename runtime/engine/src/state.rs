@@ -127,6 +127,33 @@ impl States {
         }
     }
 
+    /// Forgets States that were made in this generation and that nobody holds any more, before they have been written.
+    pub fn drop_unborn(&mut self) {
+        let all = &mut self.all;
+        self.gone.retain(|id| {
+            let unborn = all.get(&id.0).is_some_and(|s| s.refs == 0 && s.initial.is_some() && s.buffer.is_none());
+            if unborn {
+                all.remove(&id.0);
+            }
+            !unborn
+        });
+        self.order.retain(|id| all.contains_key(&id.0));
+        self.reads.retain(|(_, id)| all.contains_key(&id.0));
+    }
+
+    /// Trainable States that are read through a node that `f` accepts, each once.
+    pub fn read_by(&self, f: impl Fn(NodeId) -> bool) -> Vec<StateId> {
+        let mut out: Vec<StateId> = self
+            .reads
+            .iter()
+            .filter(|(node, id)| f(*node) && self.all.get(&id.0).is_some_and(|s| s.trainable))
+            .map(|r| r.1)
+            .collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+
     pub fn clear_grads(&mut self) {
         for s in self.all.values_mut() {
             s.grad = None;

@@ -129,9 +129,13 @@ impl Engine {
         self.step.depth = 0;
         self.step.keep.clear();
         self.states.roll_back();
+        // Who pressed Ctrl-C wants the step undone, not half done.
+        let asked = perilune_core::interrupt::pause();
         // The next step draws what this one would have.
         self.graph.rng.occurrence = self.step.draws;
-        self.finish(Vec::new(), false)
+        let ended = self.finish(Vec::new(), false);
+        perilune_core::interrupt::resume(asked);
+        ended
     }
 
     fn advance(&mut self) {
@@ -157,9 +161,12 @@ impl Engine {
             let request = Request { roots, commits };
             if let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request)) {
                 // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
+                let asked = perilune_core::interrupt::pause();
                 self.states.roll_back();
                 let initial = Request { roots: Vec::new(), commits: self.states.pending() };
-                if !initial.commits.is_empty() && self.run(&initial).is_err() {
+                let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
+                perilune_core::interrupt::resume(asked);
+                if !stands {
                     self.keep_initial()?;
                     return Err(fault);
                 }
@@ -218,7 +225,7 @@ impl Engine {
         Ok(())
     }
 
-    fn has_value(&self, id: NodeId) -> bool {
+    pub(crate) fn has_value(&self, id: NodeId) -> bool {
         self.is_evaluated(crate::Handle { generation: self.generation(), id })
             && self.graph.node(id).op != &perilune_core::ops::create::STATE
     }

@@ -100,6 +100,9 @@ pub struct RecipeError {
 }
 
 impl RecipeError {
+    /// The message of what is given up because a person left at a breakpoint.
+    pub const LEFT: &str = "left at a breakpoint";
+
     /// Takes an mlua error apart.
     pub fn new(error: &LuaError) -> RecipeError {
         let mut traceback: Option<String> = None;

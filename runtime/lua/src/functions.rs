@@ -36,7 +36,7 @@ pub fn call(
 }
 
 /// All tensors among values, one level of tables deep.
-fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
+pub fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
     let mut out = Vec::new();
     let mut add = |v: &Value| {
         if let Some(u) = v.as_userdata()
@@ -413,6 +413,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     let start = std::time::Instant::now();
     pl.set("clock", lua.create_function(move |_, ()| Ok(start.elapsed().as_secs_f64()))?)?;
     pl.set("help", lua.create_function(crate::reference::help)?)?;
+    pl.set("breakpoint", lua.create_function(crate::console::breakpoint)?)?;
     pl.set("newaxis", crate::indexing::newaxis(lua)?)?;
     pl.set("version", env!("CARGO_PKG_VERSION"))?;
     Ok(())

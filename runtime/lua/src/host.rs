@@ -30,6 +30,10 @@ pub struct Host {
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
+    /// What `pl.breakpoint()` does; without it, nothing.
+    pub pause: RefCell<Option<crate::console::Pause>>,
+    /// Where names that are made at a breakpoint live, from one to the next.
+    pub scratch: RefCell<Option<mlua::Table>>,
 }
 
 impl Host {
@@ -42,6 +46,8 @@ impl Host {
             calls: Cell::new(0),
             customs: RefCell::default(),
             next_custom: Cell::new(1),
+            pause: RefCell::default(),
+            scratch: RefCell::default(),
         })
     }
 

@@ -7,12 +7,14 @@
 #![deny(unsafe_code)]
 
 mod args;
+pub mod console;
 mod errors;
 mod frames;
 mod functions;
 mod grads;
 mod host;
 mod indexing;
+mod inspect;
 mod loader;
 mod native;
 mod options;
@@ -23,6 +25,7 @@ mod runtime;
 mod table;
 mod tensor;
 
+pub use console::{Answer, Console};
 pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
 
 /// The parts of the standard library that are fields of the module.
-const FIELDS: [&str; 9] = ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel"];
+pub const FIELDS: [&str; 10] =
+    ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel", "summary"];
 
 /// (module, path under stdlib/, text) of the embedded standard library.
 pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
@@ -223,6 +224,11 @@ pub fn recall(lua: &Lua, own: Vec<(String, Value)>) -> mlua::Result<()> {
 }
 
 fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
+    require_from(lua, name, false)
+}
+
+/// As `require`; `here`: of files, those of the current directory too.
+pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let found: Value = loaded.raw_get(name.as_str())?;
     if !found.is_nil() {
@@ -241,7 +247,11 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
         }
         let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let tail: PathBuf = parts.iter().collect();
-        let tries = [place.at(tail.with_extension("lua")), place.at(tail.join("init.lua"))];
+        let (file, folder) = (tail.with_extension("lua"), tail.join("init.lua"));
+        let mut tries = vec![place.at(&file), place.at(&folder)];
+        if here {
+            tries.extend([file, folder]);
+        }
         let Some(file) = tries.iter().find(|p| place.texts.contains_key(*p) || p.is_file()) else {
             let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));

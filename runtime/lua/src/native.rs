@@ -479,6 +479,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             Ok(did_you_mean(&name, known.iter().map(String::as_str)).map(str::to_string))
         })?,
     )?;
+    crate::inspect::install(lua, &native)?;
     pl.set("native", native)?;
     Ok(())
 }

@@ -1,0 +1,319 @@
+//! The prompt's commands: their names and words for people, and what each does.
+
+use super::{Flow, Prompt, input, plot};
+use crate::failure::Failure;
+use crate::screen;
+use perilune_core::bytes::show;
+use perilune_core::error::did_you_mean;
+use perilune_cuda::Cuda;
+use perilune_lua::Console;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub struct Command {
+    name: &'static str,
+    args: &'static str,
+    doc: &'static str,
+}
+
+const fn command(name: &'static str, args: &'static str, doc: &'static str) -> Command {
+    Command { name, args, doc }
+}
+
+pub const ALL: [Command; 14] = [
+    command("help", "", "these commands"),
+    command("time", "CODE", "run it, evaluate what it gives, and say how long that took"),
+    command("mem", "", "what the device's memory holds, by use and by line"),
+    command("plan", "X", "the kernels that evaluating X would run; nothing runs"),
+    command("grad", "[X]", "sizes and norms of gradients: of X by every State below it, or of what backward() left"),
+    command("plot", "[lines|hist|heat] X [-> FILE.svg|FILE.png]", "draw X here, or into a file"),
+    command(
+        "summary",
+        "[MODEL, INPUT]",
+        "layers with shapes, parameters, FLOP and bytes; of the run if nothing is said",
+    ),
+    command("load", "FILE", "run a file; its globals are there afterwards"),
+    command(
+        "edit",
+        "[FILE]",
+        "open $VISUAL or $EDITOR, then run the file; without one the recipe, else what was typed last",
+    ),
+    command("reload", "", "read the recipe (or the files that were loaded) again; the run keeps its State"),
+    command("devices", "", "what there is to compute on"),
+    command("locals", "", "at a breakpoint: the names of the function that waits"),
+    command("continue", "", "at a breakpoint: go on (as Ctrl-D does)"),
+    command("quit", "", "leave"),
+];
+
+pub const OVERVIEW: &str = "\
+An expression is shown, and is _ afterwards. A line goes on while it is unfinished. Tab completes.
+  ?x, help(x)    signature, doc and example: ?pl.softmax, ?x:softmax, ?pl.nn.Linear
+  Ctrl-C         stops what runs; at an empty line it does nothing
+  Ctrl-D, :quit  leave";
+
+/// `:word`; `::label::` is Lua.
+pub fn is_command(line: &str) -> bool {
+    let line = line.trim_start();
+    (line.starts_with(':') && !line.starts_with("::")) || asks(line).is_some()
+}
+
+/// What a `?x` or `x?` asks about.
+pub fn asks(line: &str) -> Option<&str> {
+    let line = line.trim();
+    line.strip_prefix('?')
+        .or_else(|| line.strip_suffix('?'))
+        .filter(|rest| !rest.contains(['"', '\'']) && !rest.contains("--"))
+        .map(str::trim)
+}
+
+/// Where the Lua text of a line begins: behind a command's name, or `?`.
+pub fn lua_part(line: &str) -> usize {
+    let begin = line.len() - line.trim_start().len();
+    if !is_command(line) {
+        return 0;
+    }
+    match &line[begin..] {
+        rest if rest.starts_with('?') => begin + 1,
+        rest if rest.starts_with(':') => rest.find(char::is_whitespace).map_or(line.len(), |k| begin + k),
+        _ => 0,
+    }
+}
+
+/// Completion of commands and of the files that they take.
+pub fn complete(line: &str, pos: usize, at_breakpoint: bool) -> Option<(usize, Vec<String>)> {
+    let begin = line.len() - line.trim_start().len();
+    let typed = line.get(begin..pos)?;
+    let word = typed.strip_prefix(':').filter(|w| !w.starts_with(':'))?;
+    let Some(space) = word.find(char::is_whitespace) else {
+        let mut names: Vec<String> = ALL.iter().map(|c| format!(":{}", c.name)).collect();
+        names.retain(|n| n.starts_with(typed) && (at_breakpoint || !matches!(n.as_str(), ":continue" | ":locals")));
+        return Some((begin, names));
+    };
+    let takes_file = matches!(&word[..space], "load" | "edit");
+    let into = (&word[..space] == "plot").then(|| typed.rfind("->")).flatten().map(|k| begin + k + 2);
+    let start = match (takes_file, into) {
+        (true, _) => begin + 1 + space,
+        (_, Some(at)) => at,
+        _ => return None,
+    };
+    let start = start + (line[start..pos].len() - line[start..pos].trim_start().len());
+    Some((start, input::files(&line[start..pos], &[Path::new(".")])))
+}
+
+/// The table of commands, for `:help`.
+pub fn table() -> String {
+    let mut out = String::from(OVERVIEW);
+    for c in &ALL {
+        let head = format!(":{} {}", c.name, c.args);
+        out.push_str(&format!("\n  {head:<14} {}{}", if head.len() > 14 { "\n                 " } else { "" }, c.doc));
+    }
+    out
+}
+
+/// The command of a word: its name, or the only one that begins so.
+fn named(word: &str) -> Result<&'static str, String> {
+    if let Some(c) = ALL.iter().find(|c| c.name == word) {
+        return Ok(c.name);
+    }
+    let begins: Vec<&str> = ALL.iter().map(|c| c.name).filter(|n| !word.is_empty() && n.starts_with(word)).collect();
+    if let [only] = begins[..] {
+        return Ok(only);
+    }
+    let near = match begins.is_empty() {
+        true => did_you_mean(word, ALL.iter().map(|c| c.name)).map(|n| format!(". Did you mean :{n}?")),
+        false => Some(format!(": it could be :{}", begins.join(", :"))),
+    };
+    Err(format!("there is no command :{word}{}; :help lists them", near.unwrap_or_default()))
+}
+
+impl Prompt<'_> {
+    /// Runs a line that [`is_command`].
+    pub fn command(&self, console: &Console, line: &str) -> Result<Flow, Failure> {
+        let line = line.trim();
+        if let Some(what) = asks(line) {
+            let text = if let Some(word) = what.strip_prefix(':') {
+                let name = named(word).map_err(Failure::Usage)?;
+                ALL.iter()
+                    .find(|c| c.name == name)
+                    .map(|c| format!(":{} {}\n  {}", c.name, c.args, c.doc))
+                    .unwrap_or_default()
+            } else if what.is_empty() {
+                table()
+            } else {
+                console.describe(what)
+            };
+            self.say(&text);
+            return Ok(Flow::Go);
+        }
+        let (word, rest) = line[1..].split_once(char::is_whitespace).unwrap_or((&line[1..], ""));
+        let rest = rest.trim();
+        let name = named(word).map_err(Failure::Usage)?;
+        let needs = |what: &str| match rest {
+            "" => Err(Failure::Usage(format!(
+                ":{name} needs {what}, as in :{name} {}",
+                if name == "load" { "more.lua" } else { "x" }
+            ))),
+            _ => Ok(()),
+        };
+        match name {
+            "help" => self.say(&table()),
+            "quit" => return Ok(Flow::Quit),
+            "continue" | "locals" if !self.at_breakpoint => {
+                return Err(Failure::Usage(format!(
+                    ":{name} is for breakpoints; pl.breakpoint() in a function makes one"
+                )));
+            }
+            "continue" => return Ok(Flow::Continue),
+            "locals" => self.say(&console.locals().join(" ")),
+            "devices" => self.say(&self.devices(console)),
+            "mem" => self.say(&memory(console)),
+            "time" => {
+                needs("code")?;
+                self.say(&time(console, rest)?);
+            }
+            "plan" => {
+                needs("a tensor")?;
+                self.say(console.command("plan", rest)?.trim_end());
+            }
+            "grad" => self.say(&console.command("grad", rest)?),
+            "summary" => self.say(&console.command("summary", rest)?),
+            "plot" => {
+                needs("a tensor or a list of numbers")?;
+                self.say(&plot::plot(console, rest, self.color)?);
+            }
+            "load" => {
+                needs("a file")?;
+                self.load(console, &console.find(rest))?;
+            }
+            "edit" => self.edit(console, rest)?,
+            "reload" => self.reload(console)?,
+            _ => return Err(Failure::Usage(format!("there is no command :{name}"))),
+        }
+        Ok(Flow::Go)
+    }
+
+    pub fn load(&self, console: &Console, path: &Path) -> Result<(), Failure> {
+        let mut loaded = self.loaded.borrow_mut();
+        if !loaded.iter().any(|p| p == path) {
+            loaded.push(path.to_path_buf());
+        }
+        drop(loaded);
+        self.show(console.load(path)?);
+        Ok(())
+    }
+
+    fn edit(&self, console: &Console, rest: &str) -> Result<(), Failure> {
+        let recipe = self.recipe_path();
+        let scratch = std::env::temp_dir().join(format!("perilune-edit-{}.lua", std::process::id()));
+        let (path, is_scratch) = match (rest, &recipe) {
+            ("", Some(path)) => (path.clone(), false),
+            ("", None) => (scratch, true),
+            (file, _) => (console.find(file), false),
+        };
+        if is_scratch {
+            let text = self.last.borrow().clone();
+            std::fs::write(&path, text).map_err(crate::failure::disk("write", &path))?;
+        }
+        editor(&path)?;
+        if recipe.is_some_and(|r| r == path) {
+            return self.reload(console);
+        }
+        let outcome = if is_scratch {
+            console.load(&path).map(|a| self.show(a)).map_err(Failure::from)
+        } else {
+            self.load(console, &path)
+        };
+        if is_scratch {
+            if let Ok(text) = std::fs::read_to_string(&path) {
+                *self.last.borrow_mut() = text;
+            }
+            let _ = std::fs::remove_file(&path);
+        }
+        outcome
+    }
+
+    fn devices(&self, console: &Console) -> String {
+        let here = console.host().engine.borrow().backend().describe();
+        let mut found = vec![perilune_plan::Backend::describe(&perilune_cpu::Cpu::new(None))];
+        // Their numbers have no gaps.
+        found.extend((0..16).map_while(|k| Cuda::new(k).ok()).map(|gpu| perilune_plan::Backend::describe(&gpu)));
+        if !found.contains(&here) {
+            found.insert(0, here.clone());
+        }
+        let line = |d: &String| format!("{} {d}", if *d == here { "*" } else { " " });
+        let mut out: Vec<String> = found.iter().map(line).collect();
+        if found.iter().all(|d| d.starts_with("cpu")) {
+            out.push("  no GPU is usable; `perilune doctor` says why".into());
+        }
+        out.join("\n")
+    }
+}
+
+/// Opens a file in the person's editor.
+fn editor(path: &Path) -> Result<(), Failure> {
+    let set = |name: &str| std::env::var(name).ok().filter(|v| !v.trim().is_empty());
+    let Some(command) = set("VISUAL").or_else(|| set("EDITOR")) else {
+        return Err(Failure::Usage(
+            ":edit needs an editor: set VISUAL or EDITOR, as in EDITOR=nano perilune repl".into(),
+        ));
+    };
+    let mut words = command.split_whitespace();
+    let program = PathBuf::from(words.next().unwrap_or_default());
+    let status = std::process::Command::new(&program).args(words).arg(path).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Failure::Usage(format!("{command} ended with {status}; nothing was run"))),
+        Err(e) => Err(Failure::Usage(format!("cannot start {}: {}", program.display(), crate::failure::plain(&e)))),
+    }
+}
+
+fn time(console: &Console, code: &str) -> Result<String, Failure> {
+    let stats = || console.host().engine.borrow().stats();
+    let before = stats();
+    let start = Instant::now();
+    console.time(code)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let after = stats();
+    let ms = |s: f64| if s >= 1.0 { format!("{s:.2} s") } else { format!("{:.3} ms", s * 1e3) };
+    let plans = after.misses - before.misses;
+    let compiled = match plans {
+        0 => "no new plan".into(),
+        n => format!(
+            "{n} new plan{}: {}",
+            if n == 1 { "" } else { "s" },
+            ms((after.compile_ms - before.compile_ms) / 1e3)
+        ),
+    };
+    Ok(format!("{} · {compiled} · {} run", ms(seconds), after.runs - before.runs))
+}
+
+fn memory(console: &Console) -> String {
+    console.host().settle();
+    let engine = console.host().engine.borrow();
+    let report = engine.memory();
+    let d = report.device;
+    let limit = d.limit.map(|l| format!(" of {}", show(l))).unwrap_or_default();
+    let mut out = format!(
+        "{} allocated{limit} · {} reserved · {} at most · {} tensors held",
+        show(d.allocated),
+        show(d.reserved),
+        show(d.peak),
+        engine.stats().handles
+    );
+    for line in engine.show_owners(&report, 12) {
+        out.push('\n');
+        out.push_str(&line);
+    }
+    out
+}
+
+/// Says an error the way the rest of the program does.
+pub fn complain(failure: &Failure) {
+    match failure {
+        Failure::Recipe(e) if e.message == "interrupted" => {
+            let at = e.file.as_ref().zip(e.line).map(|(f, l)| format!(" at {f}:{l}")).unwrap_or_default();
+            screen::complain("", &format!("interrupted{at}"));
+        }
+        other => other.show(),
+    }
+}

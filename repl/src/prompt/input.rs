@@ -1,0 +1,190 @@
+//! The line editor: colours, completion, lines that go on, and the history file.
+
+use super::commands;
+use crate::screen;
+use perilune_lua::Console;
+use perilune_lua::console::lexer::{Kind, tokens};
+use rustyline::completion::{Completer, Pair};
+use rustyline::error::ReadlineError;
+use rustyline::highlight::{CmdKind, Highlighter};
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{ColorMode, CompletionType, Config, Context, Editor, Helper};
+use std::borrow::Cow;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Lines that the history keeps.
+const REMEMBERED: usize = 5000;
+
+/// What the person did at the prompt.
+pub enum Typed {
+    Line(String),
+    /// Ctrl-C: the line is gone.
+    Cleared,
+    /// Ctrl-D.
+    End,
+}
+
+pub struct Input<'a> {
+    editor: Editor<Words<'a>, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl<'a> Input<'a> {
+    pub fn new(console: &'a Console, at_breakpoint: bool) -> Result<Input<'a>, ReadlineError> {
+        let color = screen::color(std::io::stdout().is_terminal());
+        let config = Config::builder()
+            .completion_type(CompletionType::List)
+            .color_mode(if color { ColorMode::Enabled } else { ColorMode::Disabled })
+            .history_ignore_space(true)
+            .max_history_size(REMEMBERED)?
+            .auto_add_history(false)
+            .build();
+        let mut editor = Editor::with_config(config)?;
+        editor.set_helper(Some(Words { console, color, at_breakpoint }));
+        let history = history_file();
+        if let Some(path) = &history {
+            // The first session has none.
+            let _ = editor.load_history(path);
+        }
+        Ok(Input { editor, history })
+    }
+
+    pub fn read(&mut self, prompt: &str) -> Result<Typed, ReadlineError> {
+        match self.editor.readline(prompt) {
+            Ok(line) => {
+                if !line.trim().is_empty() {
+                    self.editor.add_history_entry(line.as_str())?;
+                    self.save();
+                }
+                Ok(Typed::Line(line))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Typed::Cleared),
+            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// After each line, so that a session that ends badly has its history too. A disk that is full is no reason to stop.
+    fn save(&mut self) {
+        if let Some(path) = &self.history {
+            if let Some(dir) = path.parent() {
+                let _ = std::fs::create_dir_all(dir);
+            }
+            let _ = self.editor.append_history(path);
+        }
+    }
+}
+
+/// `PERILUNE_HISTORY` (empty: none), else below the directory for state.
+fn history_file() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("PERILUNE_HISTORY") {
+        return (!path.is_empty()).then(|| PathBuf::from(path));
+    }
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|h| h.join(".local/state")))?;
+    Some(state.join("perilune/history"))
+}
+
+/// What the editor knows about words.
+struct Words<'a> {
+    console: &'a Console,
+    color: bool,
+    at_breakpoint: bool,
+}
+
+impl Helper for Words<'_> {}
+
+impl Hinter for Words<'_> {
+    type Hint = String;
+}
+
+impl Validator for Words<'_> {
+    fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
+        let text = context.input();
+        let whole = text.trim().is_empty() || commands::is_command(text) || !self.console.is_unfinished(text);
+        Ok(if whole { ValidationResult::Valid(None) } else { ValidationResult::Incomplete })
+    }
+}
+
+impl Completer for Words<'_> {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let plain = |list: Vec<String>| list.into_iter().map(|w| Pair { display: w.clone(), replacement: w }).collect();
+        if let Some((start, words)) = commands::complete(line, pos, self.at_breakpoint) {
+            return Ok((start, plain(words)));
+        }
+        // The words behind `:plan` or `?` are Lua.
+        let from = commands::lua_part(line).min(pos);
+        let found = self.console.complete(&line[from..], pos - from);
+        let start = from + found.start;
+        if found.file {
+            return Ok((start, plain(files(&line[start..pos], &[Path::new(".")]))));
+        }
+        Ok((start, plain(found.words)))
+    }
+}
+
+/// Names of files and folders that `typed` begins, with its own directory in front.
+pub fn files(typed: &str, roots: &[&Path]) -> Vec<String> {
+    let (dir, stem) = typed.rfind('/').map_or(("", typed), |k| typed.split_at(k + 1));
+    let mut out = Vec::new();
+    for root in roots {
+        let Ok(entries) = std::fs::read_dir(root.join(dir)) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(stem) && (!name.starts_with('.') || stem.starts_with('.')) {
+                let slash = if entry.path().is_dir() { "/" } else { "" };
+                out.push(format!("{dir}{name}{slash}"));
+            }
+        }
+    }
+    out.sort();
+    out.dedup();
+    out
+}
+
+impl Highlighter for Words<'_> {
+    fn highlight<'l>(&self, line: &'l str, _: usize) -> Cow<'l, str> {
+        if !self.color {
+            return Cow::Borrowed(line);
+        }
+        let from = commands::lua_part(line);
+        let mut out = String::with_capacity(line.len() * 2);
+        if from > 0 {
+            out.push_str(&format!("\x1b[1m{}\x1b[0m", &line[..from]));
+        }
+        let (text, mut done) = (&line[from..], 0);
+        for t in tokens(text) {
+            out.push_str(&text[done..t.start]);
+            let word = &text[t.start..t.end];
+            let code = match t.kind {
+                Kind::Keyword if matches!(word, "nil" | "true" | "false") => "36",
+                Kind::Keyword => "35",
+                Kind::Number => "36",
+                Kind::String { .. } => "32",
+                Kind::Comment => "2",
+                Kind::Name | Kind::Symbol => "",
+            };
+            if code.is_empty() {
+                out.push_str(word);
+            } else {
+                out.push_str(&format!("\x1b[{code}m{word}\x1b[0m"));
+            }
+            done = t.end;
+        }
+        out.push_str(&text[done..]);
+        Cow::Owned(out)
+    }
+
+    fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, _: bool) -> Cow<'b, str> {
+        if self.color { Cow::Owned(format!("\x1b[1m{prompt}\x1b[0m")) } else { Cow::Borrowed(prompt) }
+    }
+
+    fn highlight_char(&self, _: &str, _: usize, _: CmdKind) -> bool {
+        self.color
+    }
+}

@@ -1,0 +1,304 @@
+//! Completion: names in scope, fields and methods of what a path names, options of a known function, file names in strings.
+//!
+//! Nothing is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune` module
+//! loads when they are first read. What a call returns is taken for a tensor, which it mostly is.
+
+use super::Console;
+use super::lexer::{Kind, Token, tokens};
+use crate::args::signature;
+use crate::loader::FIELDS;
+use crate::tensor::Tensor;
+use mlua::{Function, Lua, Table, Value};
+use perilune_core::ops::{self, Ty};
+use std::collections::BTreeSet;
+
+/// Words that may stand from byte `start` of the line on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    pub start: usize,
+    pub words: Vec<String>,
+    /// The string at hand is a file's name: the prompt knows files.
+    pub file: bool,
+}
+
+const TENSOR_FIELDS: [&str; 5] = ["device", "dtype", "grad", "shape", "trainable"];
+const TENSOR_METHODS: [&str; 11] =
+    ["assign", "backward", "dim", "free", "is_evaluated", "is_state", "item", "numel", "size", "tolist", "eq"];
+
+/// `a.b:c`, and nothing else.
+pub fn is_path(text: &str) -> bool {
+    let list = tokens(text);
+    !list.is_empty()
+        && list.iter().enumerate().all(|(k, t)| match k % 2 {
+            0 => matches!(t.kind, Kind::Name),
+            _ => matches!(&text[t.start..t.end], "." | ":"),
+        })
+        && list.len() % 2 == 1
+}
+
+/// A field of a table: its own, of its `__index` table, or one that it loads.
+pub fn member(lua: &Lua, t: &Table, name: &str) -> Option<Value> {
+    let mut at = t.clone();
+    for _ in 0..8 {
+        let v: Value = at.raw_get(name).ok()?;
+        if !v.is_nil() {
+            return Some(v);
+        }
+        if is_module(lua, &at) {
+            return FIELDS.contains(&name).then(|| at.get::<Value>(name).ok()).flatten();
+        }
+        at = behind(&at)?;
+    }
+    None
+}
+
+/// Names of a table's fields, with those of its `__index` tables.
+pub fn members(lua: &Lua, t: &Table) -> Vec<String> {
+    let mut out = BTreeSet::new();
+    let mut at = Some(t.clone());
+    for _ in 0..8 {
+        let Some(table) = at else { break };
+        let names =
+            table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy()));
+        out.extend(names.filter(|n| !n.starts_with("__")));
+        if is_module(lua, &table) {
+            out.extend(FIELDS.map(str::to_string));
+        }
+        at = behind(&table);
+    }
+    out.into_iter().collect()
+}
+
+/// Whether it is the `perilune` module itself, which loads parts of it at their first use.
+fn is_module(lua: &Lua, t: &Table) -> bool {
+    let find = || lua.named_registry_value::<Table>("perilune.loaded").ok()?.raw_get::<Table>("perilune").ok();
+    find().is_some_and(|pl| pl == *t)
+}
+
+/// Where reads go that a table does not answer: its `__index`, or what it names as `__methods`.
+fn behind(t: &Table) -> Option<Table> {
+    let meta = t.metatable()?;
+    ["__index", "__methods"].iter().find_map(|key| match meta.raw_get::<Value>(*key) {
+        Ok(Value::Table(t)) => Some(t),
+        _ => None,
+    })
+}
+
+fn tensor_words(only_methods: bool) -> Vec<String> {
+    let methods = ops::all().iter().filter(|o| !o.sig.is_empty() && signature(o).is_method).map(|o| o.name);
+    let fields = TENSOR_FIELDS.iter().filter(|_| !only_methods);
+    let mut out: Vec<String> = methods.chain(TENSOR_METHODS).chain(fields.copied()).map(str::to_string).collect();
+    out.sort();
+    out.dedup();
+    out
+}
+
+impl Console {
+    /// The value that a path names, without running anything.
+    pub(super) fn resolve(&self, path: &str) -> Option<Value> {
+        let list = tokens(path);
+        let mut parts = list.iter().filter(|t| t.kind == Kind::Name).map(|t| &path[t.start..t.end]);
+        let mut at = self.named(parts.next()?)?;
+        for part in parts {
+            at = match &at {
+                Value::Table(t) => member(&self.lua, t, part)?,
+                Value::UserData(u) if u.is::<Tensor>() => self.method(part)?,
+                _ => return None,
+            };
+        }
+        Some(at)
+    }
+
+    /// A name of the prompt: a local at a breakpoint, a global.
+    fn named(&self, name: &str) -> Option<Value> {
+        if let Some(frame) = &self.frame
+            && frame.borrow_mut().fetch().is_ok()
+            && frame.borrow().has(name)
+        {
+            let found = frame.borrow().get(name).ok();
+            let _ = frame.borrow().clear();
+            return found;
+        }
+        let tables = [self.base.clone(), self.lua.globals()];
+        tables.iter().find_map(|t| t.raw_get::<Value>(name).ok().filter(|v| !v.is_nil()))
+    }
+
+    /// The function behind a tensor's method: that of the module.
+    fn method(&self, name: &str) -> Option<Value> {
+        let pl: Table = self.base.raw_get("pl").ok()?;
+        pl.raw_get::<Value>(name).ok().filter(|v| !v.is_nil())
+    }
+
+    /// What may stand at byte `pos` of a line.
+    pub fn complete(&self, line: &str, pos: usize) -> Completion {
+        let text = &line[..pos];
+        let list = tokens(text);
+        let word = |t: &Token| &text[t.start..t.end];
+        if let Some(last) = list.last()
+            && last.end == text.len()
+        {
+            match last.kind {
+                Kind::String { open: true } if !word(last).starts_with('[') => return self.in_string(text, &list),
+                Kind::String { .. } | Kind::Comment | Kind::Number => return Completion::default(),
+                _ => {}
+            }
+        }
+        // The word that is being written, perhaps empty, and what stands before it.
+        let (start, before) = match list.split_last() {
+            Some((last, before)) if last.end == text.len() && matches!(last.kind, Kind::Name | Kind::Keyword) => {
+                (last.start, before)
+            }
+            _ => (text.len(), &list[..]),
+        };
+        let typed = &text[start..];
+        let mut words = match before.last().map(word) {
+            Some(dot @ ("." | ":")) => self.after(text, &before[..before.len() - 1], dot == ":"),
+            Some("{" | ",") if !self.options(text, before).is_empty() => {
+                self.options(text, before).into_iter().map(|name| format!("{name} = ")).collect()
+            }
+            // Nothing to offer in an empty place.
+            _ if typed.is_empty() => Vec::new(),
+            _ => self.names(),
+        };
+        words.retain(|w| w.starts_with(typed));
+        Completion { start, words, file: false }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut out: BTreeSet<String> = super::lexer::KEYWORDS.iter().map(|k| k.to_string()).collect();
+        for table in [self.base.clone(), self.lua.globals()] {
+            let keys = table.pairs::<Value, Value>().flatten();
+            out.extend(keys.filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy())));
+        }
+        out.extend(self.locals());
+        out.retain(|n| !n.starts_with("__"));
+        out.into_iter().collect()
+    }
+
+    /// Fields or methods behind the `.` or `:` that follows `before`.
+    fn after(&self, text: &str, before: &[Token], methods: bool) -> Vec<String> {
+        let Some(path) = path_before(text, before) else {
+            // A call or an index, as in `x:softmax(-1):`.
+            let closes = before.last().is_some_and(|t| matches!(&text[t.start..t.end], ")" | "]"));
+            return if closes { tensor_words(methods) } else { Vec::new() };
+        };
+        match self.resolve(&path) {
+            Some(Value::Table(t)) => {
+                let mut out = members(&self.lua, &t);
+                if methods {
+                    out.retain(|n| member(&self.lua, &t, n).is_some_and(|v| v.is_function()));
+                }
+                out
+            }
+            Some(Value::UserData(u)) if u.is::<Tensor>() => tensor_words(methods),
+            Some(Value::String(_)) if methods => {
+                let string: Option<Table> = self.lua.globals().raw_get("string").ok();
+                string.map(|t| members(&self.lua, &t)).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The function whose call is open around the end of `before`, and whether the innermost open bracket is a table in it.
+    fn call(&self, text: &str, before: &[Token]) -> Option<(String, Option<Function>, bool)> {
+        let word = |t: &Token| &text[t.start..t.end];
+        let mut depth = 0;
+        let mut table = false;
+        for (k, t) in before.iter().enumerate().rev() {
+            match word(t) {
+                ")" | "]" | "}" if t.kind == Kind::Symbol => depth += 1,
+                "(" | "[" | "{" if t.kind == Kind::Symbol && depth > 0 => depth -= 1,
+                "{" if t.kind == Kind::Symbol && !table => {
+                    table = true;
+                    // `optim.schedule { … }` is a call too.
+                    if let Some(path) = path_before(text, &before[..k]) {
+                        return Some(self.function(path, true));
+                    }
+                }
+                "(" if t.kind == Kind::Symbol => {
+                    let path = match path_before(text, &before[..k]) {
+                        Some(path) => path,
+                        // The name behind `):`, as in `x:sum():softmax(`.
+                        None => before[..k].last().filter(|t| t.kind == Kind::Name).map(|t| word(t).to_string())?,
+                    };
+                    return Some(self.function(path, table));
+                }
+                "{" | "[" if t.kind == Kind::Symbol => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    fn function(&self, path: String, table: bool) -> (String, Option<Function>, bool) {
+        let found = match self.resolve(&path) {
+            Some(Value::Function(f)) => Some(f),
+            _ => None,
+        };
+        (path, found, table)
+    }
+
+    /// Option names, if an options table of a known function is open and a name may stand there.
+    fn options(&self, text: &str, before: &[Token]) -> Vec<String> {
+        let Some((path, found, true)) = self.call(text, before) else { return Vec::new() };
+        let last = path.rsplit(['.', ':']).next().unwrap_or_default();
+        let native = found.as_ref().is_none_or(|f| f.info().what == "C");
+        match ops::by_name(last).filter(|o| native && !o.sig.is_empty()) {
+            Some(op) => {
+                let sig = signature(op);
+                sig.params[sig.positional..].iter().map(|p| p.name.to_string()).collect()
+            }
+            None => found.map(|f| super::describe::options_of(&f)).unwrap_or_default(),
+        }
+    }
+
+    /// In an open string: the words of an option or argument that takes some, else files.
+    fn in_string(&self, text: &str, list: &[Token]) -> Completion {
+        let Some((open, before)) = list.split_last() else { return Completion::default() };
+        let start = open.start + 1;
+        let typed = &text[start..];
+        let word = |t: &Token| &text[t.start..t.end];
+        let mut words = Vec::new();
+        if let Some((path, _, _)) = self.call(text, before)
+            && let Some(op) = ops::by_name(path.rsplit(['.', ':']).next().unwrap_or_default())
+        {
+            let name = match before {
+                [.., name, equals] if word(equals) == "=" => Some(word(name)),
+                _ => None,
+            };
+            let sig = signature(op);
+            words = match sig.params.iter().find(|p| Some(p.name) == name).map(|p| &p.ty) {
+                Some(Ty::Str(list) | Ty::IntsOr(list)) => list.iter().map(|w| w.to_string()).collect(),
+                Some(Ty::DType) => perilune_core::DType::ALL.map(|d| d.name().to_string()).to_vec(),
+                _ => Vec::new(),
+            };
+        }
+        if let [.., require] = before
+            && word(require) == "require"
+        {
+            words = crate::loader::stdlib_files().iter().map(|(m, ..)| m.to_string()).collect();
+            words.push("perilune".into());
+        }
+        let file = words.is_empty();
+        words.retain(|w| w.starts_with(typed));
+        Completion { start, words, file }
+    }
+}
+
+/// The path that ends where `before` ends: `run.model.layers`.
+fn path_before(text: &str, before: &[Token]) -> Option<String> {
+    let word = |t: &Token| &text[t.start..t.end];
+    let mut k = before.len();
+    loop {
+        if k == 0 || before[k - 1].kind != Kind::Name {
+            return None;
+        }
+        k -= 1;
+        match k.checked_sub(1).map(|d| word(&before[d])) {
+            Some("." | ":") => k -= 1,
+            _ => break,
+        }
+    }
+    // `f().x` is no path.
+    Some(before[k..].iter().map(word).collect())
+}

@@ -1,0 +1,380 @@
+//! The prompt's side of a runtime: lines in, what to show out. It knows nothing of terminals.
+//!
+//! Lines run in an environment of their own over the globals: they may make globals freely, recipes and files that are
+//! required may not, and do not see theirs. Each line is a chunk of its own; `chunk.rs` says how it is read. Between two
+//! lines garbage is collected and the engine lets go of what nothing can reach, so an error holds no tensor.
+
+mod chunk;
+mod complete;
+mod describe;
+mod interrupt;
+pub mod lexer;
+mod paused;
+mod value;
+
+pub use complete::Completion;
+pub use describe::example;
+pub(crate) use paused::breakpoint;
+pub use paused::{Ended, Pause};
+
+use crate::errors::{self, RecipeError};
+use crate::frames;
+use crate::functions::host;
+use crate::host::Host;
+use crate::run::Run;
+use crate::runtime::{Failed, Place, Runtime};
+use crate::tensor::Tensor;
+use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
+use paused::Frame;
+use perilune_core::error::did_you_mean;
+use perilune_core::{HostTensor, interrupt as flag};
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// What a line gave.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// Its results, as text.
+    pub shown: Vec<String>,
+    /// Names that were declared `local` and live on.
+    pub locals: Vec<String>,
+}
+
+pub struct Console {
+    lua: Lua,
+    host: Rc<Host>,
+    /// What lines run in.
+    env: Table,
+    /// Where the prompt's own globals live: `env`, or at a breakpoint the table behind it.
+    base: Table,
+    /// At a breakpoint, the function that waits.
+    frame: Option<Rc<RefCell<Frame>>>,
+    /// Names that were declared and may be nil.
+    declared: Table,
+    /// What the lines' chunk is called in messages: `prompt`, or `stdin`.
+    name: String,
+    /// Every line so far, for messages about functions that were made in one.
+    lines: RefCell<Vec<String>>,
+    /// Lines of input before the next one.
+    at: Cell<usize>,
+}
+
+/// Source lines that are remembered.
+const REMEMBERED: usize = 10_000;
+
+impl Console {
+    /// A prompt over a runtime. `name` is what messages call its lines.
+    pub fn new(runtime: &Runtime, name: &str) -> Result<Console, Failed> {
+        Console::over(runtime.lua(), name).map_err(Failed::from)
+    }
+
+    fn over(lua: &Lua, name: &str) -> mlua::Result<Console> {
+        let declared = lua.create_table()?;
+        let env = scope(lua, declared.clone())?;
+        interrupt::listen(lua)?;
+        let host = host(lua)?;
+        *host.scratch.borrow_mut() = Some(env.clone());
+        let (base, lua, name) = (env.clone(), lua.clone(), name.into());
+        Ok(Console { lua, host, env, base, frame: None, declared, name, lines: RefCell::default(), at: Cell::new(0) })
+    }
+
+    /// A prompt in the middle of a function: its locals come first, then what the prompt around it has.
+    fn paused(lua: &Lua, frame: Frame) -> mlua::Result<Console> {
+        let (host, declared) = (host(lua)?, lua.create_table()?);
+        let known = host.scratch.borrow().clone();
+        let base = match known {
+            Some(base) => base,
+            None => {
+                let base = scope(lua, declared.clone())?;
+                interrupt::listen(lua)?;
+                *host.scratch.borrow_mut() = Some(base.clone());
+                base
+            }
+        };
+        let frame = Rc::new(RefCell::new(frame));
+        let (env, meta) = (lua.create_table()?, lua.create_table()?);
+        let (mine, behind) = (frame.clone(), base.clone());
+        let index = move |_: &Lua, (_, key): (Table, Value)| match key.as_string().map(|s| s.to_string_lossy()) {
+            Some(name) if mine.borrow().has(&name) => mine.borrow().get(&name),
+            _ => behind.get::<Value>(key),
+        };
+        let (mine, behind) = (frame.clone(), base.clone());
+        let newindex =
+            move |_: &Lua, (_, key, value): (Table, Value, Value)| match key.as_string().map(|s| s.to_string_lossy()) {
+                Some(name) if mine.borrow().has(&name) => mine.borrow().set(&name, value),
+                _ => behind.raw_set(key, value),
+            };
+        meta.raw_set("__index", lua.create_function(index)?)?;
+        meta.raw_set("__newindex", lua.create_function(newindex)?)?;
+        meta.raw_set("__metatable", false)?;
+        env.set_metatable(Some(meta))?;
+        let (lua, lines, at) = (lua.clone(), RefCell::default(), Cell::new(0));
+        Ok(Console { lua, host, env, base, frame: Some(frame), declared, name: "breakpoint".into(), lines, at })
+    }
+
+    /// The names of the locals at a breakpoint.
+    pub fn locals(&self) -> Vec<String> {
+        let Some(frame) = &self.frame else { return Vec::new() };
+        let mut frame = frame.borrow_mut();
+        frame.fetch().map(|()| frame.names()).unwrap_or_default()
+    }
+
+    pub fn host(&self) -> &Rc<Host> {
+        &self.host
+    }
+
+    /// Gives the prompt a training run, as `run`.
+    pub fn set_run(&self, run: &Run) -> Result<(), Failed> {
+        Ok(self.base.raw_set("run", &run.table)?)
+    }
+
+    /// Whether more must follow for the text to be a chunk.
+    pub fn is_unfinished(&self, text: &str) -> bool {
+        let mut open = false;
+        for reading in chunk::readings(text).texts {
+            match self.lua.load(reading.as_str()).set_mode(mlua::chunk::ChunkMode::Text).into_function() {
+                Ok(_) => return false,
+                Err(LuaError::SyntaxError { incomplete_input, .. }) => open |= incomplete_input,
+                Err(_) => {}
+            }
+        }
+        open
+    }
+
+    /// Runs a line or several and shows what they give. The first result is `_` from then on.
+    pub fn eval(&self, text: &str) -> Result<Answer, Failed> {
+        let outcome = self.guarded(text, |console| {
+            let (values, locals) = console.run_line(text)?;
+            let mut shown = Vec::new();
+            for v in &values {
+                shown.push(value::show(&console.lua, v)?);
+            }
+            if let Some(first) = values.front() {
+                console.base.raw_set("_", first)?;
+            }
+            Ok(Answer { shown, locals })
+        });
+        self.tidy();
+        outcome
+    }
+
+    /// Runs a file in the prompt's environment: what it makes global is there afterwards.
+    pub fn load(&self, path: &Path) -> Result<Answer, Failed> {
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Failed::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let text = if text.starts_with("#!") { format!("--{text}") } else { text };
+        let outcome = self.guarded("", |console| {
+            let chunk = frames::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
+            let values: MultiValue = chunk.call(())?;
+            let mut shown = Vec::new();
+            for v in &values {
+                shown.push(value::show(&console.lua, v)?);
+            }
+            if let Some(first) = values.front() {
+                console.base.raw_set("_", first)?;
+            }
+            Ok(Answer { shown, locals: Vec::new() })
+        });
+        self.tidy();
+        outcome
+    }
+
+    /// Calls a function of the standard library's `perilune.prompt` with what an expression gives; its text.
+    pub fn command(&self, function: &str, expression: &str) -> Result<String, Failed> {
+        let outcome = self.guarded(expression, |console| {
+            let values = match expression.trim() {
+                "" => MultiValue::new(),
+                _ => console.run_line(expression)?.0,
+            };
+            let require: Function = console.lua.globals().raw_get("require")?;
+            let module: Table = require.call("perilune.prompt")?;
+            let f: Function = module.get(function)?;
+            let mut args = MultiValue::from_vec(vec![Value::Table(console.base.clone())]);
+            args.extend(values);
+            let out: Value = f.call(args)?;
+            value::tostring(&console.lua, &out)
+        });
+        self.tidy();
+        outcome
+    }
+
+    /// What an expression gives as numbers: tensors, and lists of numbers, read back.
+    pub fn numbers(&self, expression: &str) -> Result<Vec<HostTensor>, Failed> {
+        let outcome = self.guarded(expression, |console| {
+            let (values, _) = console.run_line(expression)?;
+            let mut out = Vec::new();
+            for v in values {
+                let t = match v {
+                    Value::UserData(u) if u.is::<Tensor>() => {
+                        crate::table::read(&console.lua, &*u.borrow::<Tensor>()?)?
+                    }
+                    other => {
+                        let made = crate::table::tensor(&console.lua, (other, Value::Nil))?;
+                        crate::table::read(&console.lua, &made)?
+                    }
+                };
+                out.push(t);
+            }
+            Ok(out)
+        });
+        self.tidy();
+        outcome
+    }
+
+    /// Runs a line and evaluates its tensors; nothing is shown.
+    pub fn time(&self, text: &str) -> Result<(), Failed> {
+        let outcome = self.guarded(text, |console| {
+            let (values, _) = console.run_line(text)?;
+            for v in &values {
+                // Reading back waits for a device that works on.
+                if let Some(u) = v.as_userdata()
+                    && let Ok(t) = u.borrow::<Tensor>()
+                {
+                    crate::table::read(&console.lua, &t)?;
+                }
+            }
+            if let Some(first) = values.front() {
+                console.base.raw_set("_", first)?;
+            }
+            Ok(())
+        });
+        self.tidy();
+        outcome
+    }
+
+    /// Forgets files of the person's own that were required, so that they are read anew.
+    pub fn forget_required(&self) -> Result<(), Failed> {
+        crate::loader::forget_own(&self.lua)?;
+        Ok(())
+    }
+
+    fn run_line(&self, text: &str) -> mlua::Result<(MultiValue, Vec<String>)> {
+        let readings = chunk::readings(text);
+        let base = self.at.get();
+        let name = format!("={}", self.name);
+        let mut failed = None;
+        for reading in &readings.texts {
+            match frames::compile(&self.lua, &format!("{}{reading}", "\n".repeat(base)), &name, Some(&self.env)) {
+                Ok(chunk) => {
+                    for name in &readings.locals {
+                        self.declared.raw_set(name.as_str(), true)?;
+                    }
+                    return Ok((chunk.call(())?, readings.locals));
+                }
+                Err(e) => failed = Some(e),
+            }
+        }
+        Err(failed.unwrap_or_else(|| LuaError::runtime("an empty line")))
+    }
+
+    /// Runs `f` for a line of the prompt; an error is taken apart at once, so that nothing of Lua's is kept in it.
+    fn guarded<T>(&self, text: &str, f: impl FnOnce(&Console) -> mlua::Result<T>) -> Result<T, Failed> {
+        let fetched = self.frame.as_ref().map_or(Ok(()), |frame| frame.borrow_mut().fetch());
+        let mut outcome = fetched.and_then(|()| f(self));
+        if let Some(frame) = &self.frame {
+            let stored = frame.borrow().store().and_then(|()| frame.borrow().clear());
+            outcome = outcome.and_then(|out| stored.map(|()| out));
+        }
+        let outcome = outcome.map_err(|e| {
+            let mut failed = Failed::from(e);
+            if let Failed::Recipe(error) = &mut failed {
+                self.point(error, text);
+            }
+            failed
+        });
+        flag::clear();
+        let mut lines = self.lines.borrow_mut();
+        if !text.is_empty() && lines.len() < REMEMBERED {
+            lines.extend(text.lines().map(str::to_string));
+        }
+        self.at.set(self.at.get() + text.lines().count());
+        outcome
+    }
+
+    /// An error in a line of the prompt shows that line, whatever files there are.
+    fn point(&self, error: &mut RecipeError, text: &str) {
+        if error.file.as_deref() != Some(self.name.as_str()) {
+            return;
+        }
+        let lines = self.lines.borrow();
+        let at = error.line.unwrap_or(1).max(1) as usize - 1;
+        let source = match at.checked_sub(self.at.get()) {
+            Some(k) => text.lines().nth(k).map(str::to_string),
+            None => lines.get(at).cloned(),
+        };
+        error.source = source;
+    }
+
+    /// Lines of input that went elsewhere: commands, blank ones. Keeps numbers of lines as the person counts them.
+    pub fn pass(&self, text: &str) {
+        let n = text.lines().count().max(1);
+        self.at.set(self.at.get() + n);
+        self.lines.borrow_mut().extend(text.lines().map(str::to_string).chain((text.is_empty()).then(String::new)));
+    }
+
+    /// Collects what the line left behind, in Lua and in the engine.
+    fn tidy(&self) {
+        // Objects with finalisers go in a first pass and what they held in a second.
+        let _ = self.host.collect(&self.lua).and_then(|()| self.host.collect(&self.lua));
+        let mut engine = self.host.engine.borrow_mut();
+        engine.tidy();
+        if engine.graph.is_empty() {
+            self.host.customs.borrow_mut().clear();
+        }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default()
+    }
+
+    /// Files that a path typed at the prompt may mean, best first.
+    pub fn find(&self, path: &str) -> PathBuf {
+        let (here, beside) = (PathBuf::from(path), self.place().at(path));
+        if here.exists() || !beside.exists() { here } else { beside }
+    }
+}
+
+/// A table for the prompt's globals, over those of recipes.
+fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
+    let (env, meta) = (lua.create_table()?, lua.create_table()?);
+    meta.raw_set("__index", lua.create_function(undefined(declared))?)?;
+    meta.raw_set("__metatable", false)?;
+    env.set_metatable(Some(meta))?;
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
+    // What a person types may use files of the directory they are in; what a recipe requires lies beside it.
+    env.raw_set("require", lua.create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?)?;
+    env.raw_set("help", lua.create_function(describe::help)?)?;
+    Ok(env)
+}
+
+/// What reading a name that the prompt's environment does not have gives: a global, nil if it was declared, else an error.
+fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<Value> {
+    move |lua, (env, key)| {
+        let globals = lua.globals();
+        let found: Value = globals.raw_get(key.clone())?;
+        if !found.is_nil() || declared.raw_get::<bool>(key.clone())? {
+            return Ok(found);
+        }
+        let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+        let mut known = Vec::new();
+        for table in [&env, &globals] {
+            known.extend(
+                table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| Some(k.as_string()?.to_string_lossy())),
+            );
+        }
+        let hint = match name.as_str() {
+            "os" | "io" | "debug" | "package" => {
+                Some("code at the prompt has no access to the system either; :load and :edit read files".into())
+            }
+            "run" => Some("there is a run where the prompt has a recipe: perilune repl RECIPE".into()),
+            "_" => Some("_ is the first result of the last line that had one".into()),
+            _ if perilune_core::ops::by_name(&name).is_some_and(|o| !o.sig.is_empty()) => {
+                Some(format!("write pl.{name}"))
+            }
+            _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
+        };
+        Err(errors::argument(&host(lua)?, lua, "", format!("'{name}' is not defined"), hint))
+    }
+}

@@ -1,0 +1,190 @@
+//! `pl.breakpoint()`: the prompt in the middle of a function, with its locals.
+//!
+//! Lua's debug library is opened for this file alone: a few of its functions lie in the registry, out of reach of Lua code.
+//! The locals and upvalues of the function that called `pl.breakpoint` are read before a line of the prompt and, where the
+//! line changed them, written back after it. The prompt's loop is native code, so the function stays at the same level of
+//! the stack all the while.
+
+use super::Console;
+use crate::errors::{self, RecipeError};
+use crate::functions::host;
+use crate::host::INTERNAL;
+use mlua::{Function, Lua, Table, Value};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// How a stay at a breakpoint ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    Continue,
+    /// The person wants to leave: what runs is given up.
+    Quit,
+}
+
+/// Opens a prompt at a breakpoint; the text says where it is.
+pub type Pause = Rc<dyn Fn(&Console, &str) -> Ended>;
+
+/// The level of the calling function, seen from a debug function that native code calls.
+const LEVEL: usize = 2;
+
+#[derive(Clone, Copy)]
+enum Slot {
+    Local(usize),
+    Upvalue(usize),
+}
+
+/// A function that waits at a breakpoint.
+pub struct Frame {
+    debug: Table,
+    function: Function,
+    slots: BTreeMap<String, Slot>,
+    /// Values by name, as the prompt sees and sets them; and as they were read.
+    values: Table,
+    read: Table,
+}
+
+/// The functions of the debug library, in the registry.
+fn debug(lua: &Lua) -> mlua::Result<Table> {
+    const KEY: &str = "perilune.debug";
+    if let Value::Table(t) = lua.named_registry_value::<Value>(KEY)? {
+        return Ok(t);
+    }
+    // SAFETY: luaopen_debug is a lua_CFunction that needs no arguments and pushes one table; exec_raw calls it protected, with
+    // room on the stack. The table goes to the registry, never to Lua code.
+    #[allow(unsafe_code)]
+    let all: Table = unsafe {
+        lua.exec_raw((), |state| {
+            mlua::ffi::luaopen_debug(state);
+        })?
+    };
+    let out = lua.create_table()?;
+    for name in ["getlocal", "setlocal", "getupvalue", "setupvalue", "getinfo"] {
+        out.raw_set(name, all.raw_get::<Value>(name)?)?;
+    }
+    lua.set_named_registry_value(KEY, &out)?;
+    Ok(out)
+}
+
+impl Frame {
+    fn find(lua: &Lua) -> mlua::Result<(Frame, String)> {
+        let debug = debug(lua)?;
+        let info: Table = debug.raw_get::<Function>("getinfo")?.call((LEVEL, "fSln"))?;
+        let source: String = info.raw_get::<Option<String>>("source")?.unwrap_or_default();
+        let line: i64 = info.raw_get::<Option<i64>>("currentline")?.unwrap_or(0);
+        let name: Option<String> = info.raw_get("name")?;
+        let what: String = info.raw_get("what")?;
+        let file = source.trim_start_matches(['@', '=']);
+        if source.starts_with(INTERNAL) || what == "C" {
+            return Err(mlua::Error::runtime("breakpoint: call it from a recipe's function"));
+        }
+        // `function recipe.loss(…)` is called through a local of the training loop: its definition names it better.
+        let first: i64 = info.raw_get::<Option<i64>>("linedefined")?.unwrap_or(0);
+        let name = defined_as(file, first).or(name).filter(|_| what != "main");
+        let name = name.map(|n| format!("{n} ")).unwrap_or_default();
+        let (values, read) = (lua.create_table()?, lua.create_table()?);
+        let frame = Frame { debug, function: info.raw_get("func")?, slots: BTreeMap::new(), values, read };
+        Ok((frame, format!("{name}({file}:{line})")))
+    }
+
+    /// Reads the locals and upvalues as they are now.
+    pub fn fetch(&mut self) -> mlua::Result<()> {
+        self.slots.clear();
+        let keep = |frame: &mut Frame, name: String, value: Value, slot: Slot| -> mlua::Result<()> {
+            if !name.starts_with('(') && name != "_ENV" {
+                frame.values.raw_set(name.as_str(), value.clone())?;
+                frame.read.raw_set(name.as_str(), value)?;
+                frame.slots.insert(name, slot);
+            }
+            Ok(())
+        };
+        let getupvalue: Function = self.debug.raw_get("getupvalue")?;
+        for i in 1.. {
+            match getupvalue.call::<(Option<String>, Value)>((&self.function, i))? {
+                (Some(name), value) => keep(self, name, value, Slot::Upvalue(i))?,
+                _ => break,
+            }
+        }
+        let getlocal: Function = self.debug.raw_get("getlocal")?;
+        for i in 1.. {
+            match getlocal.call::<(Option<String>, Value)>((LEVEL, i))? {
+                // A later one of the same name hides the earlier.
+                (Some(name), value) => keep(self, name, value, Slot::Local(i))?,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes back what differs from what was read.
+    pub fn store(&self) -> mlua::Result<()> {
+        for (name, slot) in &self.slots {
+            let (now, before): (Value, Value) =
+                (self.values.raw_get(name.as_str())?, self.read.raw_get(name.as_str())?);
+            if same(&now, &before) {
+                continue;
+            }
+            match slot {
+                Slot::Local(i) => self.debug.raw_get::<Function>("setlocal")?.call::<()>((LEVEL, *i, now))?,
+                Slot::Upvalue(i) => {
+                    self.debug.raw_get::<Function>("setupvalue")?.call::<()>((&self.function, *i, now))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.slots.contains_key(name)
+    }
+
+    pub fn get(&self, name: &str) -> mlua::Result<Value> {
+        self.values.raw_get(name)
+    }
+
+    pub fn set(&self, name: &str, value: Value) -> mlua::Result<()> {
+        self.values.raw_set(name, value)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.slots.keys().cloned().collect()
+    }
+
+    /// Values are let go: what the line dropped can be collected.
+    pub fn clear(&self) -> mlua::Result<()> {
+        self.values.clear()?;
+        self.read.clear()
+    }
+}
+
+/// The name in the line that begins a function: `loss` of `function recipe.loss(model, batch)`.
+fn defined_as(file: &str, line: i64) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
+    let name = line.split_once("function ")?.1.split('(').next()?.trim();
+    let last = name.rsplit(['.', ':']).next()?;
+    (!last.is_empty()).then(|| last.to_string())
+}
+
+/// Lua's raw equality, which knows no metamethods.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Integer(x), Value::Integer(y)) => x == y,
+        (Value::Number(x), Value::Number(y)) => x.to_bits() == y.to_bits(),
+        (Value::UserData(x), Value::UserData(y)) => x.to_pointer() == y.to_pointer(),
+        (Value::Integer(_), Value::Number(_)) | (Value::Number(_), Value::Integer(_)) => false,
+        _ => a == b,
+    }
+}
+
+/// `pl.breakpoint()`.
+pub fn breakpoint(lua: &Lua, (): ()) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let pause = host.pause.borrow().clone();
+    let Some(pause) = pause else { return Ok(()) };
+    let (frame, place) = Frame::find(lua)?;
+    let console = Console::paused(lua, frame)?;
+    if pause(&console, &place) == Ended::Continue {
+        return Ok(());
+    }
+    Err(errors::argument(&host, lua, "", RecipeError::LEFT, None))
+}

@@ -1,0 +1,102 @@
+//! How the prompt shows a value: tensors and modules as `print` does, tables with what is in them.
+
+use crate::tensor::{Ref, Tensor};
+use mlua::{Function, Lua, Table, Value};
+
+/// Entries of a table that are shown, and levels of tables in tables.
+const ENTRIES: usize = 24;
+const LEVELS: usize = 3;
+/// A table is shown on one line if it fits.
+const WIDTH: usize = 100;
+
+/// A result of a line.
+pub fn show(lua: &Lua, v: &Value) -> mlua::Result<String> {
+    match v {
+        Value::Table(t) if !speaks(t) => table(lua, t, 0),
+        Value::Function(f) => Ok(function(f)),
+        other => tostring(lua, other),
+    }
+}
+
+pub fn tostring(lua: &Lua, v: &Value) -> mlua::Result<String> {
+    let f: Function = lua.globals().raw_get("tostring")?;
+    Ok(f.call::<mlua::LuaString>(v)?.to_string_lossy())
+}
+
+/// Whether a table says itself what it is.
+fn speaks(t: &Table) -> bool {
+    t.metatable().is_some_and(|m| m.raw_get::<Value>("__tostring").is_ok_and(|f| !f.is_nil()))
+}
+
+/// `function (digits.lua:23)`.
+pub fn function(f: &Function) -> String {
+    let info = f.info();
+    match (info.source.as_deref().and_then(|s| s.strip_prefix(['@', '='])), info.line_defined) {
+        (Some(file), Some(line)) if info.what != "C" => format!("function ({file}:{line})"),
+        _ => "function (native)".into(),
+    }
+}
+
+/// Shape and dtype; nothing is evaluated.
+pub fn head(t: &Tensor) -> String {
+    let state = if matches!(t.what, Ref::State(_)) { " state" } else { "" };
+    match t.meta() {
+        Ok((shape, dtype)) => format!("tensor {shape} {dtype}{state}"),
+        Err(_) => "tensor (gone)".into(),
+    }
+}
+
+fn inside(lua: &Lua, v: &Value, level: usize) -> mlua::Result<String> {
+    Ok(match v {
+        Value::String(s) => format!("{:?}", s.to_string_lossy()),
+        Value::Table(t) if speaks(t) => {
+            let text = tostring(lua, v)?;
+            let mut lines = text.lines();
+            let first = lines.next().unwrap_or_default().to_string();
+            if lines.next().is_some() { format!("{first} …") } else { first }
+        }
+        Value::Table(_) if level >= LEVELS => "{…}".into(),
+        Value::Table(t) => table(lua, t, level)?,
+        Value::Function(f) => function(f),
+        Value::UserData(u) => match u.borrow::<Tensor>() {
+            Ok(t) => head(&t),
+            Err(_) => "userdata".into(),
+        },
+        other => tostring(lua, other)?,
+    })
+}
+
+fn table(lua: &Lua, t: &Table, level: usize) -> mlua::Result<String> {
+    let listed = t.raw_len();
+    let mut named: Vec<(String, Value)> = Vec::new();
+    for pair in t.pairs::<Value, Value>() {
+        let (k, v) = pair?;
+        match &k {
+            Value::Integer(i) if *i >= 1 && *i as usize <= listed => {}
+            Value::String(s) => named.push((s.to_string_lossy(), v)),
+            other => named.push((format!("[{}]", crate::args::show(other)), v)),
+        }
+    }
+    named.sort_by(|a, b| a.0.cmp(&b.0));
+    let total = listed + named.len();
+    let mut parts = Vec::new();
+    for i in 1..=listed.min(ENTRIES) {
+        parts.push(inside(lua, &t.raw_get::<Value>(i)?, level + 1)?);
+    }
+    for (k, v) in named.iter().take(ENTRIES.saturating_sub(listed.min(ENTRIES))) {
+        parts.push(format!("{k} = {}", inside(lua, v, level + 1)?));
+    }
+    if total > parts.len() {
+        parts.push(format!("… {} more", total - parts.len()));
+    }
+    if parts.is_empty() {
+        return Ok("{}".into());
+    }
+    let line = format!("{{ {} }}", parts.join(", "));
+    if line.chars().count() <= WIDTH && !line.contains('\n') {
+        return Ok(line);
+    }
+    let pad = "  ".repeat(level + 1);
+    let body: Vec<String> = parts.iter().map(|p| format!("{pad}{p}")).collect();
+    Ok(format!("{{\n{}\n{}}}", body.join(",\n"), "  ".repeat(level)))
+}
