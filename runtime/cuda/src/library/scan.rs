@@ -1,7 +1,7 @@
 //! cumsum, cumprod.
 
 use super::call::{BLOCK, Call, by_value, sum_type, typed, without};
-use super::reduce::Share;
+use super::reduce::{BUSY, Share};
 use super::space::Space;
 use crate::launch::Arg;
 use perilune_core::error::Result;
@@ -28,7 +28,9 @@ pub fn scan(c: &mut Call) -> Result<()> {
         2 if c.name() == "cumprod" => 4,
         size => 16 / size,
     };
-    let share = Share::new(&space, n, step, v * STRIPS, 2048);
+    // Where rows alone keep the GPU busy a warp takes one, however long: it waits for nobody.
+    let warp = if rows * 32 >= BUSY { usize::MAX } else { 2048 };
+    let share = Share::new(&space, n, step, v * STRIPS, warp);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)
     };
