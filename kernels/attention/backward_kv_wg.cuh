@@ -51,20 +51,15 @@ __device__ __forceinline__ void backward_kv_wg(
     // Steps of one head, and of all that share these keys.
     const i32 each = max(end - begin + BN - 1, 0) / BN, all = each * p.group;
 
-    // The tile of queries that is fetched next: its head and its first row.
-    i32 next_head = key_head * p.group, next_row = begin;
-    auto fetch = [&](u32 stage) {
+    auto fetch = [&](i32 n, u32 stage) {
         const u32 barrier = here + 8 * stage;
+        const i32 turn = p.group == 1 ? 0 : n / each;
+        const i32 query_head = key_head * p.group + turn, row = begin + (n - turn * each) * BN;
         barrier_expect(barrier, 2 * Queries::BYTES + NUMBERS);
-        bring<C, BN>(sq + stage * Queries::BYTES, q, next_row, next_head, batch, barrier);
-        bring<C, BN>(sg + stage * Queries::BYTES, grad, next_row, next_head, batch, barrier);
+        bring<C, BN>(sq + stage * Queries::BYTES, q, row, query_head, batch, barrier);
+        bring<C, BN>(sg + stage * Queries::BYTES, grad, row, query_head, batch, barrier);
         bring_bytes(
-            sn + stage * NUMBERS, numbers + ((i64)batch * p.heads + next_head) * p.padded + next_row, NUMBERS, barrier);
-        next_row += BN;
-        if (next_row >= end) {
-            next_row = begin;
-            next_head++;
-        }
+            sn + stage * NUMBERS, numbers + ((i64)batch * p.heads + query_head) * p.padded + row, NUMBERS, barrier);
     };
     if (leader) {
         barrier_make(rows_here, 1);
@@ -77,7 +72,7 @@ __device__ __forceinline__ void backward_kv_wg(
         barrier_expect(rows_here, 2 * Keys::BYTES);
         bring<C, BM>(sk, k, first, key_head, batch, rows_here);
         bring<C, BM>(sv, v, first, key_head, batch, rows_here);
-        for (i32 n = 0; n < min(all, STAGES); n++) fetch(n);
+        for (i32 n = 0; n < min(all, STAGES); n++) fetch(n, n);
     }
     __syncthreads();
 
@@ -89,17 +84,16 @@ __device__ __forceinline__ void backward_kv_wg(
     const f32 scale2 = p.scale * LOG2E;
     const u32 my_k = sk + group * 64 * 128, my_v = sv + group * 64 * 128;
 
-    Turn<STAGES> now, old;
-    i32 query = begin, busy = -1;  // the stage that products under way read
+    Turn<STAGES> now;
+    i32 query = begin;
+    bool busy = false;  // products of the tile before are under way
     barrier_wait(rows_here, 0);
 #pragma unroll 1
     for (i32 n = 0; n < all; n++) {
-        if (n >= 2) {
-            if (leader && n - 2 + STAGES < all) {
-                barrier_wait(free + 8 * old.stage, old.parity);
-                fetch(old.stage);
-            }
-            old.next();
+        if (leader && n >= 2 && n - 2 + STAGES < all) {
+            const Turn<STAGES> old = now.template before<2>();
+            barrier_wait(free + 8 * old.stage, old.parity);
+            fetch(n - 2 + STAGES, old.stage);
         }
         const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s;
         if (active) {
@@ -118,7 +112,7 @@ __device__ __forceinline__ void backward_kv_wg(
             settle(x[0]);
             settle(ak[0]);
             settle(av[0]);
-            if (busy >= 0 && lane == 0) barrier_arrive(free + 8 * busy);
+            if (!P::LEAN && busy && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 // lse and delta of this thread's two columns.
@@ -166,18 +160,18 @@ __device__ __forceinline__ void backward_kv_wg(
                 settle(ak[0]);
                 if (lane == 0) barrier_arrive(free + 8 * now.stage);
             } else {
-                busy = (i32)now.stage;
+                busy = true;
             }
         } else {
             products_wait<0>();
             settle(ak[0]);
             settle(av[0]);
             if (lane == 0) {
-                if (busy >= 0) barrier_arrive(free + 8 * busy);
+                if (!P::LEAN && busy) barrier_arrive(free + 8 * now.template before<1>().stage);
                 barrier_wait(here + 8 * now.stage, now.parity);
                 barrier_arrive(free + 8 * now.stage);
             }
-            busy = -1;
+            busy = false;
         }
         query += BN;
         if (query >= end) query = begin;

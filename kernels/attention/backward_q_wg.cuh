@@ -70,15 +70,13 @@ __device__ __forceinline__ void backward_q_wg(
     }
     __syncthreads();
 
-    Turn<STAGES> now, old;
+    Turn<STAGES> now;
     i32 step = 0;
     auto refill = [&] {
-        if (step >= 2) {
-            if (leader && step - 2 + STAGES < all) {
-                barrier_wait(free + 8 * old.stage, old.parity);
-                fetch(step - 2 + STAGES, old.stage);
-            }
-            old.next();
+        if (leader && step >= 2 && step - 2 + STAGES < all) {
+            const Turn<STAGES> old = now.template before<2>();
+            barrier_wait(free + 8 * old.stage, old.parity);
+            fetch(step - 2 + STAGES, old.stage);
         }
         step++;
     };
@@ -125,7 +123,7 @@ __device__ __forceinline__ void backward_q_wg(
         products_wait<1>();
         settle(x[0]);
         settle(acc[0]);
-        if (!P::LEAN && n > lo && lane == 0) barrier_arrive(free + 8 * (now.stage == 0 ? STAGES - 1 : now.stage - 1));
+        if (!P::LEAN && n > lo && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
         const i32 key = begin + n * BN;
         bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
         if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
@@ -152,7 +150,7 @@ __device__ __forceinline__ void backward_q_wg(
     }
     products_wait<0>();
     settle(acc[0]);
-    if (!P::LEAN && lo < hi && lane == 0) barrier_arrive(free + 8 * (now.stage == 0 ? STAGES - 1 : now.stage - 1));
+    if (!P::LEAN && lo < hi && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
     for (i32 n = hi; n < all; n++) pass();
 
 #pragma unroll

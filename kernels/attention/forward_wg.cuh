@@ -74,17 +74,15 @@ __device__ __forceinline__ void forward_wg(
     }
     __syncthreads();
 
-    // The tile being worked on, and the one two before it, whose place is filled anew.
-    Turn<STAGES> now, old;
+    // The tile being worked on; the place of the one two before it is filled anew.
+    Turn<STAGES> now;
     i32 step = 0;
     auto refill = [&] {
-        if (step >= 2) {
-            if (leader && step - 2 + STAGES < all) {
-                barrier_wait(k_free + 8 * old.stage, old.parity);
-                barrier_wait(v_free + 8 * old.stage, old.parity);
-                fetch(step - 2 + STAGES, old.stage);
-            }
-            old.next();
+        if (leader && step >= 2 && step - 2 + STAGES < all) {
+            const Turn<STAGES> old = now.template before<2>();
+            barrier_wait(k_free + 8 * old.stage, old.parity);
+            barrier_wait(v_free + 8 * old.stage, old.parity);
+            fetch(step - 2 + STAGES, old.stage);
         }
         step++;
     };
@@ -157,9 +155,9 @@ __device__ __forceinline__ void forward_wg(
     }
 #pragma unroll 1
     for (i32 n = lo + 1; n < hi; n++) {
-        const Turn<STAGES> before = now;
         now.next();
         refill();
+        const Turn<STAGES> before = now.template before<1>();
         barrier_wait(k_here + 8 * now.stage, now.parity);
         products_start();
         product_along<T, C, BM, BN>(x[0], my_q, sk + now.stage * Keys::BYTES);

@@ -189,7 +189,8 @@ __device__ __forceinline__ void product_down(f32 (&d)[N / 8][4], const u32 (&w)[
         Product<T, N>::template held<1>(d, w[k], operand_down(b + k * 16 * 128, K * 128), true);
 }
 
-// Where a ring of STAGES tiles is: tile n is in stage n % STAGES, for the n / STAGES-th time.
+// Where a ring of STAGES tiles is: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
+// this is kept, so that they take no registers.
 template <int STAGES>
 struct Turn {
     u32 stage = 0, parity = 0;
@@ -198,6 +199,14 @@ struct Turn {
             stage = 0;
             parity ^= 1;
         }
+    }
+    // Where tile n - BACK is, for n >= BACK.
+    template <int BACK>
+    __device__ __forceinline__ Turn before() const {
+        Turn t;
+        t.stage = stage >= BACK ? stage - BACK : stage + STAGES - BACK;
+        t.parity = stage >= BACK ? parity : parity ^ 1;
+        return t;
     }
 };
 
