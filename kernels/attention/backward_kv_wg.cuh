@@ -9,7 +9,8 @@
 //
 // Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN pairs of numbers; barriers.
 //
-// LEAN: dv's products are over before the weights of dk's are packed, which takes BN / 4 registers less.
+// LEAN: v's products with grad are issued after the scores are weights, together with dv's, which takes fewer registers
+// and leaves it to the other warpgroups to keep the tensor cores busy.
 //
 // Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
 // 2 each, weights BN / 4.
@@ -105,14 +106,16 @@ __device__ __forceinline__ void backward_kv_wg(
             products_start();
             product_along<T, C, BM, BN>(x[0], my_k, tq);
             products_end();
-            product_along<T, C, BM, BN>(y[0], my_v, tg);
-            products_end();
+            if (!P::LEAN) {
+                product_along<T, C, BM, BN>(y[0], my_v, tg);
+                products_end();
+            }
             // The scores, and with them the last products of the tile before.
-            products_wait<1>();
+            products_wait<P::LEAN ? 0 : 1>();
             settle(x[0]);
             settle(ak[0]);
             settle(av[0]);
-            if (!P::LEAN && busy && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
+            if (busy && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 // lse and delta of this thread's two columns.
@@ -134,11 +137,19 @@ __device__ __forceinline__ void backward_kv_wg(
                     }
             }
             pack<T, 1, BN>(w, x);
-            products_wait<0>();
-            settle(y[0]);
+            if (!P::LEAN) {
+                products_wait<0>();
+                settle(y[0]);
+            }
             products_start();
+            if (P::LEAN) product_along<T, C, BM, BN>(y[0], my_v, tg);
             product_down<T, BN, C>(av[0], w[0], tg);
             products_end();
+            if (P::LEAN) {
+                products_wait<0>();
+                settle(y[0]);
+                settle(av[0]);
+            }
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 uint4 bits = shared_get4(numbers_at + j * 64);
@@ -146,28 +157,18 @@ __device__ __forceinline__ void backward_kv_wg(
 #pragma unroll
                 for (int i = 0; i < 4; i++) x[0][j][i] *= y[0][j][i] - del[i & 1];
             }
-            if (P::LEAN) {
-                products_wait<0>();
-                settle(av[0]);
-            }
             u32 u[1][BN / 16][4];
             pack<T, 1, BN>(u, x);
             products_start();
             product_down<T, BN, C>(ak[0], u[0], tq);
             products_end();
-            if (P::LEAN) {
-                products_wait<0>();
-                settle(ak[0]);
-                if (lane == 0) barrier_arrive(free + 8 * now.stage);
-            } else {
-                busy = true;
-            }
+            busy = true;
         } else {
             products_wait<0>();
             settle(ak[0]);
             settle(av[0]);
             if (lane == 0) {
-                if (!P::LEAN && busy) barrier_arrive(free + 8 * now.template before<1>().stage);
+                if (busy) barrier_arrive(free + 8 * now.template before<1>().stage);
                 barrier_wait(here + 8 * now.stage, now.parity);
                 barrier_arrive(free + 8 * now.stage);
             }

@@ -29,7 +29,7 @@ pub const GROUPS: &[(Pass, u32, When, Groups)] = &[
     (Pass::BackwardQ, 64, When::Always, groups(2, 48, 4, true, 2)),
     (Pass::BackwardQ, 128, When::Large, groups(3, 64, 3, true, 1)),
     (Pass::BackwardQ, 128, When::Always, groups(2, 64, 3, false, 1)),
-    (Pass::BackwardKv, 64, When::Always, groups(1, 96, 3, false, 2)),
+    (Pass::BackwardKv, 64, When::Always, groups(1, 64, 3, true, 3)),
     (Pass::BackwardKv, 128, When::Always, groups(2, 64, 3, false, 1)),
 ];
 
