@@ -302,15 +302,15 @@ mod nvrtc {
     }
 }
 
-/// Compiles `(arch, dtype, causal, window)` of every tile; returns the rows of a table.
-fn compile(kinds: &[(&str, DType, bool, bool)]) {
+/// Compiles `(arch, dtype, causal, window)` of every tile, or of those of warpgroups only; prints the rows of a table.
+fn compile(kinds: &[(&str, DType, bool, bool)], warps: bool) {
     let Some(nvrtc) = nvrtc::Nvrtc::open() else {
         println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
         return;
     };
     for &(arch, dtype, causal, window) in kinds {
         let mut text = String::new();
-        let tiles = TILES.iter().filter(|t| t.2.holds(arch != "sm_80", causal, window));
+        let tiles = TILES.iter().filter(|t| warps && t.2.holds(arch != "sm_80", causal, window));
         let tiles = tiles.map(|&(pass, size, _, tile)| attention::function(pass, size, tile, dtype, causal, window));
         let groups = GROUPS.iter().filter(|t| arch == "sm_90a" && t.2.holds(true, causal, window));
         let groups = groups.map(|&(pass, size, _, tile)| tile.function(pass, size, dtype, causal, window));
@@ -340,7 +340,8 @@ fn compile(kinds: &[(&str, DType, bool, bool)]) {
 
 #[test]
 fn tiles_compile_without_spills() {
-    compile(&[("sm_80", DType::BF16, true, false), ("sm_90a", DType::BF16, true, false)]);
+    compile(&[("sm_80", DType::BF16, true, false), ("sm_90a", DType::BF16, true, false)], true);
+    compile(&[("sm_90a", DType::BF16, false, false), ("sm_90a", DType::F16, true, true)], false);
 }
 
 #[test]
@@ -352,7 +353,7 @@ fn everything_compiles_without_spills() {
             kinds.extend([(false, false), (true, false), (true, true)].map(|(c, w)| (arch, dtype, c, w)));
         }
     }
-    compile(&kinds);
+    compile(&kinds, true);
 }
 
 #[test]
