@@ -409,6 +409,42 @@ fn attention_block_on_a_gpu() {
     snapshot("attention_block_gpu", &p);
 }
 
+/// The products of a step in TF32 are known as such to the plan and its key, in the forward and in the backward pass; nothing else is.
+#[test]
+fn tf32_is_part_of_the_plan() {
+    let record = |tf32: bool| {
+        let mut s = Sketch::new();
+        let (x, w, b) = (s.x(&[8, 16]), s.x(&[4, 16]), s.x(&[4]));
+        let (image, filter) = (s.x(&[1, 2, 8, 8]), s.x(&[3, 2, 3, 3]));
+        s.e.graph.tf32 = tf32;
+        let y = s.call("linear", &[t(x), t(w), t(b)]);
+        let y = s.call("softmax", &[t(y), int(-1)]);
+        let z = s.call("conv2d", &[t(image), t(filter)]);
+        s.e.graph.tf32 = false;
+        let wt = s.e.graph.t(w).unwrap();
+        let plain = s.call("matmul", &[t(x), t(wt)]);
+        let l = ["sum"; 2].iter().zip([y, z]).map(|(f, y)| s.call(f, &[t(y)])).collect::<Vec<_>>();
+        let l = s.call("add", &[t(l[0]), t(l[1])]);
+        let roots = [s.grads(l, &[x, w, image, filter]), vec![plain, y, z]].concat();
+        let request = Request { roots, commits: Vec::new() };
+        let mut tracer = Tracer::default();
+        tracer.run(&s.e.graph, &request, |id| {
+            s.e.graph.node(id).op.eq(&create::LEAF).then(|| s.e.graph.node(id).payload)
+        });
+        (program_on(&s.e.graph, &request, &Null).unwrap(), tracer.trace.key)
+    };
+    let ((low, low_key), (exact, exact_key)) = (record(true), record(false));
+    assert_ne!(low_key, exact_key);
+    let products = |p: &Program| {
+        let calls = p.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
+        calls.filter(|l| l.op.name == "matmul").map(|l| l.tf32).collect::<Vec<_>>()
+    };
+    let (low, exact) = (products(&low), products(&exact));
+    assert_eq!(low.len(), exact.len() + 1, "the product outside of tf32 is another than that inside");
+    assert_eq!((low.iter().filter(|t| !**t).count(), exact.iter().filter(|t| **t).count()), (1, 0), "{low:?}");
+    assert!(low.len() >= 6, "{low:?}");
+}
+
 // ---- growth ----------------------------------------------------------------------------------------------------------
 
 /// Runs `f` on a stack too small for any recursion over a graph.

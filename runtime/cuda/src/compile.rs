@@ -267,10 +267,10 @@ impl Compiled {
         let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
         let at = trial.as_ref().map(|t| t.1);
         let align = bias.map_or(256, |(_, n)| alignment(n, size));
-        let gemm = match shared.blas.gemm(p, false, how, align, at) {
+        let gemm = match shared.blas.gemm(p, l.tf32, how, align, at) {
             Err(_) if how != Epilogue::default() => {
                 // Then the map runs by itself.
-                let plain = shared.blas.gemm(p, false, Epilogue::default(), align, at)?;
+                let plain = shared.blas.gemm(p, l.tf32, Epilogue::default(), align, at)?;
                 let (out, bias, residual) = (l.outputs[0], None, None);
                 return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
             }
@@ -287,7 +287,7 @@ impl Compiled {
         let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
         let how = Epilogue { bias: true, ..Epilogue::default() };
         let align = alignment(layout.offset, size);
-        let gemm = shared.blas.gemm(&product.problem, false, how, align, trial.as_ref().map(|t| t.1)).ok()?;
+        let gemm = shared.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref().map(|t| t.1)).ok()?;
         let bias = Some((*v, layout.offset));
         Some(Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual: None, size })
     }

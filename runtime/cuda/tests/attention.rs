@@ -68,6 +68,7 @@ fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
         outputs: (8..8 + outputs as u32).map(ValueId).collect(),
         layouts: shapes[..outputs].iter().map(|s| Layout::contiguous(*s)).collect(),
         epilogue: None,
+        tf32: false,
         origin: Origin::NONE,
     };
     if backward {

@@ -138,23 +138,29 @@ fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiVa
     Ok(out)
 }
 
-/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32.
+/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32; or stay f32 and
+/// may round what they multiply to TF32.
 fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let name = dtype.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
     let low = match name.as_str() {
-        "f32" => None,
+        "f32" | "tf32" => None,
         other => match DType::parse(other).filter(|d| d.is_half()) {
             Some(d) => Some(d),
             None => {
-                let message = format!("dtype is {}; it must be \"bf16\", \"f16\" or \"f32\"", args::show(&dtype));
+                let message =
+                    format!("dtype is {}; it must be \"bf16\", \"f16\", \"tf32\" or \"f32\"", args::show(&dtype));
                 return Err(errors::argument(&host, lua, "autocast", message, None));
             }
         },
     };
-    let before = std::mem::replace(&mut host.engine.borrow_mut().graph.autocast, low);
+    let swap = |(low, tf32)| {
+        let graph = &mut host.engine.borrow_mut().graph;
+        (std::mem::replace(&mut graph.autocast, low), std::mem::replace(&mut graph.tf32, tf32))
+    };
+    let before = swap((low, name == "tf32"));
     let out = f.call::<MultiValue>(args);
-    host.engine.borrow_mut().graph.autocast = before;
+    swap(before);
     out
 }
 

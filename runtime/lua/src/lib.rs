@@ -13,6 +13,7 @@ mod functions;
 mod grads;
 mod host;
 mod indexing;
+mod kernels;
 mod loader;
 mod native;
 mod options;

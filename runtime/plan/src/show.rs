@@ -2,6 +2,7 @@
 
 use crate::ir::*;
 use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::source;
 use perilune_core::site::{Site, Sites};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -46,6 +47,9 @@ fn work(r: &Region) -> usize {
 /// The name of a kernel: the op of a library call, or the functions a region fuses, most telling first.
 pub fn name(k: &Kernel) -> String {
     match k {
+        Kernel::Library(l) if l.op == &source::KERNEL => {
+            source::body_of(l.op, &l.attrs).map_or_else(|| l.op.name.to_string(), |b| b.name.clone())
+        }
         Kernel::Library(l) => match &l.epilogue {
             Some(r) => format!("{} > {}", l.op.name, functions(r)),
             None => l.op.name.to_string(),
