@@ -146,6 +146,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     let options =
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
+    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
     runtime.offer_params(offered);
     if let Some(script) = &args.script {
         runtime.set_texts(&script.files);

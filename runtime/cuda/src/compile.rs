@@ -44,7 +44,7 @@ pub fn keeps(node: &Node) -> bool {
 }
 
 /// The launches of a library call, without its epilogue.
-fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
+pub(crate) fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let work = match l.op.name {
         name if name == ATTENTION.name => attention::forward(program, l, props)?,
         name if name == ATTENTION_BACKWARD.name => attention::backward(program, l, props)?,
@@ -523,7 +523,7 @@ fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> 
 }
 
 /// The product a library call is, if cuBLASLt can do it.
-fn product(program: &Program, l: &Library) -> Option<Product> {
+pub(crate) fn product(program: &Program, l: &Library) -> Option<Product> {
     let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
         return None;
     };
@@ -546,7 +546,7 @@ fn alignment(n: isize, size: usize) -> u32 {
 }
 
 /// An epilogue that cuBLASLt does.
-struct Fused {
+pub(crate) struct Fused {
     bias: Option<(ValueId, isize)>,
     residual: Option<ValueId>,
     out: ValueId,
@@ -554,7 +554,7 @@ struct Fused {
 
 /// `r` as a bias of the columns or a matrix added to the product, where the bits are those of the separate map: in f32
 /// and f64, whose sums are kept in the result's own precision.
-fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
+pub(crate) fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
     let result = &program.values[l.outputs[0].0 as usize];
     let wide = matches!(result.dtype, DType::F32 | DType::F64);
     let ([store], [a, b, sum]) = (&r.stores[..], &r.body[..]) else { return None };

@@ -17,4 +17,4 @@ mod step;
 pub use engine::{Engine, Fault, Handle, Stats};
 pub use profile::Profile;
 pub use state::{StateId, StateInfo};
-pub use step::Switches;
+pub use step::{PrintPlan, Switches};

@@ -130,6 +130,9 @@ function pl.custom(options) end
 ---Seconds since the runtime started, for timing: `pl.eval(x)` before reading it.
 ---@return number
 function pl.clock() end
+---The plan that evaluating tensors would run, as text. With {source = true} at the end also the recipe lines and the CUDA text of
+---each kernel; on the CPU, which compiles no text, of the plan that a GPU would run.
+---@param ... perilune.Tensor|{source?: boolean}
 ---@return string
 function pl.plan(...) end
 ---@return table
@@ -143,7 +146,7 @@ function pl.memory() end
 ---@param budget string|integer|nil as in "20GiB", or bytes
 ---@return integer? before
 function pl.memory_budget(budget) end
----@param switches {fusion?: boolean, print_plan?: boolean, check_nan?: boolean, report_misses?: boolean}
+---@param switches {fusion?: boolean, print_plan?: boolean|"source", check_nan?: boolean, report_misses?: boolean}
 ---@param fn? function
 ---@return any ...
 function pl.switches(switches, fn, ...) end
