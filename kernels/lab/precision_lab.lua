@@ -29,7 +29,7 @@ pl.save("precision_lab.npz", out)
 -- Fused and unfused, and twice: the same bits.
 local function bits(switches)
   return pl.switches(switches, function()
-    return pl.autocast("tf32", function() return (pl.linear(x, w, b):gelu() * 2):flatten() end)
+    return pl.eval(pl.autocast("tf32", function() return (pl.linear(x, w, b):gelu() * 2):flatten() end))
   end)
 end
 local one, two, three = bits { fusion = true }, bits { fusion = false }, bits { fusion = true }
