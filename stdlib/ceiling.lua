@@ -22,7 +22,7 @@ local function rate(work, fn)
   return work / best
 end
 
----@param dtype perilune.DType of the products
+---@param dtype perilune.DType|"tf32" of the products
 ---@return {bytes: number, flops: number} a second
 local function ceiling(dtype)
   local gpu = pl.zeros({ 1 }).device ~= "cpu"
@@ -30,8 +30,10 @@ local function ceiling(dtype)
   local x = pl.eval(pl.zeros { n })
   local bytes = rate(8.0 * n, function() return x + 1 end)
   x:free()
-  local a, b = pl.eval(pl.randn({ side, side }, { dtype = dtype }), pl.randn({ side, side }, { dtype = dtype }))
-  local flops = rate(2.0 * side ^ 3, function() return a:matmul(b) end)
+  local stored = dtype == "tf32" and "f32" or dtype --[[@as perilune.DType]]
+  local a, b = pl.eval(pl.randn({ side, side }, { dtype = stored }), pl.randn({ side, side }, { dtype = stored }))
+  local function product() return a:matmul(b) end
+  local flops = rate(2.0 * side ^ 3, function() return dtype == "tf32" and pl.autocast("tf32", product) or product() end)
   a:free()
   b:free()
   return { bytes = bytes, flops = flops }

@@ -1,4 +1,4 @@
--- kernel.lua: elementwise functions of one's own, written as one expression.
+-- kernel.lua: elementwise functions of one's own, written as one expression. (From CUDA source: source_kernel.lua.)
 --
 --   local swish = pl.kernel { name = "swish", inputs = "x", scalars = "beta", expr = "x / (1 + exp(-beta * x))" }
 --   local y = swish(x, 1.5)
@@ -209,9 +209,23 @@ end
 ---@field expr string
 ---@field backward (fun(grad: perilune.Tensor, ...: any): perilune.Tensor?, ...)? gradients of the inputs from the result's and the same arguments
 
----An elementwise function (...) -> (...) from an expression.
----@param given perilune.KernelOptions
----@return fun(...: any): perilune.Tensor
+---@class perilune.SourceKernelOptions
+---@field name string the __global__ function in source
+---@field inputs string as above
+---@field outputs string? names of the results, "y" by default; a dtype may follow, by default that of the first input
+---@field scalars string? names of the numbers that follow, passed by value as f32 or the dtype declared
+---@field source string CUDA C++
+---@field shape (fun(...: any): integer[] ...)? shape of each output from the arguments; by default that of the first input
+---@field grid integer|integer[]|(fun(...: any): integer|integer[])? blocks; by default a thread for each element of the first output
+---@field block integer|integer[]|(fun(...: any): integer|integer[])? threads of a block, 256 by default
+---@field shared integer|(fun(...: any): integer)? bytes of dynamic shared memory
+---@field args (fun(...: any): integer ...)? whole numbers passed behind the outputs: sizes and the like
+---@field cpu (fun(...: any): perilune.Tensor ...)? computes the same, on the CPU and for pl.kernel_check
+---@field backward (fun(grad: perilune.Tensor, ...: any): perilune.Tensor?, ...)? gradients of the inputs from the result's and the same arguments
+
+---A function of tensors from an elementwise expression, or from CUDA source.
+---@param given perilune.KernelOptions|perilune.SourceKernelOptions
+---@return fun(...: any): perilune.Tensor ...
 local function kernel(given)
   local op = "kernel"
   local function kind(key, wanted)
@@ -219,9 +233,8 @@ local function kernel(given)
     if v ~= nil and not check.is(v, wanted) then pl.error(op, ("%s is %s"):format(key, check.show(v)), ("it must be a %s"):format(wanted)) end
   end
   if type(given) ~= "table" then pl.error(op, "the argument is " .. check.show(given), 'pl.kernel { inputs = "x", expr = "x * x" }') end
-  if given["source"] ~= nil then
-    pl.error(op, "kernels from CUDA source are not in this version", "write an elementwise one as expr, or compose tensor functions")
-  end
+  if given["source"] ~= nil then return require("perilune.source_kernel").kernel(given, declared) end
+  if given["expr"] == nil then pl.error(op, "it has neither expr nor source", 'an elementwise one is an expr: expr = "x * x"; any other is CUDA source') end
   check.options(op, given, {}, { name = "string", inputs = "string", scalars = "string", expr = "string", backward = "function" })
   check.required(op, given, { "inputs", "expr" })
   kind("backward", "function")

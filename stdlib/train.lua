@@ -33,7 +33,7 @@ local train = {}
 ---@field accumulate integer?
 ---@field steps integer? where params has none
 ---@field memory_budget string|integer? what a step may take, as in "20GiB": activations are recomputed until it fits
----@field precision "f32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
+---@field precision "f32"|"tf32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
 ---@field finish fun(run: perilune.Run)?
@@ -160,7 +160,7 @@ function train.new(recipe, params, opts)
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
-  check.word(op, "precision", precision, { "f32", "bf16", "fp16" })
+  check.word(op, "precision", precision, { "f32", "tf32", "bf16", "fp16" })
   local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
                 precision = precision }
   local budget = o.memory_budget or params.memory_budget or recipe.memory_budget

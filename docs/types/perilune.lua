@@ -94,7 +94,10 @@ function pl.no_grad(fn, ...) end
 ---@param fn function|perilune.Module
 ---@return any ...
 function pl.checkpoint(fn, ...) end
----@param dtype "bf16"|"f16"|"f32"
+---Runs fn(...) with matmuls, convolutions and attention in a 16-bit dtype (what needs f32 stays f32), or with f32 products
+---whose operands may be rounded to TF32 (10 bits of mantissa) where the device has such products: GPUs do, the CPU computes f32.
+---Backward passes follow what was recorded.
+---@param dtype "bf16"|"f16"|"tf32"|"f32"
 ---@param fn function
 ---@return any ...
 function pl.autocast(dtype, fn, ...) end
@@ -110,16 +113,26 @@ function pl.grad(y, xs, options) end
 ---@param options? {eps?: number, tolerance?: number}
 ---@return boolean
 function pl.gradcheck(fn, inputs, options) end
----An elementwise function (...) -> (...) from one expression: `pl.kernel { inputs = "x", scalars = "beta", expr = "x / (1 + exp(-beta * x))" }`.
----@param options {inputs: string, expr: string, scalars?: string, name?: string, backward?: function}
----@return fun(...: any): perilune.Tensor
+---An elementwise function (...) -> (...) from one expression: `pl.kernel { inputs = "x", scalars = "beta", expr = "x / (1 + exp(-beta * x))" }`,
+---or any function of tensors from CUDA source: `pl.kernel { name = "f", inputs = "x: f32", source = "__global__ void f(...) ...", cpu = function(x) ... end }`.
+---@param options {name?: string, inputs: string, scalars?: string, expr?: string, backward?: function, source?: string, outputs?: string, shape?: function, grid?: integer|integer[]|function, block?: integer|integer[]|function, shared?: integer|function, args?: function, cpu?: function}
+---@return fun(...: any): perilune.Tensor ...
 function pl.kernel(options) end
+---Runs a kernel from CUDA source and its `cpu` function on the GPU and compares: true, or an error that names the worst element.
+---@param kernel function
+---@param arguments any[]
+---@param options? {rtol?: number, atol?: number}
+---@return boolean
+function pl.kernel_check(kernel, arguments, options) end
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
 ---Seconds since the runtime started, for timing: `pl.eval(x)` before reading it.
 ---@return number
 function pl.clock() end
+---The plan that evaluating tensors would run, as text. With {source = true} at the end also the recipe lines and the CUDA text of
+---each kernel; on the CPU, which compiles no text, of the plan that a GPU would run.
+---@param ... perilune.Tensor|{source?: boolean}
 ---@return string
 function pl.plan(...) end
 ---@return table
@@ -140,7 +153,7 @@ function pl.memory() end
 ---@param budget string|integer|nil as in "20GiB", or bytes
 ---@return integer? before
 function pl.memory_budget(budget) end
----@param switches {fusion?: boolean, print_plan?: boolean, check_nan?: boolean, report_misses?: boolean}
+---@param switches {fusion?: boolean, print_plan?: boolean|"source", check_nan?: boolean, report_misses?: boolean}
 ---@param fn? function
 ---@return any ...
 function pl.switches(switches, fn, ...) end

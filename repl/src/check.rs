@@ -37,6 +37,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     };
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
+    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
     let report = Report { screen, source: &source };
     if !calls_recipe(&source.text) {
         runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;

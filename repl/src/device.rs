@@ -11,7 +11,7 @@ pub struct DeviceArgs {
     /// Where to compute: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// f32, bf16 or fp16: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
+    /// f32, tf32, bf16 or fp16: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
     #[arg(long, value_name = "PRECISION")]
     pub precision: Option<String>,
     /// What a training step may take, as in 20GiB: more is recomputed, or an error [default: what the recipe says]
@@ -35,12 +35,7 @@ impl DeviceArgs {
     pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
         let no = |text: String| Err(Failure::Usage(text));
         match self.precision.as_deref().unwrap_or("f32") {
-            "f32" | "bf16" | "fp16" => {}
-            "tf32" => {
-                return no(
-                    "--precision tf32: this version trains in f32, bf16 and fp16; tf32 comes in a later one".into()
-                );
-            }
+            "f32" | "tf32" | "bf16" | "fp16" => {}
             p => return no(format!("--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16")),
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {

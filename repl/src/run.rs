@@ -156,6 +156,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     let options =
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
+    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
     runtime.offer_params(offered);
     let at_breakpoint = prompt::pause(prompt::InRun::new(signals), Some(events.screen.clone()));
     *runtime.host().pause.borrow_mut() = Some(at_breakpoint);

@@ -10,6 +10,8 @@ return {
   tokens = require("perilune.data.text").tokens,
   language = require("perilune.data.text").language,
   tensors = require("perilune.data.set").tensors,
+  pad = require("perilune.data.pad").pad,
+  bucket = require("perilune.data.pad").bucket,
   png = require("perilune.data.image").png,
   save_png = require("perilune.data.image").save_png,
 }

@@ -270,4 +270,25 @@ describe("autocast", function()
     expect(w.dtype):to_be "f32"
     expect(pl.linear(x, w).dtype):to_be "f32"
   end)
+
+  it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()
+    pl.seed(3)
+    local x, w = pl.randn { 64, 96 }, pl.state(pl.randn { 80, 96 })
+    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 80 }) end
+    local function gradient(y)
+      (y * y):sum():backward()
+      local g = w.grad
+      w.grad = nil
+      return g
+    end
+    local exact, exact_linear = both()
+    local near, near_linear = pl.autocast("tf32", both)
+    for _, pair in ipairs { { exact, near }, { exact_linear, near_linear }, { gradient(exact), gradient(near) } } do
+      local a, b = pair[1], pair[2]
+      expect(b.dtype):to_be "f32"
+      local off = ((a - b):abs():max() / a:abs():max()):item()
+      expect(off < 2e-3):to_be(true)
+      if x.device == "cpu" then expect(off):to_be(0.0) else expect(off > 1e-6):to_be(true) end
+    end
+  end)
 end)

@@ -6,15 +6,18 @@
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Value, create};
 use perilune_core::{DType, HostTensor, Layout, Shape, grad};
+use perilune_cuda::launch::{Function, Props};
 use perilune_cuda::library::pool;
-use perilune_cuda::{attention, conv};
+use perilune_cuda::nvrtc::{self, Compiler};
+use perilune_cuda::{attention, conv, paper};
 use perilune_engine::{Engine, StateId};
 use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
 use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 type Fallible<T> = Result<T, String>;
 
@@ -160,6 +163,7 @@ fn text(p: &Program) -> String {
 fn snapshot(name: &str, p: &Program) {
     let slack = p.live_bytes / 20;
     assert!(p.arena_bytes <= p.live_bytes + slack, "{name}: arena {} for {} live bytes", p.arena_bytes, p.live_bytes);
+    compiles(name, p);
     let path = format!("{}/golden/plans/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let got = text(p);
     if std::env::var_os("PERILUNE_BLESS").is_some() {
@@ -168,6 +172,45 @@ fn snapshot(name: &str, p: &Program) {
     }
     let want = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}; PERILUNE_BLESS=1 writes it"));
     assert!(got == want, "the plan of {name} changed; PERILUNE_BLESS=1 accepts it\n--- before\n{want}--- now\n{got}");
+}
+
+/// GPUs that every plan here must compile for: compute capability, multiprocessors, shared memory of a block.
+const GPUS: [Props; 3] = [
+    Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 },
+    Props::H200,
+    Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+];
+
+/// The kernels a GPU would run for the plan, other than cuBLASLt's, become machine code without a spilled register. A text that
+/// several plans have is compiled once.
+fn compiles(name: &str, p: &Program) {
+    static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
+    for props in GPUS {
+        let Ok(mut compiler) = Compiler::new(props.arch, None) else {
+            println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
+            return;
+        };
+        let works = (0..p.kernels.len()).map(|k| paper::work(p, k, &props).unwrap_or_else(|e| panic!("{name}: {e}")).1);
+        let launches = works.flatten().flat_map(|w| w.launches);
+        let new = |f: &Arc<Function>| SEEN.lock().unwrap().insert((props.arch.0, f.text.clone()));
+        let fresh: Vec<Arc<Function>> = launches.map(|l| l.function).filter(new).collect();
+        // Texts of one kind are one program.
+        for contract in [false, true] {
+            let list: Vec<&Function> =
+                fresh.iter().map(|f| &**f).filter(|f| f.text.starts_with(nvrtc::CONTRACT) == contract).collect();
+            if list.is_empty() {
+                continue;
+            }
+            let log = compiler.program(&list).unwrap_or_else(|e| panic!("{name}: {e}")).1;
+            let mut entry = "";
+            for line in log.lines() {
+                entry = line.split_once("entry function '").map_or(entry, |l| l.1);
+                let spills =
+                    line.contains("spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+                assert!(!spills, "{name} for {:?}: {entry}: {}", props.arch, line.trim());
+            }
+        }
+    }
 }
 
 #[test]
@@ -477,6 +520,42 @@ fn layout_of(o: &Operand) -> Option<Layout> {
         Operand::View(_, l) if l.shape.rank() == 4 => Some(*l),
         _ => None,
     }
+}
+
+/// The products of a step in TF32 are known as such to the plan and its key, in the forward and in the backward pass; nothing else is.
+#[test]
+fn tf32_is_part_of_the_plan() {
+    let record = |tf32: bool| {
+        let mut s = Sketch::new();
+        let (x, w, b) = (s.x(&[8, 16]), s.x(&[4, 16]), s.x(&[4]));
+        let (image, filter) = (s.x(&[1, 2, 8, 8]), s.x(&[3, 2, 3, 3]));
+        s.e.graph.tf32 = tf32;
+        let y = s.call("linear", &[t(x), t(w), t(b)]);
+        let y = s.call("softmax", &[t(y), int(-1)]);
+        let z = s.call("conv2d", &[t(image), t(filter)]);
+        s.e.graph.tf32 = false;
+        let wt = s.e.graph.t(w).unwrap();
+        let plain = s.call("matmul", &[t(x), t(wt)]);
+        let l = ["sum"; 2].iter().zip([y, z]).map(|(f, y)| s.call(f, &[t(y)])).collect::<Vec<_>>();
+        let l = s.call("add", &[t(l[0]), t(l[1])]);
+        let roots = [s.grads(l, &[x, w, image, filter]), vec![plain, y, z]].concat();
+        let request = Request { roots, commits: Vec::new() };
+        let mut tracer = Tracer::default();
+        tracer.run(&s.e.graph, &request, |id| {
+            s.e.graph.node(id).op.eq(&create::LEAF).then(|| s.e.graph.node(id).payload)
+        });
+        (program_on(&s.e.graph, &request, &Null).unwrap(), tracer.trace.key)
+    };
+    let ((low, low_key), (exact, exact_key)) = (record(true), record(false));
+    assert_ne!(low_key, exact_key);
+    let products = |p: &Program| {
+        let calls = p.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
+        calls.filter(|l| l.op.name == "matmul").map(|l| l.tf32).collect::<Vec<_>>()
+    };
+    let (low, exact) = (products(&low), products(&exact));
+    assert_eq!(low.len(), exact.len() + 1, "the product outside of tf32 is another than that inside");
+    assert_eq!((low.iter().filter(|t| !**t).count(), exact.iter().filter(|t| **t).count()), (1, 0), "{low:?}");
+    assert!(low.len() >= 6, "{low:?}");
 }
 
 // ---- growth ----------------------------------------------------------------------------------------------------------

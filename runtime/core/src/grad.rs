@@ -135,12 +135,14 @@ impl Backward {
 /// Records under the modes of a backward pass and restores what was set.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
     let (site, no_grad, autocast, back) = (g.site, g.no_grad, g.autocast.take(), g.remat.back);
+    let tf32 = g.tf32;
     g.no_grad = !create_graph;
     let out = f(g);
     g.site = site;
     g.remat.back = back;
     g.no_grad = no_grad;
     g.autocast = autocast;
+    g.tf32 = tf32;
     out
 }
 
@@ -312,6 +314,7 @@ fn back(
     let node = g.node(id).clone();
     let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| needs[x.index()]).collect();
     let Some(grad) = grads[0] else { return Ok(()) };
+    g.tf32 = node.tf32;
     match node.op.grad {
         Grad::Zero => {}
         Grad::Host => return Err(Error::gradient(node.op.name, "this is a bug: a host function without its host")),

@@ -33,6 +33,8 @@ pub struct Node {
     pub dtype: DType,
     /// Recorded under `no_grad`, so autograd treats it as a constant.
     pub detached: bool,
+    /// Its products may round f32 operands to TF32 where a device is faster so (see `Graph::tf32`). Part of the plan key.
+    pub tf32: bool,
     pub shape: Shape,
     pub inputs: Inputs,
     pub attrs: Attrs,
@@ -96,6 +98,9 @@ pub struct Graph {
     pub no_grad: bool,
     /// The 16-bit dtype that ops of class `Low` compute in now, if any.
     pub autocast: Option<DType>,
+    /// Whether f32 products recorded now, and those of their backward, may be made of operands rounded to TF32 (8 bits of
+    /// exponent, 10 of mantissa) with sums in f32. A device without such products makes them in f32.
+    pub tf32: bool,
     pub rng: RngState,
     pub remat: Remat,
 }
@@ -228,11 +233,17 @@ impl Graph {
             op,
             dtype: out.dtype,
             detached: self.no_grad,
+            tf32: self.tf32 && out.dtype == DType::F32 && self.makes_products(op),
             shape: out.shape,
             inputs: inputs.into(),
             attrs: attrs.into(),
             payload: 0,
         }))
+    }
+
+    /// Whether `op` may come down to products of matrices: as autocast sees it, or as part of a backward of such a node.
+    fn makes_products(&self, op: &Op) -> bool {
+        matches!(op.class, Class::Library | Class::Fused(_)) && (op.amp == amp::Amp::Low || self.remat.back.is_some())
     }
 
     /// Appends a finished node unchecked: leaves, and copies made by the planner.
@@ -248,7 +259,7 @@ impl Graph {
     /// Appends a node without inputs: `op` of that shape and dtype, with `payload` outside the key.
     pub fn leaf(&mut self, op: &'static Op, shape: Shape, dtype: DType, attrs: &[i64], payload: u64) -> NodeId {
         let inputs = Inputs::new();
-        self.add(Node { op, dtype, detached: self.no_grad, shape, inputs, attrs: attrs.into(), payload })
+        self.add(Node { op, dtype, detached: self.no_grad, tf32: false, shape, inputs, attrs: attrs.into(), payload })
     }
 
     /// A Lua number as a rank-0 node of `dtype` whose value is a run-time slot.

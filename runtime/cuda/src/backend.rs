@@ -39,7 +39,7 @@ pub(crate) struct Machine {
     pub _workspace: CudaBuffer,
     /// Whether steps are replayed as graphs.
     pub replay: bool,
-    /// Whether products take the fastest algorithm by the clock, and give up that every run has the same bits.
+    /// Whether products take the fastest algorithm by the clock, found once a machine: another may then have other bits.
     pub tune: bool,
     pub device: Rc<Device>,
 }
@@ -137,6 +137,10 @@ impl Backend for Cuda {
         let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
+    }
+
+    fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
+        Some(crate::paper::text(program, k, &self.shared.device.props))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -10,6 +10,7 @@ use cudarc::cublaslt::sys;
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout, Shape};
 use std::ffi::c_void;
+use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
@@ -25,6 +26,8 @@ pub struct Blas {
     device: Rc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Address,
+    /// Algorithms found by the clock, kept for later processes.
+    found: Table,
 }
 
 fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
@@ -41,7 +44,11 @@ impl Blas {
         let mut handle = null_mut();
         // SAFETY: the library is there and the device's context is current.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting cuBLASLt")?;
-        Ok(Blas { device: device.clone(), handle, workspace })
+        // SAFETY: as above; it takes nothing.
+        let version = unsafe { sys::cublasLtGetVersion() };
+        let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
+        let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
+        Ok(Blas { device: device.clone(), handle, workspace, found })
     }
 }
 
@@ -174,6 +181,15 @@ impl Problem {
         self.n
     }
 
+    /// What it is, for people.
+    pub fn describe(&self, tf32: bool) -> String {
+        let turned = |s: &Side| if s.transposed { ", transposed" } else { "" };
+        let Problem { dtype, m, n, k, batch, a, b, .. } = self;
+        let how = if tf32 && *dtype == DType::F32 { "tf32" } else { dtype.name() };
+        let many = if *batch > 1 { format!("{batch} times ") } else { String::new() };
+        format!("{many}({m}, {k}{}) x ({k}, {n}{}) in {how}", turned(a), turned(b))
+    }
+
     pub fn flops(&self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
     }
@@ -221,7 +237,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
 
 impl Blas {
     /// Picks an algorithm: the first that cuBLASLt offers. With `at`, memory that a trial may read and write, the fastest, as
-    /// timed now; another run may then pick another, with other bits. The addresses of a bias are multiples of `bias_align`.
+    /// timed now or, on this machine, before: what was found once is kept, so that later runs have the same bits. The addresses of a bias are multiples of `bias_align`.
     pub fn gemm(
         &self,
         p: &Problem,
@@ -315,7 +331,14 @@ impl Blas {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
             }
             if let (Some(at), true) = (at, count > 1) {
-                self.pick(&mut gemm, &found[..count as usize], at)?;
+                let key = self.found.key(p, tf32, epilogue, bias_align);
+                match self.found.get(&key).filter(|algo| self.takes(&gemm, algo)) {
+                    Some(algo) => gemm.algo = algo,
+                    None => {
+                        self.pick(&mut gemm, &found[..count as usize], at)?;
+                        self.found.put(&key, &gemm.algo);
+                    }
+                }
             }
             if epilogue.bias && epilogue.plain_sums {
                 set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
@@ -332,6 +355,17 @@ impl Blas {
                 check(status, "adding a bias in the product")?;
             }
             Ok(gemm)
+        }
+    }
+
+    /// Whether cuBLASLt takes an algorithm from the disk for this product.
+    fn takes(&self, gemm: &Gemm, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let [a, b, out] = gemm.layouts;
+        // SAFETY: the descriptions are alive; the result is a local that is written only.
+        unsafe {
+            let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let status = sys::cublasLtMatmulAlgoCheck(self.handle, gemm.desc, a, b, out, out, algo, &mut result);
+            status as u32 == 0 && result.workspaceSize <= WORKSPACE
         }
     }
 
@@ -413,9 +447,80 @@ impl Drop for Gemm {
     }
 }
 
+/// What a search found, a file a product. An algorithm is plain words, which NVIDIA allows to be kept for the same version of
+/// the library; the name of a file is a hash of that, the device, the driver and the product.
+struct Table {
+    /// `None`: nothing is kept.
+    folder: Option<PathBuf>,
+    machine: String,
+}
+
+const WORDS: usize = size_of::<sys::cublasLtMatmulAlgo_t>() / 8;
+
+impl Table {
+    fn key(&self, p: &Problem, tf32: bool, epilogue: Epilogue, bias_align: u64) -> String {
+        let text = format!("{} {p:?} {tf32} {epilogue:?} {bias_align}", self.machine);
+        blake3::hash(text.as_bytes()).to_hex()[..32].to_string()
+    }
+
+    fn get(&self, key: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
+        let bytes = std::fs::read(self.folder.as_ref()?.join(key)).ok()?;
+        // The words, and a hash of them: a file that was cut off or changed is as good as none.
+        let (words, hash) = bytes.split_at_checked(WORDS * 8)?;
+        if blake3::hash(words).as_bytes() != hash {
+            return None;
+        }
+        let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; WORDS] };
+        for (to, from) in algo.data.iter_mut().zip(words.chunks_exact(8)) {
+            *to = u64::from_le_bytes(from.try_into().ok()?);
+        }
+        Some(algo)
+    }
+
+    /// A folder that cannot be written costs time, never a run.
+    fn put(&self, key: &str, algo: &sys::cublasLtMatmulAlgo_t) {
+        let Some(folder) = &self.folder else { return };
+        let words: Vec<u8> = algo.data.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let bytes = [&words[..], blake3::hash(&words).as_bytes()].concat();
+        let part = folder.join(format!("{key}.{}.part", std::process::id()));
+        let write = || -> std::io::Result<()> {
+            std::fs::create_dir_all(folder)?;
+            std::fs::write(&part, bytes)?;
+            std::fs::rename(&part, folder.join(key))
+        };
+        let _ = write();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn algorithms_survive_the_disk_and_a_damaged_file_is_none() {
+        let dir = std::env::temp_dir().join(format!("perilune-products-{}", std::process::id()));
+        let table = |machine: &str| Table { folder: Some(dir.clone()), machine: machine.into() };
+        let (a, b) = (layout(&[5, 7], &[7, 1]), layout(&[7, 3], &[3, 1]));
+        let p = product(&a, &b, DType::F32).unwrap().problem;
+        let key = |machine: &str, tf32| table(machine).key(&p, tf32, Epilogue::default(), 256);
+        let names = [key("a", false), key("a", true), key("b", false)];
+        assert!(names[0] != names[1] && names[0] != names[2] && names[1] != names[2], "{names:?}");
+        let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; WORDS] };
+        algo.data[0] = 77;
+        algo.data[WORDS - 1] = u64::MAX - 3;
+        let t = table("a");
+        assert!(t.get(&names[0]).is_none());
+        t.put(&names[0], &algo);
+        assert_eq!(t.get(&names[0]).map(|a| a.data), Some(algo.data));
+        let path = dir.join(&names[0]);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[3] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(t.get(&names[0]).is_none());
+        std::fs::write(&path, &bytes[..20]).unwrap();
+        assert!(t.get(&names[0]).is_none());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     fn layout(dims: &[usize], strides: &[isize]) -> Layout {
         let mut l = Layout::contiguous(Shape::of(dims));

@@ -45,7 +45,7 @@ pub fn keeps(node: &Node) -> bool {
 }
 
 /// The launches of a library call, without its epilogue.
-fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
+pub(crate) fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let work = match l.op.name {
         name if name == ATTENTION.name => attention::forward(program, l, props)?,
         name if name == ATTENTION_BACKWARD.name => attention::backward(program, l, props)?,
@@ -293,10 +293,10 @@ impl Compiled {
         let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
         let at = trial.as_ref().map(|t| t.1);
         let align = bias.map_or(256, |(_, n)| alignment(n, size));
-        let gemm = match shared.blas.gemm(p, false, how, align, at) {
+        let gemm = match shared.blas.gemm(p, l.tf32, how, align, at) {
             Err(_) if how != Epilogue::default() => {
                 // Then the map runs by itself.
-                let plain = shared.blas.gemm(p, false, Epilogue::default(), align, at)?;
+                let plain = shared.blas.gemm(p, l.tf32, Epilogue::default(), align, at)?;
                 let (out, bias, residual) = (l.outputs[0], None, None);
                 return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
             }
@@ -313,7 +313,7 @@ impl Compiled {
         let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
         let how = Epilogue { bias: true, ..Epilogue::default() };
         let align = alignment(layout.offset, size);
-        let gemm = shared.blas.gemm(&product.problem, false, how, align, trial.as_ref().map(|t| t.1)).ok()?;
+        let gemm = shared.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref().map(|t| t.1)).ok()?;
         let bias = Some((*v, layout.offset));
         Some(Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual: None, size })
     }
@@ -572,7 +572,7 @@ fn entries(shared: &Rc<Machine>, functions: &[Arc<crate::launch::Function>]) -> 
 }
 
 /// The product a library call is, if cuBLASLt can do it and it is worth it.
-fn product(program: &Program, l: &Library) -> Option<Product> {
+pub(crate) fn product(program: &Program, l: &Library) -> Option<Product> {
     let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
         return None;
     };
@@ -601,7 +601,7 @@ fn alignment(n: isize, size: usize) -> u32 {
 }
 
 /// An epilogue that cuBLASLt does.
-struct Fused {
+pub(crate) struct Fused {
     bias: Option<(ValueId, isize)>,
     residual: Option<ValueId>,
     out: ValueId,
@@ -609,7 +609,7 @@ struct Fused {
 
 /// `r` as a bias of the columns or a matrix added to the product, where the bits are those of the separate map: in f32
 /// and f64, whose sums are kept in the result's own precision.
-fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
+pub(crate) fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
     let result = &program.values[l.outputs[0].0 as usize];
     let wide = matches!(result.dtype, DType::F32 | DType::F64);
     let ([store], [a, b, sum]) = (&r.stores[..], &r.body[..]) else { return None };

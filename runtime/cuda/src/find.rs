@@ -83,6 +83,14 @@ fn extra_dirs() -> Vec<PathBuf> {
     out
 }
 
+/// Folders with CUDA's headers, of a toolkit or of wheels.
+pub fn include_dirs() -> Vec<PathBuf> {
+    let mut out: Vec<PathBuf> = extra_dirs().iter().filter_map(|d| Some(d.parent()?.join("include"))).collect();
+    out.retain(|d| d.join("cuda_fp16.h").is_file());
+    out.dedup();
+    out
+}
+
 fn entries(dir: &Path) -> Vec<PathBuf> {
     let mut out: Vec<PathBuf> =
         std::fs::read_dir(dir).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();

@@ -23,5 +23,7 @@ pub mod launch;
 pub mod library;
 mod memory;
 pub mod nvrtc;
+pub mod paper;
 
 pub use backend::Cuda;
+pub use paper::Paper;

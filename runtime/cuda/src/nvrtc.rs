@@ -7,6 +7,7 @@
 use crate::find;
 use crate::headers::HEADERS;
 use crate::launch::Function;
+use crate::library::source::{self, ENTRY, OWN};
 use cudarc::nvrtc::sys;
 use perilune_core::error::{Error, Result};
 use std::collections::HashMap;
@@ -49,7 +50,7 @@ impl Compiler {
         // SAFETY: the library is there; out-pointers are to locals.
         check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
         let mut base = blake3::Hasher::new();
-        base.update(format!("{arch:?} {major}.{minor} {:?}", options(arch, false)).as_bytes());
+        base.update(format!("{arch:?} {major}.{minor} {:?}", options(arch, Kind::Generated)).as_bytes());
         for (name, text) in HEADERS {
             base.update(name.as_bytes()).update(&[0]).update(text.as_bytes()).update(&[0]);
         }
@@ -72,9 +73,9 @@ impl Compiler {
             }
         }
         // Stable: functions with the same options come together.
-        missing.sort_by_key(|m| m.1.text.starts_with(CONTRACT));
-        for group in missing.chunk_by(|a, b| a.1.text.starts_with(CONTRACT) == b.1.text.starts_with(CONTRACT)) {
-            for batch in group.chunks(BATCH) {
+        missing.sort_by_key(|m| Kind::of(&m.1.text));
+        for group in missing.chunk_by(|a, b| Kind::of(&a.1.text) == Kind::of(&b.1.text)) {
+            for batch in group.chunks(if Kind::of(&group[0].1.text) == Kind::Own { 1 } else { BATCH }) {
                 let list: Vec<&Function> = batch.iter().map(|b| &*b.1).collect();
                 let (bytes, _) = self.program(&list)?;
                 let hash = *blake3::hash(&bytes).as_bytes();
@@ -93,14 +94,18 @@ impl Compiler {
         let start = std::time::Instant::now();
         let mut text = String::new();
         for f in functions {
-            text.push_str(&f.text.replace("KERNEL", &name(f)));
+            let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
+            text.push_str(&f.text.replace(word, &name(f)));
             text.push('\n');
         }
-        let contract = functions.first().is_some_and(|f| f.text.starts_with(CONTRACT));
-        let done = compile(&text, &options(self.arch, contract));
+        let kind = functions.first().map_or(Kind::Generated, |f| Kind::of(&f.text));
+        let done = compile(&text, &options(self.arch, kind));
         self.compiled += 1;
         self.seconds += start.elapsed().as_secs_f64();
         done.map_err(|log| {
+            if let (Kind::Own, [f]) = (kind, functions) {
+                return source::refused(&f.text, &log);
+            }
             let labels: Vec<&str> = functions.iter().map(|f| f.label.as_str()).collect();
             Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", labels.join(", ")))
         })
@@ -109,6 +114,9 @@ impl Compiler {
     fn key(&self, f: &Function) -> String {
         let mut h = blake3::Hasher::new();
         h.update(self.base.as_bytes()).update(f.label.as_bytes()).update(&[0]).update(f.text.as_bytes());
+        if Kind::of(&f.text) == Kind::Own {
+            h.update(format!("{:?}", options(self.arch, Kind::Own)).as_bytes());
+        }
         h.finalize().to_hex()[..32].to_string()
     }
 
@@ -155,16 +163,41 @@ pub fn name(f: &Function) -> String {
     format!("{}_{}", f.label, &h.finalize().to_hex()[..12])
 }
 
-fn options(arch: (u32, u32), contract: bool) -> Vec<String> {
+/// What a text is, by how it begins.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Generated,
+    /// Hand-written, with contraction.
+    Contract,
+    /// From a recipe: a program of its own, as NVIDIA's compiler would take it.
+    Own,
+}
+
+impl Kind {
+    fn of(text: &str) -> Kind {
+        match text {
+            t if t.starts_with(CONTRACT) => Kind::Contract,
+            t if t.starts_with(OWN) => Kind::Own,
+            _ => Kind::Generated,
+        }
+    }
+}
+
+fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
     // wgmma and TMA exist in the architecture-specific feature set only.
     let specific = if arch >= (9, 0) { "a" } else { "" };
-    vec![
+    let mut out = vec![
         format!("--gpu-architecture=sm_{}{}{specific}", arch.0, arch.1),
         "--std=c++17".into(),
-        format!("--fmad={contract}"),
+        format!("--fmad={}", kind != Kind::Generated),
         "--ptxas-options=-v".into(),
         "--device-as-default-execution-space".into(),
-    ]
+    ];
+    if kind == Kind::Own {
+        // cuda_fp16.h and the like, where a toolkit is there.
+        out.extend(find::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
+    }
+    out
 }
 
 fn check(status: sys::nvrtcResult, what: &str) -> Result<()> {

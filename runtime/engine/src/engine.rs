@@ -3,15 +3,15 @@
 use crate::memory::Role;
 use crate::profile::Profile;
 use crate::state::{Held, StateId, States};
-use crate::step::{Step, Switches};
+use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg, create};
 use perilune_core::site::{Site, Sites};
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_plan::ir::Root;
+use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Plan, Request, Tracer};
+use perilune_plan::{Backend, Buffer, Cache, Plan, Request, Tracer, show};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
@@ -123,6 +123,8 @@ pub struct Engine {
     pub profile: Option<Profile>,
     /// The text of every plan compiled, if the switch asks for it.
     pub plans_shown: Vec<String>,
+    /// A device that has kernels' texts, to show them where the one that computes has none.
+    pub paper: Option<Rc<dyn Backend>>,
     /// What a step may take: more is recomputed, or an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
@@ -154,6 +156,7 @@ impl Engine {
             notices: Vec::new(),
             profile: None,
             plans_shown: Vec::new(),
+            paper: None,
             memory_budget: None,
             largest: None,
             attempt: None,
@@ -419,8 +422,15 @@ impl Engine {
             if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
                 self.notices.push(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
             }
-            if self.switches.print_plan {
-                self.plans_shown.push(perilune_plan::show::show(&plan.program, &plan.sites, &self.sites));
+            match self.switches.print_plan {
+                PrintPlan::Off => {}
+                PrintPlan::Kernels => {
+                    self.plans_shown.push(show::show(&plan.program, &plan.sites, &self.sites));
+                }
+                PrintPlan::Source => {
+                    let text = self.sources(request, &plan.program, &plan.sites)?;
+                    self.plans_shown.push(text);
+                }
             }
         }
         perilune_core::interrupt::check()?;
@@ -498,8 +508,28 @@ impl Engine {
         Ok(HostTensor::new(v.dtype, v.shape, bytes))
     }
 
-    /// The plan that evaluating `ids` would run, as text; nothing runs.
-    pub fn show_plan(&mut self, ids: &[NodeId]) -> std::result::Result<String, Fault> {
+    /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
+    /// texts, as a GPU would.
+    fn sources(&self, request: &Request, program: &Program, places: &[Site]) -> std::result::Result<String, Fault> {
+        let mut files: HashMap<String, Vec<String>> = HashMap::new();
+        let written = |file: &str, line: u32| {
+            let lines = files.entry(file.to_string()).or_insert_with(|| {
+                std::fs::read_to_string(file).map(|t| t.lines().map(str::to_string).collect()).unwrap_or_default()
+            });
+            lines.get(line.checked_sub(1)? as usize).cloned()
+        };
+        let has_texts = (0..program.kernels.len()).any(|k| self.backend.source(program, k).is_some());
+        let Some(paper) = self.paper.as_ref().filter(|_| !has_texts) else {
+            let source = |k| self.backend.source(program, k);
+            return Ok(show::show_sources(program, places, &self.sites, written, source));
+        };
+        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, request, self.options(), &**paper)?;
+        let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
+        Ok(format!("as {} would run it: {text}", paper.describe()))
+    }
+
+    /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
+    pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
         let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
@@ -507,7 +537,10 @@ impl Engine {
         let options = self.options();
         let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
-        Ok(perilune_plan::show::show(&program, &places, &self.sites))
+        if source {
+            return self.sources(&request, &program, &places);
+        }
+        Ok(show::show(&program, &places, &self.sites))
     }
 
     // ---- generations -------------------------------------------------------------------------------------------

@@ -19,4 +19,4 @@ pub use engine::{Engine, Fault, Handle, Stats};
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
 pub use state::{StateId, StateInfo};
-pub use step::Switches;
+pub use step::{PrintPlan, Switches};

@@ -11,12 +11,22 @@ use perilune_plan::Request;
 pub struct Switches {
     /// `PERILUNE_FUSION=0`: every primitive is a kernel of its own.
     pub fusion: bool,
-    /// `PERILUNE_PRINT_PLAN=1`: show every plan when it is compiled.
-    pub print_plan: bool,
+    /// `PERILUNE_PRINT_PLAN=1` (or `source`): show every plan when it is compiled.
+    pub print_plan: PrintPlan,
     /// `PERILUNE_CHECK_NAN=1`: a NaN or infinity in what a step hands out or assigns is an error.
     pub check_nan: bool,
     /// `PERILUNE_REPORT_MISSES=1`: say why a warmed-up loop needed a new plan.
     pub report_misses: bool,
+}
+
+/// What is shown of a plan when it is compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PrintPlan {
+    Off,
+    /// A line a kernel.
+    Kernels,
+    /// And the recipe lines and the text of each.
+    Source,
 }
 
 impl Switches {
@@ -27,7 +37,11 @@ impl Switches {
         };
         Switches {
             fusion: on("PERILUNE_FUSION", true),
-            print_plan: on("PERILUNE_PRINT_PLAN", false),
+            print_plan: match std::env::var("PERILUNE_PRINT_PLAN").as_deref() {
+                Ok("source") => PrintPlan::Source,
+                _ if on("PERILUNE_PRINT_PLAN", false) => PrintPlan::Kernels,
+                _ => PrintPlan::Off,
+            },
             check_nan: on("PERILUNE_CHECK_NAN", false),
             report_misses: on("PERILUNE_REPORT_MISSES", true),
         }

@@ -9,6 +9,7 @@ use mlua::{Function, IntoLua, Lua, MultiValue, ObjectLike, Table, Value};
 use perilune_core::ops::{self, Op};
 use perilune_core::{DType, Error};
 use perilune_engine::memory::Role;
+use perilune_engine::{PrintPlan, Switches};
 use std::rc::Rc;
 
 /// The host a call belongs to: every tensor carries it; creation functions find it in the app data.
@@ -138,23 +139,29 @@ fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiVa
     Ok(out)
 }
 
-/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32.
+/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32; or stay f32 and
+/// may round what they multiply to TF32.
 fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let name = dtype.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
     let low = match name.as_str() {
-        "f32" => None,
+        "f32" | "tf32" => None,
         other => match DType::parse(other).filter(|d| d.is_half()) {
             Some(d) => Some(d),
             None => {
-                let message = format!("dtype is {}; it must be \"bf16\", \"f16\" or \"f32\"", args::show(&dtype));
+                let message =
+                    format!("dtype is {}; it must be \"bf16\", \"f16\", \"tf32\" or \"f32\"", args::show(&dtype));
                 return Err(errors::argument(&host, lua, "autocast", message, None));
             }
         },
     };
-    let before = std::mem::replace(&mut host.engine.borrow_mut().graph.autocast, low);
+    let swap = |(low, tf32)| {
+        let graph = &mut host.engine.borrow_mut().graph;
+        (std::mem::replace(&mut graph.autocast, low), std::mem::replace(&mut graph.tf32, tf32))
+    };
+    let before = swap((low, name == "tf32"));
     let out = f.call::<MultiValue>(args);
-    host.engine.borrow_mut().graph.autocast = before;
+    swap(before);
     out
 }
 
@@ -229,13 +236,19 @@ fn is_tensor(v: &Value) -> bool {
     v.as_userdata().is_some_and(|u| u.is::<Tensor>())
 }
 
-/// `pl.plan(x, ...)`: the plan that evaluating the tensors (and writing pending assignments) would run, as text.
-fn plan(lua: &Lua, values: MultiValue) -> mlua::Result<String> {
+/// `pl.plan(x, ..., {source = false})`: the plan that evaluating the tensors (and writing pending assignments) would run, as
+/// text; with `source` the recipe lines and the CUDA text of each kernel, too.
+fn plan(lua: &Lua, mut values: MultiValue) -> mlua::Result<String> {
     let host = host(lua)?;
+    let is_options = |v: &Value| v.as_table().is_some_and(|t| t.raw_len() == 0);
+    let given = if values.back().is_some_and(is_options) { values.pop_back() } else { None };
+    let defaults = lua.create_table()?;
+    defaults.set("source", false)?;
+    let source: bool = options::fill(lua, "plan", given.unwrap_or(Value::Nil), &defaults)?.get("source")?;
     let refs = tensors_of(&values);
     host.record(lua, |engine| {
         let nodes: Vec<_> = refs.iter().map(|r| r.node(engine)).collect::<Result<_, _>>()?;
-        engine.show_plan(&nodes)
+        engine.show_plan(&nodes, source)
     })
 }
 
@@ -320,15 +333,34 @@ fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
 fn switches(lua: &Lua, (given, f, args): (Value, Option<Function>, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let before = host.engine.borrow().switches;
+    let mut word = false;
     let defaults = lua.create_table()?;
     defaults.set("fusion", before.fusion)?;
-    defaults.set("print_plan", before.print_plan)?;
+    // On, off, or "source": a word where the rest are bools.
+    let given = match given {
+        Value::Table(t) if t.get::<Option<String>>("print_plan").is_ok_and(|w| w.as_deref() == Some("source")) => {
+            let plain = lua.create_table()?;
+            for pair in t.pairs::<Value, Value>() {
+                let (k, v) = pair?;
+                plain.set(k, v)?;
+            }
+            plain.set("print_plan", true)?;
+            word = true;
+            Value::Table(plain)
+        }
+        other => other,
+    };
+    defaults.set("print_plan", before.print_plan != PrintPlan::Off)?;
     defaults.set("check_nan", before.check_nan)?;
     defaults.set("report_misses", before.report_misses)?;
     let t = options::fill(lua, "switches", given, &defaults)?;
-    let now = perilune_engine::Switches {
+    let now = Switches {
         fusion: t.get("fusion")?,
-        print_plan: t.get("print_plan")?,
+        print_plan: match t.get::<bool>("print_plan")? {
+            false => PrintPlan::Off,
+            true if word || (before.print_plan == PrintPlan::Source) => PrintPlan::Source,
+            true => PrintPlan::Kernels,
+        },
         check_nan: t.get("check_nan")?,
         report_misses: t.get("report_misses")?,
     };

@@ -277,7 +277,16 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
             }
             let (shape, dtype) = (engine.graph.shape(y), engine.graph.dtype(y));
             let detached = engine.graph.no_grad;
-            let node = Node { op: &create::CUSTOM, dtype, detached, shape, inputs, attrs: SmallVec::new(), payload };
+            let node = Node {
+                op: &create::CUSTOM,
+                dtype,
+                detached,
+                tf32: false,
+                shape,
+                inputs,
+                attrs: SmallVec::new(),
+                payload,
+            };
             Ok(engine.graph.add(node))
         })?;
         Ok(host.tensor(id))

@@ -15,6 +15,7 @@ mod grads;
 mod host;
 mod indexing;
 mod inspect;
+mod kernels;
 mod loader;
 mod native;
 mod options;

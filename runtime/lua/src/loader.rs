@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
 
 /// The parts of the standard library that are fields of the module.
-pub const FIELDS: [&str; 10] =
-    ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel", "summary"];
+pub const FIELDS: [&str; 11] =
+    ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel", "kernel_check", "summary"];
 
 /// (module, path under stdlib/, text) of the embedded standard library.
 pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {

@@ -4,6 +4,7 @@ use crate::args::{as_int, show};
 use crate::errors;
 use crate::functions::host;
 use crate::host::Host;
+use crate::kernels;
 use crate::runtime::Place;
 use crate::table;
 use crate::tensor::Tensor;
@@ -472,6 +473,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
         })?,
     )?;
+    native.set("source_place", lua.create_function(kernels::place)?)?;
+    native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set(
         "near",

@@ -278,6 +278,7 @@ impl Runtime {
         let dtype = match precision {
             "bf16" => "bf16",
             "fp16" => "f16",
+            "tf32" => "tf32",
             _ => "f32",
         };
         let require: Function = self.lua.globals().get("require")?;

@@ -63,6 +63,11 @@ pub trait Backend {
         Memory::default()
     }
 
+    /// The text that kernel `k` of a program is compiled from, if this device compiles text.
+    fn source(&self, _program: &Program, _k: usize) -> Option<Result<String>> {
+        None
+    }
+
     /// Makes a program runnable.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }

@@ -124,7 +124,7 @@ impl Builder<'_> {
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             self.hold(outputs[0], id);
             let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
-            let call = Library { op, attrs, inputs, dtypes, outputs, layouts, epilogue: None, origin };
+            let call = Library { op, attrs, inputs, dtypes, outputs, layouts, epilogue: None, tf32: node.tf32, origin };
             out.push((id.0, Kernel::Library(call)));
         }
         for k in 0..self.f.clusters.len() {

@@ -204,6 +204,8 @@ pub struct Library {
     /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
     /// storing it need not write it.
     pub epilogue: Option<Region>,
+    /// f32 products of it may round their operands to TF32.
+    pub tf32: bool,
     pub origin: Origin,
 }
 

@@ -12,7 +12,7 @@ use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, Generator, create, elementwise, movement};
+use perilune_core::ops::{Class, Generator, create, elementwise, movement, source};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet};
@@ -129,7 +129,7 @@ fn leaf_marks(g: &Graph, trace: &Trace) -> Vec<Option<Source>> {
                 return Some(source);
             }
             let head = key[at + 1];
-            let (attrs, inputs) = ((head & 0xff) as usize, (head >> 8 & 0xffff) as usize);
+            let (attrs, inputs) = ((head & 0xff) as usize, (head >> 8 & 0xffff) as usize); // the rest: dtype, tf32
             at += 2;
             if let Class::Generator(_) = g.node(id).op.class {
                 at += 1 + key[at] as usize;
@@ -185,7 +185,9 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
         let new = match node.op.class {
             Class::Fused(decompose) if !backend.keeps(node) => {
                 let inputs = to.inputs(node);
+                to.out.graph.tf32 = node.tf32;
                 let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;
+                to.out.graph.tf32 = false;
                 let first = outs[0];
                 parts.insert(id, outs);
                 first
@@ -224,7 +226,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             // Leaves and slots are told apart by their number, not by what they look like.
             from.slots.get(&id).map(|s| *s as u64).or(from.inputs.get(&id).map(|i| *i as u64)),
             node.shape,
-            node.dtype,
+            (node.dtype, node.tf32),
         );
         if let Some(&same) = seen.get(&key) {
             to.map.push(same);
@@ -253,7 +255,9 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
                     to.map.push(joined);
                     continue;
                 }
-                let stored: SmallVec<[NodeId; 4]> = inputs.iter().map(|x| in_memory(&mut to.out, *x)).collect();
+                let own_layout = node.op == &source::KERNEL;
+                let store = |x: &NodeId| if own_layout { dense(&mut to.out, *x) } else { in_memory(&mut to.out, *x) };
+                let stored: SmallVec<[NodeId; 4]> = inputs.iter().map(store).collect();
                 let mut copy = node.clone();
                 copy.inputs = stored;
                 own(&mut to.out);
@@ -315,7 +319,7 @@ fn waits(out: &Lowered) -> Vec<Waits> {
     all
 }
 
-type Shape4 = (usize, SmallVec<[NodeId; 4]>, SmallVec<[i64; 6]>, Option<u64>, Shape, perilune_core::DType);
+type Shape4 = (usize, SmallVec<[NodeId; 4]>, SmallVec<[i64; 6]>, Option<u64>, Shape, (perilune_core::DType, bool));
 
 fn reachable(from: &Lowered) -> Vec<bool> {
     let mut wanted = vec![false; from.graph.len()];
@@ -409,6 +413,7 @@ fn view_as(out: &mut Lowered, x: NodeId, shape: Shape) -> NodeId {
         op,
         dtype: out.graph.dtype(x),
         detached: false,
+        tf32: false,
         shape,
         inputs: smallvec![x],
         attrs: shape.dims().iter().map(|&d| d as i64).collect(),
@@ -425,6 +430,7 @@ fn copy(out: &mut Lowered, x: NodeId) -> NodeId {
         op: &elementwise::COPY,
         dtype: out.graph.dtype(x),
         detached: false,
+        tf32: false,
         shape: out.graph.shape(x),
         inputs: smallvec![x],
         attrs: smallvec![],
@@ -443,6 +449,17 @@ fn in_memory(out: &mut Lowered, x: NodeId) -> NodeId {
         None | Some(Generator::Constant) => x,
         Some(_) => copy(out, x),
     }
+}
+
+/// Bytes that a kernel from source may take the addresses of its operands to be multiples of.
+const ALIGNED: usize = 16;
+
+/// `x`, or a copy if its elements are not in memory one after the other, from an aligned address on.
+fn dense(out: &mut Lowered, x: NodeId) -> NodeId {
+    own(out);
+    let (base, l) = out.views[x.index()];
+    let aligned = (l.offset.unsigned_abs() * out.graph.dtype(x).size()).is_multiple_of(ALIGNED);
+    if l.is_contiguous() && aligned && out.graph.generator(base).is_none() { x } else { copy(out, x) }
 }
 
 /// `x`, or a copy if it is not all of a buffer in order. A commit also needs a buffer that is nobody else's.

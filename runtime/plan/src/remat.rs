@@ -201,7 +201,16 @@ impl Pass<'_> {
         let node = self.to.out.graph.node(outer);
         let (dtype, shape) = (node.dtype, node.shape);
         let inputs = smallvec![outer, start];
-        let hold = Node { op: &create::HOLD, dtype, detached: true, shape, inputs, attrs: smallvec![], payload: 0 };
+        let hold = Node {
+            op: &create::HOLD,
+            dtype,
+            detached: true,
+            tf32: false,
+            shape,
+            inputs,
+            attrs: smallvec![],
+            payload: 0,
+        };
         let hold = self.to.out.graph.add(hold);
         self.copies.entry((span, pass)).or_default().map.insert(at, hold);
         hold

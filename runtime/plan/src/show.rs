@@ -2,6 +2,7 @@
 
 use crate::ir::*;
 use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::source;
 use perilune_core::site::{Site, Sites};
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -46,6 +47,9 @@ fn work(r: &Region) -> usize {
 /// The name of a kernel: the op of a library call, or the functions a region fuses, most telling first.
 pub fn name(k: &Kernel) -> String {
     match k {
+        Kernel::Library(l) if l.op == &source::KERNEL => {
+            source::body_of(l.op, &l.attrs).map_or_else(|| l.op.name.to_string(), |b| b.name.clone())
+        }
         Kernel::Library(l) => match &l.epilogue {
             Some(r) => format!("{} > {}", l.op.name, functions(r)),
             None => l.op.name.to_string(),
@@ -121,17 +125,70 @@ pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
         scaled(p.arena_bytes, "B"),
     );
     for k in &p.kernels {
-        let c = cost(p, k);
-        let _ = writeln!(
-            out,
-            "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}",
-            name(k),
-            space(k),
-            scaled(c.read, "B"),
-            scaled(c.written, "B"),
-            scaled(c.flops, "FLOP"),
-            sites.show(place(k.origin(), places)),
-        );
+        line(&mut out, p, k, places, sites);
+    }
+    out
+}
+
+fn line(out: &mut String, p: &Program, k: &Kernel, places: &[Site], sites: &Sites) {
+    let c = cost(p, k);
+    let _ = writeln!(
+        out,
+        "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}",
+        name(k),
+        space(k),
+        scaled(c.read, "B"),
+        scaled(c.written, "B"),
+        scaled(c.flops, "FLOP"),
+        sites.show(place(k.origin(), places)),
+    );
+}
+
+/// The recipe lines that a kernel computes, in order of the file.
+fn lines(k: &Kernel, places: &[Site], sites: &Sites) -> Vec<Site> {
+    let inside = k.regions().iter().flat_map(|r| r.body.iter().map(|i| i.origin));
+    let all: BTreeSet<Site> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
+    let mut all: Vec<Site> = all.into_iter().filter(|s| sites.get(*s).is_some()).collect();
+    all.sort_by_key(|s| sites.get(*s).map(|(file, line)| (file.to_string(), line)));
+    all
+}
+
+/// The plan, and under each kernel the recipe lines that it computes and the text it is compiled from. `written` gives a
+/// recipe's line, `source` the text of the k-th kernel; a kernel whose text was shown before is said to be like that one.
+pub fn show_sources(
+    p: &Program,
+    places: &[Site],
+    sites: &Sites,
+    mut written: impl FnMut(&str, u32) -> Option<String>,
+    source: impl Fn(usize) -> Option<perilune_core::Result<String>>,
+) -> String {
+    let whole = show(p, places, sites);
+    let mut out = whole.lines().next().unwrap_or_default().to_string() + "\n";
+    let mut seen: Vec<(usize, String)> = Vec::new();
+    for (n, k) in p.kernels.iter().enumerate() {
+        let _ = write!(out, "\n#{:<3}", n + 1);
+        line(&mut out, p, k, places, sites);
+        for site in lines(k, places, sites) {
+            let text = sites.get(site).and_then(|(file, line)| written(file, line)).unwrap_or_default();
+            let _ = writeln!(out, "    {:<28} | {}", sites.show(site), text.trim());
+        }
+        match source(n) {
+            Some(Ok(text)) => match seen.iter().find(|s| s.1 == text) {
+                Some((first, _)) => {
+                    let _ = writeln!(out, "    the text of #{first}");
+                }
+                None => {
+                    for l in text.lines() {
+                        let _ = writeln!(out, "    {l}");
+                    }
+                    seen.push((n + 1, text));
+                }
+            },
+            Some(Err(e)) => {
+                let _ = writeln!(out, "    no text: {e}");
+            }
+            None => {}
+        }
     }
     out
 }

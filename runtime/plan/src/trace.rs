@@ -133,7 +133,8 @@ impl Tracer {
                 continue;
             }
             t.key.push(node.op.code());
-            t.key.push(node.attrs.len() as u32 | (node.inputs.len() as u32) << 8 | (node.dtype as u32) << 24);
+            let kind = (node.dtype as u32) << 24 | u32::from(node.tf32) << 31;
+            t.key.push(node.attrs.len() as u32 | (node.inputs.len() as u32) << 8 | kind);
             if let Class::Generator(kind) = node.op.class {
                 if kind == Generator::Scalar {
                     t.slots.push(node.payload);

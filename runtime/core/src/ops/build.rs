@@ -23,6 +23,7 @@ pub fn out_of(g: &mut Graph, main: NodeId, parts: &[(Shape, DType)]) -> Out {
             op: &create::PART,
             dtype,
             detached,
+            tf32: false,
             shape,
             inputs: smallvec![main],
             attrs: smallvec![k as i64 + 1],

@@ -30,6 +30,7 @@ pub mod random;
 pub mod reduce;
 pub mod scan;
 pub mod sort;
+pub mod source;
 
 pub use args::{Args, Param, Ty, Value, parse_signature};
 pub use build::{Out, bits, one, out_of, real};
@@ -226,6 +227,7 @@ pub fn all() -> &'static [&'static Op] {
             attention::OPS,
             loss::OPS,
             optim::OPS,
+            source::OPS,
         ]
         .concat()
     })

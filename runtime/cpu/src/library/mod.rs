@@ -14,6 +14,7 @@ use crate::memory::Plain;
 use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::source;
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
@@ -104,6 +105,12 @@ impl Routine {
             "cat" => movement::cat,
             "cumsum" => scan::cumsum,
             "cumprod" => scan::cumprod,
+            // The Lua face takes the reference instead; this is for whoever records the node by other means.
+            "source_kernel" => {
+                let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
+                let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
+                return Err(error.hint("give it `cpu`, a function of tensors that computes the same"));
+            }
             other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
         };
         Ok(Routine { name: l.op.name, run, attrs: l.attrs.to_vec(), inputs, outputs, origin: l.origin, work, isa })

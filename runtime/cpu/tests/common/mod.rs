@@ -146,6 +146,7 @@ impl Build {
             outputs,
             layouts,
             epilogue: None,
+            tf32: false,
             origin: Origin::NONE,
         })
     }

@@ -171,6 +171,7 @@ impl Case {
             outputs: vec![ValueId(self.values.len() as u32 - 1)],
             layouts: vec![Layout::contiguous(shape)],
             epilogue: None,
+            tf32: false,
             origin: Origin::NONE,
         };
         let inputs = self.values.iter().filter(|v| v.storage != storage).map(|v| (v.shape, v.dtype)).collect();

@@ -1,0 +1,68 @@
+//! Kernels from CUDA source: what `stdlib/source_kernel.lua`, which checks everything, hands down.
+
+use crate::args::RefGuard;
+use crate::errors;
+use crate::functions::host;
+use crate::runtime::Place;
+use crate::tensor::Tensor;
+use mlua::{Lua, MultiValue, Table, Value};
+use perilune_core::graph::Meta;
+use perilune_core::ops::source::{self, Body, Launch};
+use perilune_core::{DType, Shape};
+use std::path::Path;
+
+/// `native.source_place(text)`: the file of the line being run, and the line of it on which `text` begins; 0 where the file
+/// does not hold the text as it is.
+pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
+    let host = host(lua)?;
+    let site = host.site(lua);
+    let Some((file, at)) = host.engine.borrow().sites.get(site).map(|(f, l)| (f.to_string(), l)) else {
+        return Ok((String::new(), 0));
+    };
+    let known = lua.app_data_ref::<Place>().and_then(|p| p.texts.get(Path::new(&file)).cloned());
+    let whole = known.or_else(|| std::fs::read_to_string(&file).ok()).unwrap_or_default().replace("\r\n", "\n");
+    // From the line on; then anywhere: a text may stand above the call.
+    let start: usize = whole.split_inclusive('\n').take(at.saturating_sub(1) as usize).map(str::len).sum();
+    let found = whole[start..].find(&text).map(|n| start + n).or_else(|| whole.find(&text));
+    let line = found.filter(|_| !text.is_empty()).map_or(0, |n| whole[..n].matches('\n').count() as u32 + 1);
+    Ok((file, line))
+}
+
+/// `native.source_kernel { … }`: records a call; its outputs.
+pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
+    let host = host(lua)?;
+    let name: String = t.get("name")?;
+    let three = |key: &str| -> mlua::Result<[i64; 3]> {
+        let list: Table = t.get(key)?;
+        Ok([list.get(1)?, list.get(2)?, list.get(3)?])
+    };
+    let mut outputs = Vec::new();
+    for o in t.get::<Table>("outputs")?.sequence_values::<Table>() {
+        let o = o?;
+        let dims = o.sequence_values::<usize>().collect::<mlua::Result<Vec<_>>>()?;
+        let dtype = DType::parse(&o.get::<String>("dtype")?).unwrap_or(DType::F32);
+        let shape = Shape::new(&dims).map_err(|e| errors::argument(&host, lua, &name, e.message, e.hint))?;
+        outputs.push(Meta { shape, dtype });
+    }
+    let mut refs = Vec::new();
+    for v in t.get::<Table>("inputs")?.sequence_values::<Value>() {
+        let v = v?;
+        let tensor = v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
+        refs.extend(tensor);
+    }
+    let body = Body { name, text: t.get("text")?, file: t.get("file")?, line: t.get("line")? };
+    let launch = Launch {
+        body: source::intern(body),
+        grid: three("grid")?,
+        block: three("block")?,
+        shared: t.get("shared")?,
+        scalars: t.get("scalars")?,
+        numbers: t.get::<Table>("args")?.sequence_values::<i64>().collect::<mlua::Result<_>>()?,
+        outputs,
+    };
+    let out = host.record(lua, |engine| {
+        let inputs = refs.iter().map(|r| r.node(engine)).collect::<Result<Vec<_>, _>>()?;
+        Ok(source::call(&mut engine.graph, &inputs, &launch)?)
+    })?;
+    out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
+}

@@ -1,0 +1,48 @@
+-- kernel_check.lua: does a kernel from CUDA source compute what its reference says?
+--
+--   pl.kernel_check(scale_rows, { pl.randn { 64, 1000 }, pl.randn { 64 }, 1.5 })
+--
+-- Runs the kernel and its `cpu` function on the GPU at hand, over the same arguments, and compares every output.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local op = "kernel_check"
+
+---True, or raises with the worst element.
+---@param kernel fun(...: any): perilune.Tensor ... that pl.kernel { source = ... } returned, with a `cpu`
+---@param arguments any[] what it is called with
+---@param opts {rtol?: number, atol?: number}?
+---@return boolean
+local function kernel_check(kernel, arguments, opts)
+  local known = require("perilune.source_kernel").known[kernel]
+  if not known then pl.error(op, "the kernel is " .. check.show(kernel), "give what pl.kernel { source = ... } returned") end
+  if type(arguments) ~= "table" then pl.error(op, "the arguments are " .. check.show(arguments), "a list: { x, w, 1.5 }") end
+  local o = check.options(op, opts, { rtol = 1e-5, atol = 1e-6 })
+  if not known.cpu then pl.error(op, known.name .. " has no reference", "give the kernel `cpu`, a function of tensors that computes the same") end
+  if pl.is_tensor(arguments[1]) and arguments[1].device == "cpu" then
+    pl.error(op, "this is the CPU, where only the reference runs", "run it with --device cuda")
+  end
+  local got, want = {}, {}
+  pl.no_grad(function()
+    got = { known.run(table.unpack(arguments)) }
+    want = { known.cpu(table.unpack(arguments)) }
+  end)
+  for i, y in ipairs(got) do
+    local a, b = y:to "f64":flatten(), want[i]:to "f64":flatten()
+    if a:numel() > 0 then
+      -- NaN where the reference has NaN is right, and an infinity beside the same one.
+      local same = a:eq(b):logical_or(a:isnan():logical_and(b:isnan()))
+      local off = (a - b):abs() - o.atol - o.rtol * b:abs()
+      off = pl.where(same, -1.0, pl.where(off:isnan(), math.huge, off))
+      local k = off:argmax():item()
+      if off:max():item() > 0 then
+        pl.error(known.name, ("output %d differs at flat position %d: the kernel gives %.9g, the reference %.9g"):format(i, k, a[k]:item(), b[k]:item()),
+          ("within rtol %g and atol %g it would pass"):format(o.rtol, o.atol))
+      end
+    end
+  end
+  return true
+end
+
+return kernel_check
