@@ -1,8 +1,8 @@
 //! The CPU backend: the embedded default, and the reference that every other backend is compared with.
 //!
 //! Fused regions run on a tile interpreter (`region`): straight-line lists of vector loops over tiles that fit the L1
-//! cache, compiled for three instruction sets and picked once (`loops`). Matrix products go through one function over the
-//! `gemm` crate (`matmul`), the other library ops are plain loops (`library`). Threads park when idle and never spin
+//! cache, compiled for three instruction sets and picked once (`loops`). Matrix products have register tiles of their own,
+//! or go to the `gemm` crate (`matmul`); the other library ops are plain loops (`library`). Threads park when idle and never spin
 //! (`pool`).
 //!
 //! The one promise behind all of it: result bits depend on the program and the instruction-set class alone, never on the

@@ -1,9 +1,10 @@
-//! Products of matrices: the one place that sees the `gemm` crate.
+//! Products of matrices: which loops compute one, and the one place that sees the `gemm` crate.
 //!
-//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. f32 and f64 go to `gemm` as they lie, unless
-//! they are `narrow`; 16-bit floats are widened to f32 first and rounded once at the end, after the bias of a `linear`;
-//! integers wrap in plain loops.
-//! Large matrices are shared by `gemm` itself, many small ones are dealt out one by one. The bits are a function of shape
+//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. `narrow` takes vectors, few rows and small
+//! results; `dense` all other f32 products where there are vectors with fused multiply-adds; `gemm` f64, and f32
+//! elsewhere. 16-bit floats are widened to f32 first and rounded once at the end, after the bias of a `linear`; integers
+//! wrap in plain loops.
+//! Large matrices are cut up and shared, many small ones are dealt out one by one. The bits are a function of shape
 //! and dtype alone, not of strides or the thread count (tests/matmul.rs), but `gemm` has others for every instruction set.
 
 mod dense;

@@ -131,6 +131,38 @@ fn long_products_do_not_depend_on_layout() {
     }
 }
 
+/// Batches with few matrices, which are cut up, and with many, which are dealt out, against one matrix at a time.
+#[test]
+fn batches_are_products_one_by_one() {
+    let mut rng = Rng(5);
+    for (batch, m, n, k) in [(2, 150, 90, 260), (3, 40, 210, 64), (48, 64, 32, 64), (61, 20, 33, 17)] {
+        let a = rng.tensor(DType::F32, Shape::of(&[batch, m, k]));
+        let b = rng.tensor(DType::F32, Shape::of(&[batch, n, k]));
+        let part = |t: &HostTensor, rows: usize, i: usize| {
+            let nbytes = rows * k * 4;
+            HostTensor::new(DType::F32, Shape::of(&[rows, k]), t.bytes[i * nbytes..(i + 1) * nbytes].to_vec())
+        };
+        let mut want = Vec::new();
+        for i in 0..batch {
+            let (x, y) = (part(&a, m, i), part(&b, n, i));
+            let flip = Layout::contiguous(y.shape).permute(&[1, 0]);
+            want.extend(product((&x, Layout::contiguous(x.shape)), (&y, flip), 1).bytes);
+        }
+        for threads in [1, 2, 3] {
+            let mut build = Build::default();
+            let (x, y) = (build.input(a.clone()), build.input(b.clone()));
+            build.output(Shape::of(&[batch, m, n]), DType::F32);
+            let (x, y) = (
+                Operand::View(x, Layout::contiguous(a.shape)),
+                Operand::View(y, Layout::contiguous(b.shape).permute(&[0, 2, 1])),
+            );
+            let kernel = build.library("matmul", &[], vec![x, y]);
+            let got = build.run(&device(threads), vec![kernel]).expect("runs").remove(0);
+            assert!(got.bytes == want, "{batch} x {m}x{n}x{k}, {threads} threads");
+        }
+    }
+}
+
 /// The order that narrow products state: lanes, a halving tree, chunks in f64.
 #[test]
 fn narrow_products_add_in_the_stated_order() {
@@ -155,6 +187,38 @@ fn narrow_products_add_in_the_stated_order() {
                     total += f64::from(lanes[0]);
                 }
                 assert_eq!(got.get_f64(i * n + j), f64::from(total as f32), "{m}x{n}x{k} at {i}, {j}");
+            }
+        }
+    }
+}
+
+/// The order of all other f32 products: chunks of K of about the same length, each one a chain of fused multiply-adds.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn dense_products_add_in_the_stated_order() {
+    if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")) {
+        return; // `gemm` has an order of its own.
+    }
+    let mut rng = Rng(4);
+    for (m, n, k, chunk) in
+        [(17, 33, 40, 48), (64, 70, 256, 256), (130, 35, 257, 144), (70, 129, 768, 256), (20, 300, 1000, 256)]
+    {
+        let a = rng.tensor(DType::F32, Shape::of(&[m, k]));
+        let b = rng.tensor(DType::F32, Shape::of(&[k, n]));
+        for threads in [1, 2, 7] {
+            let got = product((&a, Layout::contiguous(a.shape)), (&b, Layout::contiguous(b.shape)), threads);
+            for i in 0..m {
+                for j in 0..n {
+                    let mut total = None;
+                    for lo in (0..k).step_by(chunk) {
+                        let sum = (lo..k.min(lo + chunk)).fold(0f32, |sum, p| {
+                            (a.get_f64(i * k + p) as f32).mul_add(b.get_f64(p * n + j) as f32, sum)
+                        });
+                        total = Some(total.map_or(sum, |t: f32| t + sum));
+                    }
+                    let want = f64::from(total.unwrap_or(0.0));
+                    assert_eq!(got.get_f64(i * n + j), want, "{m}x{n}x{k} at {i}, {j}, {threads} threads");
+                }
             }
         }
     }

@@ -274,9 +274,11 @@ macro_rules! elements {
     ($($t:ty),*) => { $(
         impl Element for $t {
             type Acc = $t;
+            #[inline(always)]
             fn acc(self) -> $t {
                 self
             }
+            #[inline(always)]
             fn back(acc: $t) -> $t {
                 acc
             }
@@ -290,9 +292,11 @@ macro_rules! half_elements {
     ($($t:ty),*) => { $(
         impl Element for $t {
             type Acc = f32;
+            #[inline(always)]
             fn acc(self) -> f32 {
                 self.to_f32()
             }
+            #[inline(always)]
             fn back(acc: f32) -> $t {
                 <$t>::from_f32(acc)
             }

@@ -38,7 +38,7 @@ const L1_BYTES: usize = 32 << 10;
 /// Results of at least this many bytes are written past the caches: whoever reads them next would hardly find them there.
 const STREAM_BYTES: usize = 16 << 20;
 /// Regions that read at least this many bytes ask for memory ahead of time.
-const READ_AHEAD_BYTES: usize = 1 << 20;
+const READ_AHEAD_BYTES: usize = 1 << 17;
 /// Work, in nanoseconds, below which other threads are not asked.
 pub const SHARE_NS: f64 = 30_000.0;
 
