@@ -2230,6 +2230,33 @@ function pl.batch_norm(x, mean, var, weight, bias, options) end
 ---@return perilune.Tensor
 function Tensor:batch_norm(mean, var, weight, bias, options) end
 
+---x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance
+---of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.
+---Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---@param x perilune.Tensor
+---@param weight? perilune.Tensor
+---@param bias? perilune.Tensor
+---@param options? {eps?: number}
+---@overload fun(x: perilune.Tensor, options: {eps?: number}): perilune.Tensor, perilune.Tensor, perilune.Tensor
+---@overload fun(x: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor, perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor y
+---@return perilune.Tensor mean
+---@return perilune.Tensor var
+function pl.batch_norm_train(x, weight, bias, options) end
+
+---x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance
+---of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.
+---Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---@param weight? perilune.Tensor
+---@param bias? perilune.Tensor
+---@param options? {eps?: number}
+---@overload fun(self: perilune.Tensor, options: {eps?: number}): perilune.Tensor, perilune.Tensor, perilune.Tensor
+---@overload fun(self: perilune.Tensor, weight: perilune.Tensor, options: {eps?: number}): perilune.Tensor, perilune.Tensor, perilune.Tensor
+---@return perilune.Tensor y
+---@return perilune.Tensor mean
+---@return perilune.Tensor var
+function Tensor:batch_norm_train(weight, bias, options) end
+
 ---x (..., C, ...) -> (..., C, ...): x / max(|x|, eps), with |x| the Euclidean norm along `dim`. A row of zeros stays 0.
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole

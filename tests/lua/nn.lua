@@ -194,6 +194,23 @@ describe("modes", function()
     expect(#norm:buffers()):to_be(2)
   end)
 
+  it("batch norm keeps bf16 under autocast, with statistics in f32", function()
+    local norm, x = nn.BatchNorm2d(3), pl.randn { 4, 3, 5, 5 }
+    local y = pl.autocast("bf16", function() return norm(x:to("bf16")) end)
+    expect(y.dtype):to_be("bf16")
+    expect(norm.running_mean.dtype):to_be("f32")
+    expect(norm:eval()(x:to("bf16")).dtype):to_be("bf16")
+  end)
+
+  it("the outputs of one op can be asked for one after another", function()
+    local x = pl.randn { 4, 3, 5, 5 }
+    local y, mean, var = pl.batch_norm_train(x)
+    pl.eval(y)
+    expect(mean):to_be_near(x:mean({ 0, 2, 3 }):tolist(), 1e-5)
+    expect(var):to_be_near(x:var({ 0, 2, 3 }, { unbiased = false }):tolist(), 1e-5)
+    expect(y):to_equal(pl.batch_norm_train(x):tolist())
+  end)
+
   it("reach every module below", function()
     local model = nn.Sequential { nn.Linear(2, 2), nn.Sequential { nn.Dropout(0.9) } }
     expect(model[2][1].training):to_be(true)

@@ -112,6 +112,15 @@ def layer_norm(a):
     return F.layer_norm(a.x, shape, a.weight, a.bias, a.eps)
 
 
+def batch_norm_train(a):
+    """By hand: PyTorch refuses one value for each channel, and does not say what it normalised by."""
+    x = a.x.float() if a.x.dtype in (torch.bfloat16, torch.float16) else a.x
+    others = tuple(d for d in range(x.dim()) if d != 1)
+    mean, var = x.mean(others), x.var(others, unbiased=False)
+    y = F.batch_norm(x, mean, var, *(None if w is None else w.to(x.dtype) for w in (a.weight, a.bias)), False, 0.0, a.eps)
+    return y.to(a.x.dtype), mean, var
+
+
 def rms_norm(a):
     n = a.weight.dim() if a.weight is not None else (a.dims or 1)
     d = tuple(range(-n, 0))
@@ -356,6 +365,7 @@ OPS = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "group_norm": lambda a: F.group_norm(a.x, a.groups, a.weight, a.bias, a.eps),
+    "batch_norm_train": batch_norm_train,
     "batch_norm": lambda a: F.batch_norm(a.x, a.mean, a.var, a.weight, a.bias, False, 0.0, a.eps),
     "normalize": lambda a: F.normalize(a.x, dim=a.dim, eps=a.eps),
     "scaled_dot_product_attention": attention,

@@ -1,0 +1,208 @@
+//! Convolutions and pools without a GPU: what a call takes, and that the kernels around it compile without spilling.
+#![allow(clippy::unwrap_used)]
+
+mod common_library;
+
+use common_library::nvrtc::Nvrtc;
+use perilune_core::graph::{Graph, NodeId, Number};
+use perilune_core::ops::{Args, Value, by_name, call, create, parse_signature};
+use perilune_core::{DType, Layout, Shape, grad};
+use perilune_cuda::conv::{self, Kind, Parts};
+use perilune_cuda::launch::{Arg, Props};
+use perilune_cuda::library::{self, pool};
+use perilune_plan::ir::{Kernel, Library, Program};
+use perilune_plan::{NullWith, Options, Request, Tracer};
+use std::collections::BTreeSet;
+
+fn gpu() -> NullWith {
+    NullWith {
+        keeps: |n| conv::keeps(n) || pool::keeps(n),
+        writes: |n, output, l| conv::writes(n, output, l) || pool::writes(n, output, l),
+    }
+}
+
+fn leaf(g: &mut Graph, dims: &[usize], dtype: DType) -> NodeId {
+    let payload = g.len() as u64 + 1;
+    g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], payload)
+}
+
+/// A call by name: tensors, then options as lists of ints.
+fn record(g: &mut Graph, name: &str, positional: &[Value], options: &[(&str, i64)]) -> NodeId {
+    let op = by_name(name).unwrap();
+    let params = parse_signature(op.sig).unwrap();
+    let mut values: Vec<Value> = params.iter().map(|p| p.default.clone()).collect();
+    values[..positional.len()].clone_from_slice(positional);
+    for (option, v) in options {
+        let value =
+            if *option == "groups" { Value::Number(Number::Int(*v)) } else { Value::Ints([*v].as_slice().into()) };
+        values[params.iter().position(|p| p.name == *option).unwrap()] = value;
+    }
+    call(g, op, &Args::new(op, values)).unwrap()[0]
+}
+
+fn plan(g: &Graph, roots: Vec<NodeId>) -> Program {
+    let request = Request { roots, commits: Vec::new() };
+    let mut tracer = Tracer::default();
+    tracer.run(g, &request, |_| None);
+    let p = perilune_plan::cache::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
+    perilune_plan::check::check(&p).unwrap();
+    p
+}
+
+fn gradients(g: &mut Graph, y: NodeId, of: &[NodeId]) -> Vec<NodeId> {
+    let seed = leaf(g, g.shape(y).dims().to_vec().as_slice(), g.dtype(y));
+    grad::grad(g, y, seed, of, false).unwrap().into_iter().flatten().collect()
+}
+
+fn calls(p: &Program) -> Vec<&Library> {
+    let library = |k: &'_ Kernel| matches!(k, Kernel::Library(_));
+    p.kernels
+        .iter()
+        .filter(|k| library(k))
+        .map(|k| if let Kernel::Library(l) = k { l } else { unreachable!() })
+        .collect()
+}
+
+/// Forward and both gradients of a convolution of leaves.
+fn convolution(x: &[usize], w: &[usize], options: &[(&str, i64)]) -> Program {
+    let g = &mut Graph::new();
+    let (x, w) = (leaf(g, x, DType::BF16), leaf(g, w, DType::BF16));
+    let y = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w)], options);
+    let mut roots = vec![y];
+    roots.extend(gradients(g, y, &[x, w]));
+    plan(g, roots)
+}
+
+fn parts(p: &Program, op: &str) -> Parts {
+    conv::parts(calls(p).into_iter().find(|l| l.op.name == op).unwrap()).unwrap()
+}
+
+#[test]
+fn operands_that_lie_otherwise_are_copied() {
+    let p = convolution(&[2, 16, 9, 9], &[8, 16, 3, 3], &[("stride", 2), ("padding", 1)]);
+    let forward = parts(&p, "conv2d");
+    // Leaves lie channels first.
+    assert_eq!((forward.before.launches.len(), forward.after.launches.len()), (2, 0));
+    let problem = forward.call.as_ref().unwrap().problem;
+    assert_eq!(
+        (problem.kind, problem.x, problem.w, problem.y),
+        (Kind::Forward, [2, 16, 9, 9], [8, 16, 3, 3], [2, 8, 5, 5])
+    );
+    assert_eq!((problem.stride, problem.before, problem.after, problem.dilation), ([2, 2], [1, 1], [1, 1], [1, 1]));
+    assert!(forward.call.unwrap().scratch >= 2 * (2 * 16 * 81 + 8 * 16 * 9));
+    let input = parts(&p, "conv2d_backward_input").call.unwrap().problem;
+    assert_eq!((input.kind, input.x, input.y), (Kind::Input, problem.x, problem.y));
+    let weight = parts(&p, "conv2d_backward_weight").call.unwrap().problem;
+    assert_eq!((weight.kind, weight.w), (Kind::Weight, problem.w));
+}
+
+#[test]
+fn between_convolutions_nothing_is_copied() {
+    let g = &mut Graph::new();
+    let (x, w) = (leaf(g, &[2, 16, 9, 9], DType::BF16), leaf(g, &[16, 16, 1, 1], DType::BF16));
+    let y = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w)], &[]);
+    let y = g.relu(y).unwrap();
+    let y = record(g, "conv2d", &[Value::Tensor(y), Value::Tensor(w)], &[]);
+    let p = plan(g, vec![y]);
+    let second = conv::parts(calls(&p)[1]).unwrap();
+    assert!(second.before.launches.is_empty() && second.before.scratch_bytes == 0);
+    assert!(matches!(second.call.unwrap().x, Arg::Value(..)));
+}
+
+#[test]
+fn few_channels_are_padded() {
+    let p = convolution(&[2, 3, 9, 9], &[8, 3, 3, 3], &[("padding", 1)]);
+    let forward = parts(&p, "conv2d");
+    let problem = forward.call.unwrap().problem;
+    assert_eq!((problem.x, problem.w, problem.y), ([2, 8, 9, 9], [8, 8, 3, 3], [2, 8, 9, 9]));
+    for (op, launches) in [("conv2d_backward_input", 2), ("conv2d_backward_weight", 2)] {
+        let back = parts(&p, op);
+        // The operand with channels is padded, the other one copied; the padding of the result is left out.
+        assert_eq!((back.before.launches.len(), back.after.launches.len()), (launches, 1), "{op}");
+        assert!(matches!(back.call.unwrap(), conv::Call { problem, .. } if problem.x[1] == 8 && problem.w[1] == 8));
+    }
+    // Groups have channels of their own.
+    let p = convolution(&[2, 4, 9, 9], &[4, 1, 3, 3], &[("groups", 4)]);
+    assert_eq!(parts(&p, "conv2d").call.unwrap().problem.x, [2, 4, 9, 9]);
+}
+
+#[test]
+fn a_gradient_over_no_images_is_zeros() {
+    let p = convolution(&[0, 3, 9, 9], &[8, 3, 3, 3], &[]);
+    let weight = parts(&p, "conv2d_backward_weight");
+    assert!(weight.call.is_none() && weight.before.launches.len() == 1);
+}
+
+#[test]
+fn what_is_kept() {
+    let p = |dtype| {
+        let g = &mut Graph::new();
+        let (x, w, b) = (leaf(g, &[1, 8, 5, 5], dtype), leaf(g, &[8, 8, 3, 3], dtype), leaf(g, &[8], dtype));
+        let y = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w), Value::Tensor(b)], &[]);
+        let p = plan(g, vec![y]);
+        calls(&p).iter().map(|l| l.op.name).collect::<Vec<_>>()
+    };
+    // With the bias taken off; in f32 the decomposition.
+    assert_eq!(p(DType::F16), ["conv2d"]);
+    assert!(!p(DType::F32).contains(&"conv2d"));
+}
+
+#[test]
+fn kernels_compile_without_spills() {
+    let Some(nvrtc) = Nvrtc::open() else {
+        println!("skipped: no libnvrtc (set LD_LIBRARY_PATH or PERILUNE_NVRTC)");
+        return;
+    };
+    let mut texts: BTreeSet<String> = BTreeSet::new();
+    for dims in [[2, 3, 9, 9], [2, 16, 9, 9]] {
+        let p = convolution(&dims, &[8, dims[1], 3, 3], &[]);
+        for l in calls(&p) {
+            let Parts { before, after, .. } = conv::parts(l).unwrap();
+            texts.extend(before.launches.iter().chain(&after.launches).map(|l| l.function.text.clone()));
+        }
+    }
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        for (kernel, options) in [(2, vec![]), (3, vec![("stride", 2), ("padding", 1)]), (7, vec![("dilation", 2)])] {
+            for behind_a_convolution in [false, true] {
+                let g = &mut Graph::new();
+                let mut x = leaf(g, &[2, 16, 24, 24], dtype);
+                if behind_a_convolution {
+                    let w = leaf(g, &[16, 16, 1, 1], dtype);
+                    x = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w)], &[]);
+                }
+                let y = record(g, "max_pool2d", &[Value::Tensor(x), Value::Ints([kernel].as_slice().into())], &options);
+                let mut roots = vec![y];
+                roots.extend(gradients(g, y, &[x]));
+                let p = plan(g, roots);
+                for l in calls(&p).into_iter().filter(|l| l.op.name.starts_with("max_pool2d")) {
+                    let work = library::routine(&p, l, &Props::H200).unwrap();
+                    texts.extend(work.launches.iter().map(|l| l.function.text.clone()));
+                    // 16 bytes at a time where channels lie side by side.
+                    let wide = matches!(dtype, DType::BF16 | DType::F16) && behind_a_convolution;
+                    let vector = work.launches[0].function.text.contains(", 8, true>");
+                    // The seed of the gradient lies channels first.
+                    let wide = wide && l.op.name == "max_pool2d";
+                    assert_eq!(vector, wide, "{dtype} {:?}", work.launches[0].function.text);
+                }
+            }
+        }
+    }
+    let text: String = texts.iter().enumerate().map(|(i, t)| t.replace("KERNEL", &format!("f_{i}"))).collect();
+    for arch in ["sm_80", "sm_90a"] {
+        let (ok, log) = nvrtc.compile(&text, arch);
+        assert!(ok, "{arch}: {log}\n{text}");
+        for line in log.lines().filter(|l| l.contains("bytes stack frame")) {
+            assert!(line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{arch}: {log}");
+        }
+    }
+}
+
+#[test]
+fn only_whole_images_channels_last_are_written() {
+    let g = &mut Graph::new();
+    let (x, w) = (leaf(g, &[2, 16, 9, 9], DType::BF16), leaf(g, &[8, 16, 3, 3], DType::BF16));
+    let y = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w)], &[]);
+    let last = perilune_plan::channels::last(g.shape(y));
+    assert!(conv::writes(g.node(y), 0, &last));
+    assert!(!conv::writes(g.node(y), 0, &Layout::contiguous(g.shape(y))));
+}
