@@ -291,14 +291,15 @@ fn memory(console: &Console) -> String {
     console.host().settle();
     let engine = console.host().engine.borrow();
     let report = engine.memory();
-    let d = report.device;
+    let (d, handles) = (report.device, engine.stats().handles);
     let limit = d.limit.map(|l| format!(" of {}", show(l))).unwrap_or_default();
     let mut out = format!(
-        "{} allocated{limit} · {} reserved · {} at most · {} tensors held",
+        "{} allocated{limit} · {} reserved · {} at most · {} tensor{} held",
         show(d.allocated),
         show(d.reserved),
         show(d.peak),
-        engine.stats().handles
+        handles,
+        if handles == 1 { "" } else { "s" }
     );
     for line in engine.show_owners(&report, 12) {
         out.push('\n');

@@ -103,8 +103,9 @@ impl Prompt<'_> {
     /// Runs a line of any kind and says what it gives, or what went wrong.
     fn line(&self, console: &Console, line: &str) -> Flow {
         let outcome = if commands::is_command(line) {
+            let outcome = self.command(console, line);
             console.pass(line);
-            self.command(console, line)
+            outcome
         } else if line.trim().is_empty() {
             console.pass(line);
             Ok(Flow::Go)

@@ -88,12 +88,13 @@ fn figure(style: Option<Style>, title: &str, list: &[HostTensor]) -> Result<Figu
                         series.extend((0..rows).map(|r| curve(&format!("[{r}]"), &all[r * cols..(r + 1) * cols])));
                     }
                     [] | [_] => {
-                        series.push(curve(&if list.len() > 1 { (k + 1).to_string() } else { String::new() }, &all))
+                        series.push(curve(&if list.len() > 1 { (k + 1).to_string() } else { title.into() }, &all))
                     }
                     _ => return no(&format!("lines need one dim, or up to 8 rows; the shape is {}", t.shape)),
                 }
             }
-            Ok(Figure::lines(title, "index", series))
+            // One curve is named like the drawing.
+            Ok(Figure::lines(if series.len() > 1 { title } else { "" }, "index", series))
         }
     }
 }

@@ -63,6 +63,11 @@ fn last_part(text: &str) -> Option<usize> {
     }
     (1..end).rev().find_map(|k| {
         let behind = &text[list[k - 1].start..list[k - 1].end] == ";";
+        let word = &text[list[k].start..list[k].end];
+        // `end` closes a block, and is no expression.
+        if list[k].kind == Kind::Keyword && !["not", "nil", "true", "false", "function"].contains(&word) {
+            return None;
+        }
         // A bracket or a string on the next line belongs to the call before it.
         let begins = matches!(list[k].kind, Kind::Name | Kind::Keyword | Kind::Number);
         let new_line = begins && text[list[k - 1].end..list[k].start].contains('\n');
@@ -151,6 +156,9 @@ mod tests {
         assert_eq!(of("f(a; b)"), None);
         assert_eq!(of("for i = 1, 3 do\n  f(i)\nend\nx + 1"), Some("x + 1".into()));
         assert_eq!(of("if a then b; c end"), None);
+        assert_eq!(of("for i = 1, 3 do\n  print(i)\nend"), None);
+        assert_eq!(of("do x = 1; end"), None);
+        assert_eq!(of("repeat\n  x = 1\nuntil x"), None);
         assert_eq!(readings("x = 1; x").texts, ["return x = 1; x", "x = 1;  return x", "x = 1; x"]);
     }
 }

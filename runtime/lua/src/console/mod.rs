@@ -19,7 +19,7 @@ pub use paused::{Ended, Pause};
 
 use crate::errors::{self, RecipeError};
 use crate::frames;
-use crate::functions::host;
+use crate::functions::host as host_of;
 use crate::host::Host;
 use crate::run::Run;
 use crate::runtime::{Failed, Place, Runtime};
@@ -73,7 +73,7 @@ impl Console {
         let declared = lua.create_table()?;
         let env = scope(lua, declared.clone())?;
         interrupt::listen(lua)?;
-        let host = host(lua)?;
+        let host = host_of(lua)?;
         *host.scratch.borrow_mut() = Some(env.clone());
         let (base, lua, name) = (env.clone(), lua.clone(), name.into());
         Ok(Console { lua, host, env, base, frame: None, declared, name, lines: RefCell::default(), at: Cell::new(0) })
@@ -81,7 +81,7 @@ impl Console {
 
     /// A prompt in the middle of a function: its locals come first, then what the prompt around it has.
     fn paused(lua: &Lua, frame: Frame) -> mlua::Result<Console> {
-        let (host, declared) = (host(lua)?, lua.create_table()?);
+        let (host, declared) = (host_of(lua)?, lua.create_table()?);
         let known = host.scratch.borrow().clone();
         let base = match known {
             Some(base) => base,
@@ -95,9 +95,26 @@ impl Console {
         let frame = Rc::new(RefCell::new(frame));
         let (env, meta) = (lua.create_table()?, lua.create_table()?);
         let (mine, behind) = (frame.clone(), base.clone());
-        let index = move |_: &Lua, (_, key): (Table, Value)| match key.as_string().map(|s| s.to_string_lossy()) {
-            Some(name) if mine.borrow().has(&name) => mine.borrow().get(&name),
-            _ => behind.get::<Value>(key),
+        let index = move |lua: &Lua, (_, key): (Table, Value)| {
+            let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+            if mine.borrow().has(&name) {
+                return mine.borrow().get(&name);
+            }
+            let known = behind.raw_get::<Value>(key.clone())?;
+            if known.is_nil() && lua.globals().raw_get::<Value>(key.clone())?.is_nil() {
+                let names = mine.borrow().names();
+                if let Some(near) = did_you_mean(&name, names.iter().map(String::as_str)) {
+                    let hint = format!("did you mean '{near}'?");
+                    return Err(errors::argument(
+                        &host_of(lua)?,
+                        lua,
+                        "",
+                        format!("'{name}' is not defined"),
+                        Some(hint),
+                    ));
+                }
+            }
+            behind.get::<Value>(key)
         };
         let (mine, behind) = (frame.clone(), base.clone());
         let newindex =
@@ -144,7 +161,7 @@ impl Console {
 
     /// Runs a line or several and shows what they give. The first result is `_` from then on.
     pub fn eval(&self, text: &str) -> Result<Answer, Failed> {
-        let outcome = self.guarded(text, |console| {
+        let outcome = self.guarded(text, true, |console| {
             let (values, locals) = console.run_line(text)?;
             let mut shown = Vec::new();
             for v in &values {
@@ -164,7 +181,7 @@ impl Console {
         let text =
             std::fs::read_to_string(path).map_err(|e| Failed::Usage(format!("cannot read {}: {e}", path.display())))?;
         let text = if text.starts_with("#!") { format!("--{text}") } else { text };
-        let outcome = self.guarded("", |console| {
+        let outcome = self.guarded("", false, |console| {
             let chunk = frames::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
             let values: MultiValue = chunk.call(())?;
             let mut shown = Vec::new();
@@ -182,7 +199,7 @@ impl Console {
 
     /// Calls a function of the standard library's `perilune.prompt` with what an expression gives; its text.
     pub fn command(&self, function: &str, expression: &str) -> Result<String, Failed> {
-        let outcome = self.guarded(expression, |console| {
+        let outcome = self.guarded(expression, false, |console| {
             let values = match expression.trim() {
                 "" => MultiValue::new(),
                 _ => console.run_line(expression)?.0,
@@ -201,7 +218,7 @@ impl Console {
 
     /// What an expression gives as numbers: tensors, and lists of numbers, read back.
     pub fn numbers(&self, expression: &str) -> Result<Vec<HostTensor>, Failed> {
-        let outcome = self.guarded(expression, |console| {
+        let outcome = self.guarded(expression, false, |console| {
             let (values, _) = console.run_line(expression)?;
             let mut out = Vec::new();
             for v in values {
@@ -224,7 +241,7 @@ impl Console {
 
     /// Runs a line and evaluates its tensors; nothing is shown.
     pub fn time(&self, text: &str) -> Result<(), Failed> {
-        let outcome = self.guarded(text, |console| {
+        let outcome = self.guarded(text, false, |console| {
             let (values, _) = console.run_line(text)?;
             for v in &values {
                 // Reading back waits for a device that works on.
@@ -269,7 +286,8 @@ impl Console {
     }
 
     /// Runs `f` for a line of the prompt; an error is taken apart at once, so that nothing of Lua's is kept in it.
-    fn guarded<T>(&self, text: &str, f: impl FnOnce(&Console) -> mlua::Result<T>) -> Result<T, Failed> {
+    /// What a command evaluates is not counted: its whole line is passed by afterwards.
+    fn guarded<T>(&self, text: &str, counts: bool, f: impl FnOnce(&Console) -> mlua::Result<T>) -> Result<T, Failed> {
         let fetched = self.frame.as_ref().map_or(Ok(()), |frame| frame.borrow_mut().fetch());
         let mut outcome = fetched.and_then(|()| f(self));
         if let Some(frame) = &self.frame {
@@ -284,11 +302,9 @@ impl Console {
             failed
         });
         flag::clear();
-        let mut lines = self.lines.borrow_mut();
-        if !text.is_empty() && lines.len() < REMEMBERED {
-            lines.extend(text.lines().map(str::to_string));
+        if counts {
+            self.pass(text);
         }
-        self.at.set(self.at.get() + text.lines().count());
         outcome
     }
 
@@ -308,9 +324,11 @@ impl Console {
 
     /// Lines of input that went elsewhere: commands, blank ones. Keeps numbers of lines as the person counts them.
     pub fn pass(&self, text: &str) {
-        let n = text.lines().count().max(1);
-        self.at.set(self.at.get() + n);
-        self.lines.borrow_mut().extend(text.lines().map(str::to_string).chain((text.is_empty()).then(String::new)));
+        self.at.set(self.at.get() + text.lines().count().max(1));
+        let mut lines = self.lines.borrow_mut();
+        if lines.len() < REMEMBERED {
+            lines.extend(text.lines().map(str::to_string).chain(text.is_empty().then(String::new)));
+        }
     }
 
     /// Collects what the line left behind, in Lua and in the engine.
@@ -375,6 +393,6 @@ fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<V
             }
             _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
         };
-        Err(errors::argument(&host(lua)?, lua, "", format!("'{name}' is not defined"), hint))
+        Err(errors::argument(&host_of(lua)?, lua, "", format!("'{name}' is not defined"), hint))
     }
 }
