@@ -11,7 +11,8 @@ use perilune_core::site::{Site, Sites};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::Root;
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Plan, Request, Tracer};
+use perilune_plan::ir::Program;
+use perilune_plan::{Backend, Buffer, Cache, Outline, Plan, Request, Tracer};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
@@ -485,16 +486,30 @@ impl Engine {
         Ok(HostTensor::new(v.dtype, v.shape, bytes))
     }
 
-    /// The plan that evaluating `ids` would run, as text; nothing runs.
-    pub fn show_plan(&mut self, ids: &[NodeId]) -> std::result::Result<String, Fault> {
+    /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
+    fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
         let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = self.options();
-        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
+        perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)
+    }
+
+    /// The plan that evaluating `ids` would run, as text; nothing runs.
+    pub fn show_plan(&mut self, ids: &[NodeId]) -> std::result::Result<String, Fault> {
+        let program = self.plan_only(ids)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         Ok(perilune_plan::show::show(&program, &places, &self.sites))
+    }
+
+    /// The kernels that ending the open step with these results would run; nothing runs.
+    pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
+        let mut roots: Vec<NodeId> = ids.iter().copied().filter(|id| !self.is_plain_leaf(*id)).collect();
+        roots.retain(|id| self.value(*id).is_none());
+        roots.sort_unstable();
+        roots.dedup();
+        Ok(Outline::of(&self.plan_only(&roots)?))
     }
 
     // ---- generations -------------------------------------------------------------------------------------------

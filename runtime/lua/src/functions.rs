@@ -36,7 +36,7 @@ pub fn call(
 }
 
 /// All tensors among values, one level of tables deep.
-fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
+pub fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
     let mut out = Vec::new();
     let mut add = |v: &Value| {
         if let Some(u) = v.as_userdata()
