@@ -105,7 +105,9 @@ pub fn against(
         "resume",
         &match (step, handover.exact()) {
             (Ok(step), true) => format!("from step {}: the States are those of the checkpoint", grouped(step)),
-            (Ok(step), false) => format!("from step {}, with `--resume --edited`; without --edited it is refused", grouped(step)),
+            (Ok(step), false) => {
+                format!("from step {}, with `--resume --edited`; without --edited it is refused", grouped(step))
+            }
             (Err(e), _) => e.message().lines().next().unwrap_or_default().to_string(),
         },
     );

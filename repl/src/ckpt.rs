@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use crate::format::{bytes, grouped, short};
-use crate::screen::say;
 use crate::ledger;
+use crate::screen::say;
 use perilune_checkpoint::{Found, RECORD, SHARD_LIMIT, Snapshot, list, read};
 use perilune_core::{DType, HostTensor};
 use perilune_data::shards;
@@ -180,8 +180,7 @@ fn export(checkpoint: &Path, out: &Path, dtype: Option<&str>, shard_size: u64) -
         return Err(Failure::Usage(format!("{}: the name must end in .safetensors", out.display())));
     };
     let dir = ledger::dir_of(out);
-    let names =
-        shards::save(&dir, stem, &tensors, &format, shard_size).map_err(perilune_checkpoint::Error::from)?;
+    let names = shards::save(&dir, stem, &tensors, &format, shard_size).map_err(perilune_checkpoint::Error::from)?;
     let last = names.last().map(|n| out.with_file_name(n)).unwrap_or_default();
     let files = if names.len() > 1 { format!(" in {} files", names.len() - 1) } else { String::new() };
     say(&format!(

@@ -175,7 +175,8 @@ impl Trainer<'_> {
         self.events.reload(since, &trial.changed, None, more)?;
         let before = self.watch.as_ref().map(|w| w.running()).unwrap_or_default();
         let run = Some((&*self.run, self.params.as_slice()));
-        let entry = Entry { step: since, changed: &trial.changed, before: &before, states, run, ..Entry::new(&trial.files) };
+        let entry =
+            Entry { step: since, changed: &trial.changed, before: &before, states, run, ..Entry::new(&trial.files) };
         self.record(&entry)
     }
 

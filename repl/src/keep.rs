@@ -25,7 +25,14 @@ pub struct KeepArgs {
 
 /// `5GB`, `500MB`, `1GiB` or bytes.
 pub fn size(text: &str) -> Result<u64, String> {
-    let units = [("KiB", 1u64 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("KB", 1000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    let units = [
+        ("KiB", 1u64 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("KB", 1000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+    ];
     let found = units.iter().find_map(|(unit, n)| Some((text.strip_suffix(unit)?, *n)));
     let (number, unit) = found.unwrap_or((text, 1));
     match number.trim().parse::<f64>() {
@@ -112,7 +119,13 @@ impl Best {
         };
         let better = match self.at {
             None => !value.is_nan(),
-            Some((_, best)) => if self.max { *value > best } else { *value < best },
+            Some((_, best)) => {
+                if self.max {
+                    *value > best
+                } else {
+                    *value < best
+                }
+            }
         };
         if better {
             self.at = Some((step, *value));
@@ -125,10 +138,8 @@ impl KeepArgs {
     /// What stays, by the command line, else by the recipe, else the last three.
     pub fn choose(&self, run: &Run) -> Result<(Keep, Option<Best>), Failure> {
         let said = run.keep();
-        let keep = Keep {
-            last: self.keep.or(said.last).unwrap_or(3),
-            every: self.keep_every.or(said.every).unwrap_or(0),
-        };
+        let keep =
+            Keep { last: self.keep.or(said.last).unwrap_or(3), every: self.keep_every.or(said.every).unwrap_or(0) };
         let best = match (&self.keep_best, &said.best) {
             (Some(text), _) => Some(Best::parse(text, None, "--keep-best")?),
             (None, Some(text)) => Some(Best::parse(text, said.max, "recipe.keep.best")?),
@@ -166,7 +177,8 @@ mod tests {
     #[test]
     fn the_best_is_the_smallest_or_the_largest() {
         let values = |x: f64| vec![("loss".to_string(), x), ("accuracy".to_string(), -x)];
-        for (text, best) in [("valid/loss", 2), ("valid/accuracy:max", 2), ("valid/accuracy", 3), ("valid/loss:max", 3)] {
+        for (text, best) in [("valid/loss", 2), ("valid/accuracy:max", 2), ("valid/accuracy", 3), ("valid/loss:max", 3)]
+        {
             let mut b = Best::parse(text, None, "--keep-best").expect("a metric");
             for (step, x) in [(1, 5.0), (2, 1.0), (3, 9.0), (4, f64::NAN), (5, 5.0)] {
                 assert_eq!(b.see(step, "valid", &values(x)), None);

@@ -182,7 +182,16 @@ pub struct Version {
 impl Version {
     /// These files, started as the run was.
     pub fn of(files: Files) -> Version {
-        Version { since: 0, files, resumed: false, from_trial: false, params: None, steps: None, seed: None, precision: None }
+        Version {
+            since: 0,
+            files,
+            resumed: false,
+            from_trial: false,
+            params: None,
+            steps: None,
+            seed: None,
+            precision: None,
+        }
     }
 }
 

@@ -4,12 +4,12 @@
 //! loss is still a number is therefore known one step late, and said with the step it belongs to.
 
 use crate::checkpoints::Checkpoints;
+use crate::edits::Trial;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::format::{metrics, short};
 use crate::progress::Progress;
 use crate::signals::{Asked, Signals};
-use crate::edits::Trial;
 use crate::watch::Watch;
 use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
 use std::rc::Rc;

@@ -17,10 +17,10 @@ mod read;
 mod saver;
 mod write;
 
+pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
 pub use read::{Found, about, list, read};
 pub use saver::{Keep, Saver};
 pub use write::write;
-pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
 
 use perilune_core::HostTensor;
 use serde_json::{Map, Value};

@@ -41,16 +41,46 @@ fn snapshot() -> Snapshot {
             ("0.bias".into(), make(DType::BF16, &[3])),
             ("1.mask".into(), make(DType::Bool, &[2, 2])),
         ],
-        optimizer: vec![("optim.adamw.m.0.weight".into(), make(DType::F32, &[4, 3])), ("n".into(), make(DType::I64, &[]))],
+        optimizer: vec![
+            ("optim.adamw.m.0.weight".into(), make(DType::F32, &[4, 3])),
+            ("n".into(), make(DType::I64, &[])),
+        ],
         record,
     }
 }
 
 /// Numbers and words that break rules.
 const WORDS: [&str; 30] = [
-    "0", "-1", "1", "7", "12", "4294967296", "9223372036854775807", "18446744073709551615", "1e308", "1e999", "null",
-    "true", "[]", "{}", "[0,0]", "[48,0]", "[-1,4]", "[0,18446744073709551615]", "\"\"", "\"F32\"", "\"F4\"", "\"0.weight\"",
-    "\"../x\"", "\"\\u0000\"", "\"__metadata__\"", "[[[[[[[[", "\"x\":", ",", "[99999999999,99999999999]", "[1,1,1,1,1,1,1,1,1]",
+    "0",
+    "-1",
+    "1",
+    "7",
+    "12",
+    "4294967296",
+    "9223372036854775807",
+    "18446744073709551615",
+    "1e308",
+    "1e999",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "[0,0]",
+    "[48,0]",
+    "[-1,4]",
+    "[0,18446744073709551615]",
+    "\"\"",
+    "\"F32\"",
+    "\"F4\"",
+    "\"0.weight\"",
+    "\"../x\"",
+    "\"\\u0000\"",
+    "\"__metadata__\"",
+    "[[[[[[[[",
+    "\"x\":",
+    ",",
+    "[99999999999,99999999999]",
+    "[1,1,1,1,1,1,1,1,1]",
 ];
 
 /// Cuts, flips, insertions, repetitions of raw bytes.
@@ -148,7 +178,9 @@ fn peak() -> Option<u64> {
 /// A directory in memory where there is one: the test is about the reader, not about the disk.
 fn directory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
-    if memory.is_dir() && let Ok(dir) = tempfile::tempdir_in(memory) {
+    if memory.is_dir()
+        && let Ok(dir) = tempfile::tempdir_in(memory)
+    {
         return dir;
     }
     tempfile::tempdir().unwrap()

@@ -134,7 +134,9 @@ fn check(path: &Path, index: &Index, name: &str, names: &[&str]) -> Result<()> {
     }
     let here: BTreeSet<&str> = names.iter().copied().collect();
     match index.map.iter().find(|(t, file)| *file == name && !here.contains(t.as_str())) {
-        Some((tensor, _)) => Err(Error::malformed(path, quote(tensor), format!("is in {name} by the index, but not there"))),
+        Some((tensor, _)) => {
+            Err(Error::malformed(path, quote(tensor), format!("is in {name} by the index, but not there")))
+        }
         None => Ok(()),
     }
 }

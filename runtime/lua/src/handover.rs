@@ -309,14 +309,17 @@ mod tests {
 
     #[test]
     fn states_are_matched_by_path_and_shape() {
-        let old = [state("model.a", &[2]), state("model.b", &[3]), state("model.c", &[1]), state("optim.adam.m.a", &[2])];
+        let old =
+            [state("model.a", &[2]), state("model.b", &[3]), state("model.c", &[1]), state("optim.adam.m.a", &[2])];
         assert!(compare(&old, &old).exact());
-        let new = [state("model.a", &[2]), state("model.b", &[4]), state("model.d", &[1]), state("optim.adamw.m.a", &[2])];
+        let new =
+            [state("model.a", &[2]), state("model.b", &[4]), state("model.d", &[1]), state("optim.adamw.m.a", &[2])];
         let h = compare(&old, &new);
         assert_eq!(h.reshaped, [("model.b".into(), "f32 {3}".into(), "f32 {4}".into())]);
         assert_eq!((h.new.join(" "), h.dropped.join(" ")), ("model.d".to_string(), "model.c".to_string()));
         assert_eq!(h.kept[1], ("optim.adamw.m.a".to_string(), "optim.adam.m.a".to_string()));
-        let (h, from) = matched(&old[..1], &[state("model.b", &[3]), state("model.b", &[4]), state("model.b", &[3])], &old[..2]);
+        let (h, from) =
+            matched(&old[..1], &[state("model.b", &[3]), state("model.b", &[4]), state("model.b", &[3])], &old[..2]);
         assert_eq!(h.parked, ["model.b"]);
         assert!(from[1] == From::Parked(2), "the last one put aside");
     }
