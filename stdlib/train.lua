@@ -302,6 +302,8 @@ local function finally(fn)
 end
 
 ---Records a step over the batches; returns { loss =, [".metric"] = } and how many samples there were.
+---@return table<string, any>
+---@return integer
 local function record_step(run, get_batches)
   local batches, samples = get_batches(), 0
   for _, b in ipairs(batches) do samples = samples + b[2] end
@@ -325,10 +327,10 @@ local function take_step(run, get_batches)
   if failed and run.opt then run.opt.count = failed[1] end
   if failed and run.ema then run.ema.count = failed[2] end
   run.unfinished = { counts(run) }
-  local samples
+  local samples = 0
   local values = evaluated(function()
-    local all
-    all, samples = record_step(run, get_batches)
+    local all, n = record_step(run, get_batches)
+    samples = n
     return all
   end)
   run.count, run.unfinished = run.count + 1, nil
@@ -370,21 +372,23 @@ local function watch(self, split, result)
 end
 
 ---Records the evaluation of batch `k`; returns { loss =, [".metric"] = } and the weight of the batch.
+---@return table<string, any>
+---@return any
 local function record_evaluation(run, loader, k)
   local fn, name = run.recipe.evaluate, "evaluate"
   if not fn then fn, name = part(run.recipe, "loss", true), "loss" end
   return pl.no_grad(function()
     local batch, count = loader:batch_at(k)
     local first, second, third = call(run, fn, run.model, batch)
-    local all = {}
+    local all = {} ---@type table<string, any>
     if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
       for key, value in pairs(first) do all["." .. key] = value end
       return all, second or count
     end
     local loss, extra, weight, given = outcome(run.recipe, name, count, first, second, third)
+    all.loss = loss
     if not given then weight = select(2, pl.native.loss_sum(loss)) or weight end
     for key, value in pairs(extra) do all["." .. key] = value end
-    all.loss = loss
     return all, weight
   end)
 end
@@ -405,18 +409,18 @@ function Run:evaluate(split, limit)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
   local mean = require("perilune.metrics").Mean()
-  local back <close> = finally(function() self.model:train() end)
+  local _back <close> = finally(function() self.model:train() end)
   self.model:eval()
   if self.ema then self.ema:swap() end
   -- The weights come back whatever happens: a run that is being edited goes on after an error.
-  local unswap <close> = finally(function() if self.ema then self.ema:swap() end end)
+  local _unswap <close> = finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   for k = 0, batches - 1 do
     local weight
     local values = evaluated(function()
-      local all
-      all, weight = record_evaluation(self, loader, k)
+      local all, w = record_evaluation(self, loader, k)
+      weight = w
       if pl.is_tensor(weight) then all.weight, weight = weight, nil end
       return all
     end)
@@ -437,7 +441,7 @@ end
 ---@param planned boolean? also plans the step
 function Run:rehearse(planned)
   local opt_count, ema_count = counts(self)
-  local back <close> = finally(function()
+  local _back <close> = finally(function()
     if self.opt then self.opt.count = opt_count end
     if self.ema then self.ema.count = ema_count end
     self.model:train()

@@ -11,7 +11,7 @@ use crate::resume::{Resume, record_of};
 use crate::screen::Screen;
 use crate::source::Source;
 use crate::watch::params_changed;
-use perilune_lua::{Handover, Parked, Recipe, Run, Runtime};
+use perilune_lua::{Handover, Parked, Recipe, Run, Runtime, Taking};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -79,7 +79,7 @@ pub fn against(
     runtime.set_texts(&[]);
     runtime.keep_params(loaded.kept, loaded.defaults);
     let new = build.build(&source.text, &source.path, &Version::of(Vec::new()))?;
-    let handover = new.run.take_over(perilune_lua::Source::Run(&old.run), &Parked::default(), false)?;
+    let handover = new.run.take_over(perilune_lua::Source::Run(&old.run), &Parked::default(), Taking::Fitting)?;
     let kernels = new.run.rehearse(true)?.unwrap_or_default();
 
     let mut files = vec![(source.path.clone(), source.text.clone())];

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::ledger::{self, Entry, Files, Kind};
 use crate::train::Trainer;
 use crate::watch::TRIAL;
-use perilune_lua::{Handover, Memory, ParamValue, Run, Source};
+use perilune_lua::{Handover, Memory, ParamValue, Run, Source, Taking};
 use serde_json::json;
 use std::rc::Rc;
 use std::time::Instant;
@@ -150,7 +150,8 @@ impl Trainer<'_> {
         let changed = ["the version before".to_string()];
         let run = Some((&*self.run, self.params.as_slice()));
         let entry = Entry { step, changed: &changed, before, states, run, ..Entry::new(files) };
-        self.record(&Entry { kind: Kind::Applied { from_trial }, ..entry })
+        let owed = self.owed.is_some();
+        self.record(&Entry { kind: Kind::Applied { from_trial, owed }, ..entry })
     }
 
     /// After the first step of a version on trial: it is applied.
@@ -210,13 +211,9 @@ impl Trainer<'_> {
         let failure = self.settle().err().unwrap_or(failure);
         let spoilt = std::mem::take(&mut self.spoilt);
         let Some(watch) = &self.watch else { return Err(failure) };
-        if !matches!(failure, Failure::Recipe(_)) {
+        // In a replay the ways back are versions of the ledger.
+        if watch.scripted() || !matches!(failure, Failure::Recipe(_)) {
             return Err(failure);
-        }
-        if watch.scripted() {
-            // What was gone back to then is the next version of the ledger.
-            self.run.set_rng(self.rng);
-            return if self.look()? { Ok(()) } else { Err(failure) };
         }
         match self.trial.take() {
             Some(trial) if !spoilt || trial.sound => self.take_back(trial, spoilt, &failure),
@@ -239,7 +236,7 @@ impl Trainer<'_> {
         let applied = step > trial.since && !spoilt;
         if applied {
             let parked = Default::default();
-            self.run.take_over(Source::Run(&new), &parked, false)?;
+            self.run.take_over(Source::Run(&new), &parked, Taking::Back)?;
             self.run.set_rng(self.rng);
         } else {
             // Nothing was done, or nothing of it counts; the random numbers are drawn again.

@@ -19,8 +19,9 @@ pub fn dir_of(path: &Path) -> PathBuf {
 /// What happened to a version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// An edit, or the way back to the version before one; from a trial, whose States of before were still there.
-    Applied { from_trial: bool },
+    /// An edit, or the way back to the version before one: from a trial, whose States of before were still there; while the
+    /// evaluation of its step was owed.
+    Applied { from_trial: bool, owed: bool },
     /// It was refused, or taken back; with a step, what was done since that step is void.
     Refused { back_to: Option<u64> },
     /// The run went on from the checkpoint of this step; what was done after it is void.
@@ -46,7 +47,7 @@ pub struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// A version that was applied; the rest is to be filled in.
     pub fn new(files: &'a Files) -> Entry<'a> {
-        let (step, kind, changed) = (0, Kind::Applied { from_trial: false }, &[] as &[String]);
+        let (step, kind, changed) = (0, Kind::Applied { from_trial: false, owed: false }, &[] as &[String]);
         Entry { step, kind, changed, before: files, files, states: None, error: None, run: None, device: None }
     }
 }
@@ -121,7 +122,12 @@ pub fn record(dir: &Path, e: &Entry<'_>) -> Result<(), Failure> {
     match e.kind {
         Kind::Refused { back_to: Some(n) } => put("back_to", n.into()),
         Kind::Resumed => put("resumed", true.into()),
-        Kind::Applied { from_trial: true } => put("from_trial", true.into()),
+        Kind::Applied { from_trial, owed } => {
+            for (key, _) in [("from_trial", from_trial), ("owed", owed)].iter().filter(|f| f.1) {
+                put(key, true.into());
+            }
+            None
+        }
         _ => None,
     };
     if let Some(text) = &e.states {
@@ -170,8 +176,9 @@ pub struct Version {
     pub files: Files,
     /// Begins with a resume: what was parked until then was gone.
     pub resumed: bool,
-    /// The way back from a version on trial.
+    /// The way back from a version on trial; and before the evaluation of the step.
     pub from_trial: bool,
+    pub owed: bool,
     /// As they were said, where the ledger says it.
     pub params: Option<Map<String, Value>>,
     pub steps: Option<u64>,
@@ -187,6 +194,7 @@ impl Version {
             files,
             resumed: false,
             from_trial: false,
+            owed: false,
             params: None,
             steps: None,
             seed: None,
@@ -263,6 +271,7 @@ pub fn history(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result
             files: files_below(&dir.join(folder), &e["files"], &home)?,
             resumed: e["resumed"] == true,
             from_trial: e["from_trial"] == true,
+            owed: e["owed"] == true,
             params: e["params"].as_object().cloned(),
             steps: e["steps"].as_u64(),
             seed: e["seed"].as_i64(),

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::ledger;
 use perilune_checkpoint::{Snapshot, list, read};
-use perilune_lua::{Handover, ParamValue, Parked, Run, Source};
+use perilune_lua::{Handover, ParamValue, Parked, Run, Source, Taking};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -138,8 +138,9 @@ impl Resume {
             _ => None,
         };
         let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
+        let how = if edited { Taking::Fitting } else { Taking::Exact };
         let source = Source::Values { states: &states, cursor: &cursor };
-        let handover = run.take_over(source, &Parked::default(), !edited)?;
+        let handover = run.take_over(source, &Parked::default(), how)?;
         if !edited && !handover.exact() {
             return Err(refuse(format!(
                 "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",

@@ -100,6 +100,8 @@ impl<'a> Trainer<'a> {
     fn turn(&mut self) -> Result<Option<End>, Failure> {
         self.rng = self.run.rng();
         if let Some(step) = self.owed {
+            // In a replay: the version that this step's evaluation sent the run back to.
+            while self.watch.as_ref().is_some_and(|w| w.owed(step)) && self.look()? {}
             self.after(step)?;
             self.owed = None;
         }

@@ -11,7 +11,7 @@ use crate::ledger::{self, Version, dir_of};
 use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime};
+use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
@@ -175,7 +175,8 @@ impl<'a> Watch<'a> {
     fn read(&self) -> Files {
         let mut paths = vec![self.path.clone()];
         paths.extend(self.runtime.required());
-        paths.into_iter().filter_map(|p| Some((p.clone(), std::fs::read_to_string(&p).ok()?))).collect()
+        let text = |p: &PathBuf| Some(std::fs::read_to_string(p).ok()?.trim_start_matches('\u{feff}').to_string());
+        paths.into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
     }
 
     /// The files, if they differ from what was tried last and nobody has touched them for a moment. In a replay, the
@@ -190,6 +191,12 @@ impl<'a> Watch<'a> {
         }
         let files = self.read();
         (files != self.tried).then_some(Candidate { files, version: None })
+    }
+
+    /// In a replay: whether the next version takes over after this step, before its evaluation.
+    pub fn owed(&self, step: u64) -> bool {
+        let next = self.script.as_ref().and_then(|s| s.last());
+        next.is_some_and(|v| v.owed && v.since <= step)
     }
 
     /// Whether versions come from a ledger, not from the disk.
@@ -266,7 +273,7 @@ impl<'a> Watch<'a> {
         }
         let precision = how.precision.as_deref().or(self.precision.as_deref());
         let run = recipe.start(how.seed.or(self.seed), precision, self.memory_budget)?;
-        let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, false)?;
+        let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
         run.rehearse(false)?;
         Ok((recipe, run, handover))
     }

@@ -24,6 +24,17 @@ pub enum Source<'a> {
     },
 }
 
+/// What happens to States that do not match.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taking {
+    /// Nothing is done if there are any.
+    Exact,
+    /// `recipe.migrate` may fill them.
+    Fitting,
+    /// They stay as they are: a run that goes on after another has failed has its own.
+    Back,
+}
+
 /// Path, dtype and shape of a State.
 pub type Described = (String, DType, Shape);
 
@@ -212,8 +223,8 @@ impl Run {
 
     /// Puts this freshly built run where `source` is: States that match get their values, `recipe.migrate(old, new)` may fill
     /// others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The source
-    /// is not changed. With `exact`, nothing is done where the States are not the same.
-    pub fn take_over(&self, source: Source<'_>, parked: &Parked, exact: bool) -> Result<Handover, Failed> {
+    /// is not changed.
+    pub fn take_over(&self, source: Source<'_>, parked: &Parked, how: Taking) -> Result<Handover, Failed> {
         let live;
         let (names, old): (Vec<Described>, Vec<Held<'_>>) = match source {
             Source::Run(run) => {
@@ -229,7 +240,7 @@ impl Run {
         let mine = self.list_states()?;
         let aside: Vec<Described> = parked.states.iter().map(|p| p.0.clone()).collect();
         let (handover, from) = matched(&names, &aside, &self.describe_states()?);
-        if exact && !handover.exact() {
+        if how == Taking::Exact && !handover.exact() {
             return Ok(handover);
         }
         for ((_, state), from) in mine.iter().zip(from) {
@@ -256,8 +267,11 @@ impl Run {
                 Ok(())
             })?;
         }
-        let unlike = !(handover.reshaped.is_empty() && handover.new.is_empty() && handover.dropped.is_empty());
-        if unlike && let Value::Function(migrate) = self.recipe.get::<Value>("migrate")? {
+        let to_fill = !(handover.reshaped.is_empty() && handover.new.is_empty());
+        if how == Taking::Fitting
+            && to_fill
+            && let Value::Function(migrate) = self.recipe.get::<Value>("migrate")?
+        {
             let (before, after) = (self.lua.create_table()?, self.lua.create_table()?);
             for ((path, ..), value) in names.iter().zip(&old) {
                 before.raw_set(path.as_str(), value.lua(&self.lua, &self.host)?)?;

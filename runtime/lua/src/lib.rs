@@ -26,7 +26,7 @@ mod table;
 mod tensor;
 
 pub use errors::RecipeError;
-pub use handover::{Described, Handover, Parked, Source, compare};
+pub use handover::{Described, Handover, Parked, Source, Taking, compare};
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;
 pub use reference::{reference_markdown, stubs};
