@@ -410,6 +410,9 @@ impl Job<'_> {
         };
         ledger::record(&resume.dir, &entry)?;
         let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
+        // A default that was edited and not applied waits for an --edited.
+        let waits = !self.args.edited && resume.record.contains_key("defaults");
+        let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);
         events.dir.as_mut().map_or(Ok(()), |dir| dir.update(fields))
     }
 

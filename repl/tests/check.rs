@@ -68,7 +68,7 @@ fn check_against_a_run_says_what_an_edit_would_do() {
     );
     for (text, says) in [
         (TINY.replace("p.width, 1)", "p.width + 1, 1)"), "tiny.lua:"),
-        (TINY.replace("return recipe", "return recipe }"), "tiny.lua:16:"),
+        (TINY.replace("return recipe", "return recipe }"), "tiny.lua:15:"),
     ] {
         p.file("tiny.lua", text);
         let r = p.run(&["check", "tiny.lua", "--against", "r"]);

@@ -64,7 +64,7 @@ fn fails(p: &Place, run: &mut Running, text: &str, applied: bool, says: &str) ->
 /// The run ends some steps from here; its weights.
 fn finish(p: &Place, run: &mut Running, version: impl Fn(u64) -> String) -> (u64, Value) {
     let step = run.next("step")["step"].as_u64().unwrap();
-    let steps = step + 3000;
+    let steps = step + 300;
     save(p, "bad.lua", &version(steps));
     assert_eq!(run.next("reload")["ok"], true);
     let done = run.next("done");

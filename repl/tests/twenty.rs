@@ -22,7 +22,7 @@ end
 function recipe.model(p)
   return nn.Sequential { nn.Linear(4, p.width), nn.ACT(), nn.Dropout(DROP), nn.Linear(p.width, 1) }
 end
-function recipe.optimizer(p, model) return optim.OPT(model, { lr = RATE }) end
+function recipe.optimizer(p, model) return optim.OPT(model, { lr = SPEED }) end
 local calls = 0
 function recipe.loss(model, batch)
   for _ = 1, 1200000 do end
@@ -81,7 +81,7 @@ impl Version {
             ("ACT", "Tanh"),
             ("DROP", "0.1"),
             ("OPT", "SGD"),
-            ("RATE", "p.lr"),
+            ("SPEED", "p.lr"),
             ("AUGMENT", ""),
             ("LATE", ""),
             ("LOSS", "square"),
@@ -162,7 +162,7 @@ fn twenty_edits() {
         (|v| v.set("LR", "0.02")) as fn(&mut Version),
         |v| v.comment = "-- why not\n",
         |v| v.set("METRIC", "distance"),
-        |v| v.set("RATE", "optim.cosine { peak = p.lr, steps = 400 }"),
+        |v| v.set("SPEED", "optim.cosine { peak = p.lr, steps = 400 }"),
     ] {
         let event = s.lands(edit);
         assert_eq!(event["plans"], 0, "edit {}: {event}", s.edits);
