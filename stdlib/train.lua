@@ -36,8 +36,9 @@ local train = {}
 ---@field precision "f32"|"tf32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field early_stop {metric: string, patience: integer, mode: string}?
+---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? which checkpoints stay, as --keep, --keep-every and --keep-best say it
 ---@field finish fun(run: perilune.Run)?
----@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? after a reload: fills States that changed their shape
+---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? after an edit that changed States: fills the new ones
 
 ---@class perilune.Run
 ---@field recipe perilune.Recipe
@@ -97,7 +98,7 @@ function meta.__tostring(run)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget" }
+                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)
@@ -147,6 +148,15 @@ local function early_stop_of(recipe)
   return { split = split or "valid", metric = metric or o.metric, mode = o.mode, patience = o.patience, bad = 0 }
 end
 
+local function keep_of(recipe)
+  if not recipe.keep then return nil end
+  local o = check.options("recipe.keep", recipe.keep, {}, { last = "number", every = "number", best = "string", mode = "string" })
+  if o.last then check.whole("recipe.keep", "last", o.last, 0) end
+  if o.every then check.whole("recipe.keep", "every", o.every) end
+  if o.mode then check.word("recipe.keep", "mode", o.mode, { "min", "max" }) end
+  return o
+end
+
 ---A run at its first step: builds data, model and optimizer, with all random numbers from the seed.
 ---@param recipe perilune.Recipe
 ---@param params table? every param with its final value; recipe.params by default
@@ -162,7 +172,7 @@ function train.new(recipe, params, opts)
   local precision = o.precision or recipe.precision or "f32"
   check.word(op, "precision", precision, { "f32", "tf32", "bf16", "fp16" })
   local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
-                precision = precision }
+                precision = precision, keep = keep_of(recipe) }
   local budget = o.memory_budget or params.memory_budget or recipe.memory_budget
   if budget then pl.memory_budget(budget) end
 
@@ -317,6 +327,30 @@ local step_meta = { __tostring = function(result) return ("step %d · %s"):forma
 ---Counts that a step moves on and that are no States.
 local function counts(run) return run.opt and run.opt.count, run.ema and run.ema.count end
 
+---Calls `fn` when the block ends in which it stands, by an error too.
+local function finally(fn)
+  return setmetatable({}, { __close = function() fn() end })
+end
+
+---Records a step over the batches; returns { loss =, [".metric"] = } and how many samples there were.
+---@return table<string, any>
+---@return integer
+local function record_step(run, get_batches)
+  local batches, samples = get_batches(), 0
+  for _, b in ipairs(batches) do samples = samples + b[2] end
+  local loss, extra = record(run, batches)
+  local all = { loss = loss }
+  for name, value in pairs(extra) do all["." .. name] = value end
+  return all, samples
+end
+
+---The micro-batches of the next step.
+local function next_batches(run)
+  local batches = {}
+  for i = 1, run.accumulate do batches[i] = { run.data.train:batch_at(run.count * run.accumulate + i - 1) } end
+  return batches
+end
+
 ---@return perilune.StepResult
 local function take_step(run, get_batches)
   -- A step that failed and was caught (out of memory) has changed no State: it shall not have counted either.
@@ -326,11 +360,8 @@ local function take_step(run, get_batches)
   run.unfinished = { counts(run) }
   local samples = 0
   local values = evaluated(function()
-    local batches = get_batches()
-    for _, b in ipairs(batches) do samples = samples + b[2] end
-    local loss, extra = record(run, batches)
-    local all = { loss = loss }
-    for name, value in pairs(extra) do all["." .. name] = value end
+    local all, n = record_step(run, get_batches)
+    samples = n
     return all
   end)
   run.count, run.unfinished = run.count + 1, nil
@@ -348,11 +379,7 @@ function Run:step(n)
   local result ---@type perilune.StepResult
   self.model:train()
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
-    result = take_step(self, function()
-      local batches = {}
-      for i = 1, self.accumulate do batches[i] = { self.data.train:batch_at(self.count * self.accumulate + i - 1) } end
-      return batches
-    end)
+    result = take_step(self, function() return next_batches(self) end)
   end
   return result
 end
@@ -375,6 +402,28 @@ local function watch(self, split, result)
   self.stopped = es.bad >= es.patience
 end
 
+---Records the evaluation of batch `k`; returns { loss =, [".metric"] = } and the weight of the batch.
+---@return table<string, any>
+---@return any
+local function record_evaluation(run, loader, k)
+  local fn, name = run.recipe.evaluate, "evaluate"
+  if not fn then fn, name = part(run.recipe, "loss", true), "loss" end
+  return pl.no_grad(function()
+    local batch, count = loader:batch_at(k)
+    local first, second, third = call(run, fn, run.model, batch)
+    local all = {} ---@type table<string, any>
+    if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
+      for key, value in pairs(first) do all["." .. key] = value end
+      return all, second or count
+    end
+    local loss, extra, weight, given = outcome(run.recipe, name, count, first, second, third)
+    all.loss = loss
+    if not given then weight = select(2, pl.native.loss_sum(loss)) or weight end
+    for key, value in pairs(extra) do all["." .. key] = value end
+    return all, weight
+  end)
+end
+
 ---Loss and metrics over a whole split, as plain numbers: means by weight over its batches, without gradients, in
 ---evaluation mode, with the averaged weights if the recipe keeps some.
 ---@param split string? "valid" by default
@@ -391,41 +440,21 @@ function Run:evaluate(split, limit)
     table.sort(names)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
-  local fn, name = self.recipe.evaluate, "evaluate"
-  if not fn then fn, name = part(self.recipe, "loss", true), "loss" end
   local mean = require("perilune.metrics").Mean()
-  -- Whatever happens on the way: an error, or Ctrl-C at the prompt.
-  local swapped = false
-  local restore <close> = setmetatable({}, { __close = function()
-    if swapped then self.ema:swap() end
-    self.model:train()
-  end })
+  local _back <close> = finally(function() self.model:train() end)
   self.model:eval()
-  if self.ema then
-    self.ema:swap()
-    swapped = true
-  end
+  if self.ema then self.ema:swap() end
+  -- The weights come back whatever happens: a run that is being edited goes on after an error.
+  local _unswap <close> = finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   for k = 0, batches - 1 do
     local weight
     local values = evaluated(function()
-      return pl.no_grad(function()
-        local batch, count = loader:batch_at(k)
-        local first, second, third = call(self, fn, self.model, batch)
-        local all = {}
-        if type(first) == "table" and not pl.is_tensor(first) then -- evaluate may return metrics alone
-          for key, value in pairs(first) do all["." .. key] = value end
-          weight = second or count
-        else
-          local loss, extra, w, given = outcome(self.recipe, name, count, first, second, third)
-          if not given then w = select(2, pl.native.loss_sum(loss)) or w end
-          for key, value in pairs(extra) do all["." .. key] = value end
-          all.loss, weight = loss, w
-        end
-        if pl.is_tensor(weight) then all.weight, weight = weight, nil end
-        return all
-      end)
+      local all, w = record_evaluation(self, loader, k)
+      weight = w
+      if pl.is_tensor(weight) then all.weight, weight = weight, nil end
+      return all
     end)
     weight, values.weight = weight or values.weight, nil
     local named = { loss = values.loss }
@@ -437,6 +466,28 @@ function Run:evaluate(split, limit)
   local result = mean:result()
   watch(self, split, result)
   return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, said(r.loss, r)) end })
+end
+
+---Records a step and an evaluation of one batch as they would be now, and runs neither: what they would raise about shapes,
+---dtypes and names is raised here, and nothing has changed afterwards. A value that the recipe reads on the way is computed.
+---@param planned boolean? also plans the step
+function Run:rehearse(planned)
+  local opt_count, ema_count = counts(self)
+  local _back <close> = finally(function()
+    if self.opt then self.opt.count = opt_count end
+    if self.ema then self.ema.count = ema_count end
+    self.model:train()
+  end)
+  self.model:train()
+  pl.native.rehearse(function()
+    local _, list = unzip((record_step(self, function() return next_batches(self) end)))
+    return table.unpack(list)
+  end, planned)
+  local valid = self.data.valid
+  if is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
+    self.model:eval()
+    pl.native.rehearse(function() record_evaluation(self, valid, 0) end)
+  end
 end
 
 ---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*.

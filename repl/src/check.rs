@@ -3,6 +3,7 @@
 //! Builds data, model and optimizer, takes one step and evaluates one batch of each split, then forgets it all. Nothing is
 //! written. A plain script is only parsed, since loading it would be running it.
 
+use crate::against::against;
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::format::{bytes, grouped, metrics};
@@ -22,6 +23,9 @@ pub struct CheckArgs {
     set: Vec<(String, String)>,
     #[command(flatten)]
     device: DeviceArgs,
+    /// Say what a run in this directory would become if it went on with the recipe as it is now
+    #[arg(long, value_name = "RUN_DIR")]
+    against: Option<PathBuf>,
 }
 
 /// Params that the training loop reads, whatever the recipe does.
@@ -38,6 +42,9 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    if let Some(dir) = &args.against {
+        return against(&runtime, &source, dir, &args.device, &screen);
+    }
     let report = Report { screen, source: &source };
     if !calls_recipe(&source.text) {
         runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;

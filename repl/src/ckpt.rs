@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use crate::format::{bytes, grouped, short};
+use crate::ledger;
 use crate::screen::say;
-use perilune_checkpoint::{Found, RECORD, Snapshot, list, read};
+use perilune_checkpoint::{Found, RECORD, SHARD_LIMIT, Snapshot, list, read};
 use perilune_core::{DType, HostTensor};
-use perilune_data::safetensors;
+use perilune_data::shards;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,13 +26,16 @@ pub enum CkptArgs {
         #[arg(required = true)]
         checkpoints: Vec<PathBuf>,
     },
-    /// Write the weights alone as one safetensors file
+    /// Write the weights alone as a safetensors file
     Export {
         checkpoint: PathBuf,
         out: PathBuf,
         /// f32, bf16, f16 or f64 for all float tensors; as they are by default
         #[arg(long)]
         dtype: Option<String>,
+        /// Cut what would be larger into shards with an index (5GB, 500MB, …)
+        #[arg(long, value_name = "SIZE", value_parser = crate::keep::size, default_value_t = SHARD_LIMIT, hide_default_value = true)]
+        shard_size: u64,
     },
 }
 
@@ -45,7 +49,9 @@ pub fn ckpt(args: &CkptArgs) -> Result<(), Failure> {
             let s = read(&path)?;
             say(&format!("{}: whole, {} tensors\n", path.display(), s.model.len() + s.optimizer.len()))
         }),
-        CkptArgs::Export { checkpoint, out, dtype } => export(&find(checkpoint)?, out, dtype.as_deref()),
+        CkptArgs::Export { checkpoint, out, dtype, shard_size } => {
+            export(&find(checkpoint)?, out, dtype.as_deref(), *shard_size)
+        }
     }
 }
 
@@ -154,7 +160,7 @@ fn diff(a: &Snapshot, b: &Snapshot) -> String {
     out
 }
 
-fn export(checkpoint: &Path, out: &Path, dtype: Option<&str>) -> Result<(), Failure> {
+fn export(checkpoint: &Path, out: &Path, dtype: Option<&str>, shard_size: u64) -> Result<(), Failure> {
     let to = match dtype.map(|d| (d, DType::parse(d))) {
         None => None,
         Some((_, Some(d))) if d.is_float() => Some(d),
@@ -169,10 +175,17 @@ fn export(checkpoint: &Path, out: &Path, dtype: Option<&str>) -> Result<(), Fail
         }
     }
     let format = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    safetensors::save(out, &tensors, &format).map_err(perilune_checkpoint::Error::from)?;
+    let name = out.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some(stem) = name.strip_suffix(".safetensors") else {
+        return Err(Failure::Usage(format!("{}: the name must end in .safetensors", out.display())));
+    };
+    let dir = ledger::dir_of(out);
+    let names = shards::save(&dir, stem, &tensors, &format, shard_size).map_err(perilune_checkpoint::Error::from)?;
+    let last = names.last().map(|n| out.with_file_name(n)).unwrap_or_default();
+    let files = if names.len() > 1 { format!(" in {} files", names.len() - 1) } else { String::new() };
     say(&format!(
-        "{}: {} tensors, {}\n",
-        out.display(),
+        "{}: {} tensors{files}, {}\n",
+        last.display(),
         tensors.len(),
         bytes(tensors.iter().map(|t| t.1.bytes.len()).sum())
     ))

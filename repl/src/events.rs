@@ -79,10 +79,13 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
     }
 
-    /// A new version of the recipe was applied after a step, or refused.
-    pub fn reload(&mut self, step: u64, changed: &[String], error: Option<&str>) -> Result<(), Failure> {
-        let event =
+    /// A new version of the recipe was applied after a step, or refused; `more` are fields besides.
+    pub fn reload(&mut self, step: u64, changed: &[String], error: Option<&str>, more: Value) -> Result<(), Failure> {
+        let mut event =
             json!({ "event": "reload", "step": step, "ok": error.is_none(), "changed": changed, "error": error });
+        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
+            event.extend(more);
+        }
         self.screen.event(&event);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
     }

@@ -2,22 +2,27 @@
 //!
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
+mod against;
 mod bench;
 mod check;
 mod checkpoints;
 mod ckpt;
 mod device;
 mod doctor;
+mod edits;
 mod events;
 mod failure;
 mod format;
 mod git;
 mod init;
+mod keep;
+mod ledger;
 mod plot;
 mod profile;
 mod progress;
 mod prompt;
 mod replay;
+mod resume;
 mod run;
 mod rundir;
 mod screen;

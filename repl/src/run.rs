@@ -1,21 +1,23 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
-use crate::checkpoints::{Checkpoints, Resume};
+use crate::checkpoints::Checkpoints;
 use crate::device::{DeviceArgs, key_value};
 use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
 use crate::format::{grouped, metrics};
+use crate::keep::KeepArgs;
+use crate::ledger::{self, Entry, Kind};
 use crate::progress::Progress;
 use crate::prompt;
 use crate::replay::Script;
+use crate::resume::Resume;
 use crate::rundir::{self, RunDir};
 use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
 use crate::train::{End, Trainer};
 use crate::watch::Watch;
-use perilune_checkpoint::Keep;
-use perilune_lua::{Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_lua::{Handover, Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -49,12 +51,14 @@ pub struct RunArgs {
     /// Write a checkpoint every N steps; one is written at the end, and when a signal stops the run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
-    /// Keep the last N checkpoints; 0 keeps all
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    keep: usize,
+    #[command(flatten)]
+    keep: KeepArgs,
     /// Go on from the last checkpoint of the run in --run-dir, or of the recipe's newest run
     #[arg(long)]
     resume: bool,
+    /// With --resume: the recipe was edited since; apply that as --watch would, with its own params and the States that fit
+    #[arg(long, requires = "resume")]
+    edited: bool,
     /// Apply edits of the recipe and of the files it requires while it trains
     #[arg(long)]
     watch: bool,
@@ -71,10 +75,11 @@ impl RunArgs {
     /// The same run once more, from its start, elsewhere.
     pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
-        (self.resume, self.watch) = (false, false);
+        (self.resume, self.edited, self.watch) = (false, false, false);
     }
 
-    /// `--steps` and `--seed` as values for params of those names.
+    /// What the command lines of the run say of params, this one first: `--steps` and `--seed` as values for params of those
+    /// names, then what it was started with.
     fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>, Failure> {
         let mut out = Vec::new();
         for (name, value) in [("steps", self.steps.map(i64::from)), ("seed", self.seed)] {
@@ -86,8 +91,7 @@ impl RunArgs {
             }
             out.push((name.to_string(), value.to_string()));
         }
-        // A run that goes on has its params, unless the command line says otherwise.
-        for (name, value) in resume.map(Resume::params).unwrap_or_default() {
+        for (name, value) in resume.map(Resume::given).unwrap_or_default() {
             if !out.iter().chain(&self.set).any(|(key, _)| *key == name) {
                 out.push((name, value));
             }
@@ -157,9 +161,15 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    let set = args.set.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
     runtime.offer_params(offered);
     let at_breakpoint = prompt::pause(prompt::InRun::new(signals), Some(events.screen.clone()));
     *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
+    if let Some(resume) = &resume {
+        // A run that goes on has its params, unless the command line says otherwise, or an edit that is to be applied.
+        let baseline = if args.edited { resume.defaults() } else { Default::default() };
+        runtime.keep_params(resume.params(), baseline);
+    }
     if let Some(script) = &args.script {
         runtime.set_texts(&script.files);
     }
@@ -167,6 +177,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         runtime.host().engine.borrow_mut().seed(seed as u64);
     }
     let mut about = about(args, &source, backend.as_ref(), args.device.threads());
+    about.insert("set".into(), Value::Object(set));
     match source.load(&runtime)? {
         Loaded::Script if args.resume => Err(Failure::Usage(format!(
             "--resume: {} is a plain script; only recipes have checkpoints",
@@ -253,7 +264,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn start(&self) -> Result<Run, Failure> {
+    fn start(&self) -> Result<(Run, Handover), Failure> {
         if let Some(steps) = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
@@ -262,18 +273,23 @@ impl Job<'_> {
         let recorded = self.resume.as_ref().and_then(Resume::precision);
         let precision = self.args.device.precision.clone().or(recorded);
         let run = self.recipe.start(self.seed, precision.as_deref(), self.args.device.memory_budget)?;
+        let mut handover = Handover::default();
         if let Some(resume) = &self.resume {
-            resume.restore(&run)?;
+            handover = resume.restore(&run, self.args.edited)?;
+            if self.args.edited {
+                run.rehearse(false)?;
+            }
         }
-        Ok(run)
+        Ok((run, handover))
     }
 
     fn train(&self, mut about: Map<String, Value>, events: &mut Events, signals: &Signals) -> Result<(), Failure> {
         let params = self.recipe.params()?;
-        let run = self.start()?;
+        let (run, handover) = self.start()?;
         let splits = run.splits();
         about.insert("recipe".into(), self.recipe.name().into());
         about.insert("params".into(), events::params(&params));
+        about.insert("defaults".into(), json!(self.runtime.params().defaults));
         about.insert("seed".into(), run.seed().into());
         about.insert("precision".into(), run.precision().into());
         about.insert("steps".into(), run.steps().into());
@@ -287,27 +303,42 @@ impl Job<'_> {
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
             .collect();
-        let (run_dir, evaluated) = match &self.resume {
-            Some(resume) => RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?,
-            None => (self.run_dir(&about)?, None),
+        let record = self.resume.as_ref().map(|r| &r.record);
+        let mut checkpoints = {
+            let dir = self.resume.as_ref().map(|r| r.dir.clone());
+            let found = |dir: &Path| {
+                let (every, keep) = (self.args.checkpoint_every, self.args.keep.clone());
+                Checkpoints::new(dir, every, keep, said, &run, record)
+            };
+            match dir {
+                Some(dir) => found(&dir)?,
+                None => {
+                    // What is wrong with the arguments is said before a directory is made.
+                    self.args.keep.choose(&run)?;
+                    let made = self.run_dir(&about)?;
+                    let out = found(&made.path)?;
+                    events.dir = Some(made);
+                    out
+                }
+            }
         };
-        let dir = run_dir.path.clone();
-        about.insert("run_dir".into(), dir.display().to_string().into());
+        let mut evaluated = None;
         if let Some(resume) = &self.resume {
+            let (dir, values) = RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?;
+            (events.dir, evaluated) = (Some(dir), values);
             about.insert("resumed".into(), resume.step().into());
         }
-        events.dir = Some(run_dir);
+        let dir = events.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        about.insert("run_dir".into(), dir.display().to_string().into());
         events.start(&about);
         self.header(&run, &splits, events);
         if let Some(resume) = &self.resume {
-            events.screen.line(&format!("going on from step {} of {}", grouped(resume.step()), resume.dir.display()));
+            self.resumed(resume, &run, &params, &handover, &about, events)?;
         }
 
         let data = run.time_data()?;
         let screen = events.screen.clone();
         let mut progress = Progress::new(screen, run.steps(), data);
-        let keep = Keep { last: self.args.keep, every: 0 };
-        let mut checkpoints = Checkpoints::new(&dir, self.args.checkpoint_every, keep, said);
         let watch = match self.args.watch || self.args.script.is_some() {
             true => {
                 signals.hear_reload()?;
@@ -329,23 +360,79 @@ impl Job<'_> {
         trainer.evaluated = evaluated.map(|values| (run.count(), values));
         trainer.until = self.args.script.as_ref().map(|s| s.steps);
         trainer.notices();
-        let mut end = trainer.train()?;
-        if end == End::Finished {
-            end = self.conclude(&mut trainer)?;
-        }
+        let end = loop {
+            let end = trainer.train()?;
+            if end != End::Finished {
+                break end;
+            }
+            match self.conclude(&mut trainer) {
+                Ok(end) => break end,
+                // The version before may have more steps to do.
+                Err(failure) => trainer.bad_edit(failure)?,
+            }
+        };
         let run = trainer.run.clone();
         drop(trainer);
         checkpoints.finish(events)?;
         self.close(&run, end, events)
     }
 
+    /// A resume is an entry of the ledger: a replay goes through it.
+    fn resumed(
+        &self,
+        resume: &Resume,
+        run: &Run,
+        params: &[(String, ParamValue)],
+        handover: &Handover,
+        about: &Map<String, Value>,
+        events: &mut Events,
+    ) -> Result<(), Failure> {
+        let files = own_files(self.source, &self.runtime.required());
+        let name = PathBuf::from(self.source.path.file_name().unwrap_or_default());
+        // What ran until then; a run of an older version may not say it in full.
+        let (first, versions) = ledger::history(&resume.dir, &resume.record, &name).unwrap_or_default();
+        let before = versions.into_iter().rfind(|v| v.since <= resume.step()).map_or(first, |v| v.files);
+        let mut changed: Vec<String> = Vec::new();
+        let was = resume.params();
+        for (key, value) in ledger::as_given(events::params(params).as_object().unwrap_or(&Map::new())) {
+            match was.iter().find(|p| p.0 == key) {
+                Some((_, old)) if *old == value => {}
+                Some((_, old)) => changed.push(format!("{key} {old} -> {value}")),
+                None => changed.push(format!("{key} {value}")),
+            }
+        }
+        changed.extend(ledger::places(&before, &files));
+        let step = resume.step();
+        events.screen.line(&format!("going on from step {} of {}", grouped(step), resume.dir.display()));
+        if !changed.is_empty() {
+            events.screen.line(&format!("changed since: {}", changed.join(", ")));
+        }
+        let states = handover.show();
+        if let Some(text) = &states {
+            events.screen.line(text);
+        }
+        let entry = Entry {
+            step,
+            kind: Kind::Resumed,
+            changed: &changed,
+            before: &before,
+            states,
+            run: Some((run, params)),
+            device: about["device"].as_str(),
+            ..Entry::new(&files)
+        };
+        ledger::record(&resume.dir, &entry)?;
+        let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
+        // A default that was edited and not applied waits for an --edited.
+        let waits = !self.args.edited && resume.record.contains_key("defaults");
+        let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);
+        events.dir.as_mut().map_or(Ok(()), |dir| dir.update(fields))
+    }
+
     fn run_dir(&self, about: &Map<String, Value>) -> Result<RunDir, Failure> {
         let files = own_files(self.source, &self.runtime.required());
-        let hashes = files.iter().map(|(path, text)| {
-            json!({ "path": path.display().to_string(), "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() })
-        });
         let mut record = about.clone();
-        record.insert("files".into(), hashes.collect());
+        record.insert("files".into(), ledger::hashes(&files, Path::new("")));
         let command: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
         record.insert("command".into(), command.into());
         let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
@@ -391,6 +478,7 @@ impl Job<'_> {
         for line in lines {
             trainer.events.screen.result(&line);
         }
+        trainer.rng = trainer.run.rng();
         trainer.aside(|run| run.finish())?;
         Ok(trainer.signals.asked().map_or(End::Finished, End::Asked))
     }

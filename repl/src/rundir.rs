@@ -71,6 +71,34 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
     Err(Failure::System("cannot find a free name for the run directory".into()))
 }
 
+/// Takes what was logged after a step out of `metrics.jsonl`, which it opens to go on, and finds the evaluation of `valid`
+/// at that step.
+fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, Option<Vec<(String, f64)>>), Failure> {
+    let at = path.join("metrics.jsonl");
+    let text = match fs::read_to_string(&at) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(disk("read", &at)(e)),
+    };
+    let (mut kept, mut evaluated) = (String::new(), None);
+    for line in text.lines() {
+        // The last one may be cut short by the end of the process that wrote it.
+        let event: Value = serde_json::from_str(line).unwrap_or_default();
+        if event["step"].as_u64().is_some_and(|s| s <= step) {
+            kept.extend([line, "\n"]);
+        }
+        if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
+            let metrics = event["metrics"].as_object().into_iter().flatten();
+            let valid = metrics.filter_map(|(k, v)| Some((k.strip_prefix("valid/")?.to_string(), v.as_f64()?)));
+            evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(evaluated);
+        }
+    }
+    let new = path.join(".metrics.jsonl.new");
+    fs::write(&new, kept).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
+    let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
+    Ok((BufWriter::new(metrics), evaluated))
+}
+
 impl RunDir {
     /// `files`: (path below `recipe/`, text).
     pub fn create(
@@ -96,44 +124,29 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Goes on in a directory whose last checkpoint is of `step`: what was logged after it will be logged again.
-    /// Also gives the metrics of the evaluation of `valid` at that step, if there was one.
+    /// Goes on in a directory whose last checkpoint is of `step`. Also gives the metrics of the evaluation of `valid` at that
+    /// step, if there was one.
     pub fn resume(
         path: &Path,
         record: Map<String, Value>,
         step: u64,
     ) -> Result<(RunDir, Option<Vec<(String, f64)>>), Failure> {
-        let at = path.join("metrics.jsonl");
-        let text = match fs::read_to_string(&at) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
-            Err(e) => return Err(disk("read", &at)(e)),
-        };
-        let (mut kept, mut evaluated) = (String::new(), None);
-        for line in text.lines() {
-            // The last one may be cut short by the end of the process that wrote it.
-            let event: Value = serde_json::from_str(line).unwrap_or_default();
-            if event["step"].as_u64().is_some_and(|s| s <= step) {
-                kept.extend([line, "\n"]);
-            }
-            if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
-                let metrics = event["metrics"].as_object().into_iter().flatten();
-                let valid = metrics.filter_map(|(k, v)| Some((k.strip_prefix("valid/")?.to_string(), v.as_f64()?)));
-                evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(evaluated);
-            }
-        }
-        let new = path.join(".metrics.jsonl.new");
-        fs::write(&new, kept).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
-        let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
+        let (metrics, evaluated) = cut(path, step)?;
         let tb = path.join("tb");
         fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
         let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
-        let metrics = BufWriter::new(metrics);
         let mut dir = RunDir { path: path.to_path_buf(), record, metrics, board, flushed: Instant::now() };
         let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
         dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
         Ok((dir, evaluated))
+    }
+
+    /// The run has gone back to a step: what was logged after it will be logged again.
+    pub fn rewind(&mut self, step: u64) -> Result<(), Failure> {
+        self.flush()?;
+        self.metrics = cut(&self.path, step)?.0;
+        Ok(())
     }
 
     /// Sets fields of `run.json`.

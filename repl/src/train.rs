@@ -4,14 +4,14 @@
 //! loss is still a number is therefore known one step late, and said with the step it belongs to.
 
 use crate::checkpoints::Checkpoints;
+use crate::edits::Trial;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::format::{metrics, short};
 use crate::progress::Progress;
 use crate::signals::{Asked, Signals};
-use crate::watch::{self, TRIAL, Trial, Watch};
+use crate::watch::Watch;
 use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -24,7 +24,15 @@ pub struct Trainer<'a> {
     pub checkpoints: &'a mut Checkpoints,
     /// With `--watch`; and the version that has just been applied.
     pub watch: Option<Watch<'a>>,
-    trial: Option<Trial>,
+    pub trial: Option<Trial>,
+    /// A step whose evaluation and checkpoint have not been looked at yet.
+    pub owed: Option<u64>,
+    /// The random numbers before what is being done.
+    pub rng: (u64, u32),
+    /// The last loss that was read is a number.
+    pub sound: bool,
+    /// The failure that is on its way is a loss that is none: the States are spoilt.
+    pub spoilt: bool,
     /// Ends here, whatever the recipe says.
     pub until: Option<u64>,
     pending: Option<(u64, StepResult)>,
@@ -50,6 +58,7 @@ impl<'a> Trainer<'a> {
         checkpoints: &'a mut Checkpoints,
         watch: Option<Watch<'a>>,
     ) -> Self {
+        let rng = run.rng();
         Trainer {
             run,
             params,
@@ -59,6 +68,10 @@ impl<'a> Trainer<'a> {
             checkpoints,
             watch,
             trial: None,
+            owed: None,
+            rng,
+            sound: true,
+            spoilt: false,
             until: None,
             pending: None,
             last_loss: None,
@@ -74,171 +87,72 @@ impl<'a> Trainer<'a> {
     }
 
     fn steps(&mut self) -> Result<End, Failure> {
-        while !self.run.finished()? && self.until.is_none_or(|n| self.run.count() < n) {
-            let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
-            self.look()?;
-            if let Some(asked) = self.signals.asked() {
-                self.checkpoint()?;
-                return Ok(End::Asked(asked));
-            }
-            let start = Instant::now();
-            let result = self.run.step();
-            self.progress.took(start.elapsed().as_secs_f64());
-            self.notices();
-            let result = match result {
-                Ok(result) => result,
-                Err(e) if self.trial.is_some() => {
-                    self.take_back(e.into())?;
-                    continue;
-                }
-                Err(e) => {
-                    // The step before is complete; a loss that is no number may well be why this one failed.
-                    self.settle()?;
-                    return Err(e.into());
-                }
-            };
-            let step = self.run.count();
-            self.judge(step)?;
-            if let Some(before) = self.pending.replace((step, result)) {
-                self.report(before)?;
-            }
-            if every.is_some_and(|n| step.is_multiple_of(n)) {
-                self.settle()?;
-                let values = self.evaluate("valid")?;
-                self.events.screen.line(&format!("step {step:>5} · valid {}", metrics(&values)));
-            }
-            if self.checkpoints.due(step) {
-                self.checkpoint()?;
-            } else {
-                self.checkpoints.poll(self.events)?;
+        loop {
+            match self.turn() {
+                Ok(Some(end)) => return Ok(end),
+                Ok(None) => {}
+                Err(failure) => self.bad_edit(failure)?,
             }
         }
-        self.checkpoint()?;
-        Ok(End::Finished)
     }
 
-    /// Applies a new version of the recipe, if there is one.
-    fn look(&mut self) -> Result<(), Failure> {
-        let at_once = self.signals.reload_asked();
-        let Some(watch) = &mut self.watch else { return Ok(()) };
-        let Some(files) = watch.changed(at_once, self.run.count()) else { return Ok(()) };
-        // What is pending was recorded by the old version.
-        if let Some(pending) = self.pending.take() {
-            self.report(pending)?;
+    /// What is due after the last step, then the next one.
+    fn turn(&mut self) -> Result<Option<End>, Failure> {
+        self.rng = self.run.rng();
+        if let Some(step) = self.owed {
+            // In a replay: the version that this step's evaluation sent the run back to.
+            while self.watch.as_ref().is_some_and(|w| w.owed(step)) && self.look()? {}
+            self.after(step)?;
+            self.owed = None;
         }
+        // A replay may have several versions to go through at one step, one with more steps among them.
+        while self.watch.as_ref().is_some_and(|w| w.scripted()) && self.look()? {}
+        if self.run.finished()? || self.until.is_some_and(|n| self.run.count() >= n) {
+            self.checkpoint()?;
+            return Ok(Some(End::Finished));
+        }
+        if let Some(asked) = self.signals.asked() {
+            self.checkpoint()?;
+            return Ok(Some(End::Asked(asked)));
+        }
+        self.look()?;
+        self.rng = self.run.rng();
+        let start = Instant::now();
+        let result = self.run.step();
+        self.progress.took(start.elapsed().as_secs_f64());
+        self.notices();
+        let result = result?;
         let step = self.run.count();
-        let Some(watch) = &mut self.watch else { return Ok(()) };
-        // A version on trial has done a step by now, and is the one to go back to from here on.
-        if let Some(trial) = self.trial.take() {
-            watch.accept(trial.files)?;
+        self.owed = Some(step);
+        self.judge(step)?;
+        if let Some(before) = self.pending.replace((step, result)) {
+            self.report(before)?;
         }
-        // What a version needs to be built, and its first step, are plans that are new by right.
-        let host = self.run.host().clone();
-        let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
-        let reported = report(false);
-        let loaded = watch.load(files.clone(), &self.run, &self.params);
-        if loaded.is_err() {
-            report(reported);
-        }
-        match loaded {
-            Ok(next) => {
-                // Plans of the step, not those that copied the State.
-                let misses = self.run.host().engine.borrow().stats().misses;
-                let (old, old_files) = (std::mem::replace(&mut self.run, Rc::new(next.run)), watch.running());
-                let old_params = std::mem::replace(&mut self.params, next.params);
-                let (files, changed, begun) = (next.files, next.changed, next.begun);
-                let rng = self.run.rng();
-                let trial =
-                    Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses, reported };
-                self.trial = Some(trial);
-                self.evaluated = None;
-                self.note_params()
-            }
-            Err(failure) => self.refused(step, &files, &failure),
-        }
+        Ok(None)
     }
 
-    /// What goes on from here must find the params of now, not those of the start.
-    fn note_params(&mut self) -> Result<(), Failure> {
-        let params = crate::events::params(&self.params);
-        self.progress.set_total(self.run.steps());
-        self.checkpoints.set_params(params.clone());
-        self.events.dir.as_mut().map_or(Ok(()), |d| d.update([("params", params), ("steps", self.run.steps().into())]))
-    }
-
-    fn refused(&mut self, step: u64, files: &[(PathBuf, String)], failure: &Failure) -> Result<(), Failure> {
-        self.events.reload(step, &[], Some(&failure.message()))?;
-        self.events.screen.warn(&format!(
-            "step {step} · {} · the version before goes on",
-            failure.message().lines().next().unwrap_or_default()
-        ));
-        match &self.events.dir {
-            Some(dir) => watch::record(&dir.path, step, &[], &files.to_vec(), Some(&failure.message())),
-            None => Ok(()),
+    /// The evaluation and the checkpoint that are due after a step.
+    fn after(&mut self, step: u64) -> Result<(), Failure> {
+        let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
+        let mut best = false;
+        if every.is_some_and(|n| step.is_multiple_of(n)) {
+            self.settle()?;
+            let values = self.evaluate("valid")?;
+            self.events.screen.line(&format!("step {step:>5} · valid {}", metrics(&values)));
+            best = self.checkpoints.is_best(step);
         }
-    }
-
-    /// After a step of a version on trial: the first says that it is applied, the last that it stays.
-    fn judge(&mut self, step: u64) -> Result<(), Failure> {
-        let Some(trial) = &self.trial else { return Ok(()) };
-        if step == trial.since + 1 {
-            self.run.host().engine.borrow_mut().switches.report_misses = trial.reported;
-            let plans = self.run.host().engine.borrow().stats().misses - trial.misses;
-            let ms = trial.begun.elapsed().as_secs_f64() * 1e3;
-            let what = if trial.changed.is_empty() { "no change of the text".into() } else { trial.changed.join(", ") };
-            self.events.screen.line(&format!(
-                "step {} · {what} · applied at step {step} · {plans} plans compiled · {ms:.0} ms",
-                trial.since
-            ));
-            self.events.reload(trial.since, &trial.changed, None)?;
-            if let Some(dir) = &self.events.dir {
-                watch::record(&dir.path, trial.since, &trial.changed, &trial.files, None)?;
-            }
-        }
-        if step >= trial.since + TRIAL
-            && let Some(trial) = self.trial.take()
-            && let Some(watch) = &mut self.watch
-        {
-            watch.accept(trial.files)?;
-        }
-        Ok(())
-    }
-
-    /// The version on trial threw: the one before goes on, from the State that the last good step left where it fits.
-    fn take_back(&mut self, failure: Failure) -> Result<(), Failure> {
-        let Some(trial) = self.trial.take() else { return Ok(()) };
-        if let Some(pending) = self.pending.take() {
-            self.report(pending)?;
-        }
-        self.run.host().engine.borrow_mut().switches.report_misses = trial.reported;
-        let step = self.run.count();
-        let applied = step > trial.since;
-        let new = std::mem::replace(&mut self.run, trial.old);
-        self.params = trial.old_params;
-        if applied {
-            let rng = new.rng();
-            self.run.take_over(&new)?;
-            self.run.set_rng(rng);
-        } else {
-            // Nothing was done; the random numbers of the step that failed are drawn again.
-            self.run.set_rng(trial.rng);
-        }
-        self.note_params()?;
-        self.refused(step, &trial.files, &failure)?;
-        if applied && let Some(dir) = &self.events.dir {
-            watch::record(&dir.path, step, &["the version before".to_string()], &trial.old_files, None)?;
-        }
-        Ok(())
+        if self.checkpoints.due(step) || best { self.checkpoint() } else { self.checkpoints.poll(self.events) }
     }
 
     /// A checkpoint of the present step, once its loss has turned out to be a number.
     fn checkpoint(&mut self) -> Result<(), Failure> {
         self.settle()?;
+        self.unpark();
         self.checkpoints.save(&self.run, self.events)
     }
 
     /// Reads what was still pending.
-    fn settle(&mut self) -> Result<(), Failure> {
+    pub fn settle(&mut self) -> Result<(), Failure> {
         self.pending.take().map_or(Ok(()), |p| self.report(p))
     }
 
@@ -246,11 +160,14 @@ impl<'a> Trainer<'a> {
         let numbers = self.run.read(&result)?;
         self.events.step(step, &numbers)?;
         self.progress.update(step, numbers.loss, numbers.samples);
-        if !numbers.loss.is_finite() {
+        self.sound = numbers.loss.is_finite();
+        if !self.sound {
+            // Of a version on trial it is a bad edit, which `bad_edit` takes back.
+            self.spoilt = true;
             return Err(self.not_finite(step, numbers.loss));
         }
         self.last_loss = Some(numbers.loss);
-        Ok(())
+        self.passed(step)
     }
 
     fn not_finite(&self, step: u64, loss: f64) -> Failure {
@@ -287,8 +204,10 @@ impl<'a> Trainer<'a> {
         {
             return Ok(values.clone());
         }
+        self.rng = self.run.rng();
         let values = self.aside(|run| run.evaluate(split))?;
         self.events.eval(step, split, &values)?;
+        self.checkpoints.evaluated(step, split, &values, self.events)?;
         if split == "valid" {
             self.evaluated = Some((step, values.clone()));
         }

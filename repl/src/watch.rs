@@ -2,29 +2,27 @@
 //!
 //! A reload is a stop and a resume that never leaves the process: at a step boundary the new text makes a run of its own,
 //! whose States take the old ones' values by path and shape, and which goes on from the same cursor and random numbers.
-//! So it gives the bits that a checkpoint, an edit and `--resume` would give. The old run stays at hand, untouched, until
-//! the new one has done some steps: an edit that cannot be loaded, or throws soon, changes nothing.
+//! So it gives the bits that a checkpoint, an edit and `--resume --edited` would give. Before the new run takes over, one of
+//! its steps is recorded and not run. This file finds new versions and builds them; `edits.rs` says which of them runs.
 
-use crate::failure::{Failure, disk};
+use crate::failure::Failure;
+pub use crate::ledger::Files;
+use crate::ledger::{self, Version, dir_of};
 use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use perilune_lua::{ParamValue, Recipe, Run, Runtime};
-use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// Saves this close together count once.
 const SETTLE: Duration = Duration::from_millis(200);
-/// A new version that throws within so many steps is taken back.
+/// A new version that throws within so many steps is taken back at no cost: the one before is still in memory.
 pub const TRIAL: u64 = 3;
-
-/// What a version of the recipe consists of: each file with its text.
-pub type Files = Vec<(PathBuf, String)>;
+/// Versions that can be gone back to.
+const HISTORY: usize = 100;
 
 pub struct Watch<'a> {
     runtime: &'a Runtime,
@@ -36,12 +34,36 @@ pub struct Watch<'a> {
     /// The version that runs, and the one that was tried last.
     running: Files,
     tried: Files,
+    /// Versions that worked before this one, with their params; the last one last.
+    history: Vec<(Files, Vec<(String, String)>)>,
+    /// What an edit dropped since the last checkpoint.
+    pub parked: Parked,
+    /// None in a replay, which watches nothing.
+    listener: Option<Listener>,
+    /// In a replay: the versions to come, the next one last.
+    script: Option<Vec<Version>>,
+}
+
+/// Who hears of changed files.
+struct Listener {
     watcher: RecommendedWatcher,
     watched: BTreeSet<PathBuf>,
     events: Receiver<()>,
     touched: Option<Instant>,
-    /// In a replay: the versions to come, the next one last.
-    script: Option<Vec<(u64, Files)>>,
+}
+
+/// A version to be tried.
+pub struct Candidate {
+    pub files: Files,
+    /// Of a replay: how it was started.
+    version: Option<Version>,
+}
+
+impl Candidate {
+    /// In a replay: the run went back from a version on trial here.
+    pub fn from_trial(&self) -> bool {
+        self.version.as_ref().is_some_and(|v| v.from_trial)
+    }
 }
 
 /// A new version, built and at the old one's place.
@@ -50,28 +72,67 @@ pub struct Next {
     pub params: Vec<(String, ParamValue)>,
     /// What changed, for people: params and lines.
     pub changed: Vec<String>,
+    /// Which States it took.
+    pub handover: Handover,
     pub files: Files,
     pub begun: Instant,
+    /// What was loaded before it.
+    pub memory: Memory,
 }
 
-fn dir_of(path: &Path) -> PathBuf {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
-}
-
-/// The lines that differ between two texts, from the first to the last, counted from 1 in the new one.
-fn lines_changed(old: &str, new: &str) -> Option<(usize, usize)> {
-    let (a, b): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
-    let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-    if same == a.len() && same == b.len() {
-        return None;
+/// `lr 0.01 -> 0.02` for each param that differs.
+pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamValue)]) -> Vec<String> {
+    let show = crate::run::param;
+    let of = |list: &[(String, ParamValue)], name: &str| list.iter().find(|p| p.0 == name).map(|p| p.1.clone());
+    let mut out = Vec::new();
+    for (name, value) in after {
+        match of(before, name) {
+            Some(was) if was == *value => {}
+            Some(was) => out.push(format!("{name} {} -> {}", show(&was), show(value))),
+            None => out.push(format!("{name} {}", show(value))),
+        }
     }
-    let rest = a.len().min(b.len()) - same;
-    let tail = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(x, y)| x == y).count();
-    Some((same + 1, (b.len() - tail).max(same + 1)))
+    out.extend(before.iter().filter(|(n, _)| of(after, n).is_none()).map(|(n, _)| format!("no {n}")));
+    out
 }
 
-fn show(v: &ParamValue) -> String {
-    crate::run::param(v)
+impl Listener {
+    fn new() -> Result<Listener, Failure> {
+        let (send, events) = channel();
+        let heard = move |event: notify::Result<notify::Event>| {
+            // Reading a file is no change; anything else, a lost event too, is worth a look.
+            if !event.is_ok_and(|e| e.kind.is_access()) {
+                let _ = send.send(());
+            }
+        };
+        let watcher = notify::recommended_watcher(heard)
+            .map_err(|e| Failure::System(format!("--watch: cannot listen for changed files: {e}")))?;
+        Ok(Listener { watcher, watched: BTreeSet::new(), events, touched: None })
+    }
+
+    /// Directories, not files: editors save by renaming, and a watch on a file ends with that.
+    fn listen(&mut self, files: &Files) -> Result<(), Failure> {
+        let dirs: BTreeSet<PathBuf> = files.iter().map(|(p, _)| dir_of(p)).collect();
+        for dir in dirs {
+            if self.watched.insert(dir.clone()) {
+                let watched = self.watcher.watch(&dir, RecursiveMode::NonRecursive);
+                watched.map_err(|e| Failure::System(format!("--watch: cannot watch {}: {e}", dir.display())))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something was touched, and has been left alone for a moment since.
+    fn settled(&mut self, at_once: bool) -> bool {
+        while self.events.try_recv().is_ok() {
+            self.touched = Some(Instant::now());
+        }
+        let settled = at_once || self.touched.is_some_and(|t| t.elapsed() >= SETTLE);
+        if settled {
+            self.touched = None;
+        }
+        settled
+    }
 }
 
 impl<'a> Watch<'a> {
@@ -84,195 +145,175 @@ impl<'a> Watch<'a> {
         memory_budget: Option<usize>,
         script: Option<&Script>,
     ) -> Result<Watch<'a>, Failure> {
-        let (send, events) = channel();
-        let heard = move |event: notify::Result<notify::Event>| {
-            // Reading a file is no change; anything else, a lost event too, is worth a look.
-            if !event.is_ok_and(|e| e.kind.is_access()) {
-                let _ = send.send(());
-            }
-        };
-        let watcher = notify::recommended_watcher(heard)
-            .map_err(|e| Failure::System(format!("--watch: cannot listen for changed files: {e}")))?;
-        let path = source.path.clone();
         let mut watch = Watch {
             runtime,
-            path,
+            path: source.path.clone(),
             seed,
             precision,
             steps,
             memory_budget,
             running: Vec::new(),
             tried: Vec::new(),
-            watcher,
-            watched: BTreeSet::new(),
-            events,
-            touched: None,
+            history: Vec::new(),
+            parked: Parked::default(),
+            listener: None,
             script: script.map(|s| s.versions.iter().rev().cloned().collect()),
         };
         if let Some(script) = script {
             watch.running = script.files.clone();
             return Ok(watch);
         }
+        let mut listener = Listener::new()?;
         watch.running = watch.read();
         watch.tried = watch.running.clone();
-        watch.listen()?;
+        listener.listen(&watch.running)?;
+        watch.listener = Some(listener);
         Ok(watch)
     }
 
-    /// The recipe and what it required, as they are on the disk. A file that cannot be read counts as empty: loading says why.
+    /// The recipe and what it required, as they are on the disk. A file that cannot be read is left out: loading says why.
     fn read(&self) -> Files {
         let mut paths = vec![self.path.clone()];
         paths.extend(self.runtime.required());
-        let text = |p: &PathBuf| std::fs::read_to_string(p).unwrap_or_default();
-        paths.iter().map(|p| (p.clone(), text(p))).collect()
-    }
-
-    /// Directories, not files: editors save by renaming, and a watch on a file ends with that.
-    fn listen(&mut self) -> Result<(), Failure> {
-        let dirs: BTreeSet<PathBuf> = self.running.iter().map(|(p, _)| dir_of(p)).collect();
-        for dir in dirs {
-            if self.watched.insert(dir.clone()) {
-                let watched = self.watcher.watch(&dir, RecursiveMode::NonRecursive);
-                watched.map_err(|e| Failure::System(format!("--watch: cannot watch {}: {e}", dir.display())))?;
-            }
-        }
-        Ok(())
+        let text = |p: &PathBuf| Some(std::fs::read_to_string(p).ok()?.trim_start_matches('\u{feff}').to_string());
+        paths.into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
     }
 
     /// The files, if they differ from what was tried last and nobody has touched them for a moment. In a replay, the
     /// version that follows this step.
-    pub fn changed(&mut self, at_once: bool, step: u64) -> Option<Files> {
+    pub fn changed(&mut self, at_once: bool, step: u64) -> Option<Candidate> {
         if let Some(script) = &mut self.script {
-            return script.pop_if(|v| v.0 <= step).map(|v| v.1);
+            let version = script.pop_if(|v| v.since <= step)?;
+            return Some(Candidate { files: version.files.clone(), version: Some(version) });
         }
-        while self.events.try_recv().is_ok() {
-            self.touched = Some(Instant::now());
-        }
-        if !at_once && self.touched.is_none_or(|t| t.elapsed() < SETTLE) {
+        if !self.listener.as_mut().is_some_and(|l| l.settled(at_once)) {
             return None;
         }
-        self.touched = None;
         let files = self.read();
-        (files != self.tried).then_some(files)
+        (files != self.tried).then_some(Candidate { files, version: None })
     }
 
-    /// Builds the version in `files` and puts it where `old` is. On an error `old` is as it was.
-    pub fn load(&mut self, files: Files, old: &Run, before: &[(String, ParamValue)]) -> Result<Next, Failure> {
+    /// In a replay: whether the next version takes over after this step, before its evaluation.
+    pub fn owed(&self, step: u64) -> bool {
+        let next = self.script.as_ref().and_then(|s| s.last());
+        next.is_some_and(|v| v.owed && v.since <= step)
+    }
+
+    /// Whether versions come from a ledger, not from the disk.
+    pub fn scripted(&self) -> bool {
+        self.script.is_some()
+    }
+
+    /// Builds a version and puts it where `old` is. On an error `old` is as it was.
+    pub fn load(&mut self, next: &Candidate, old: &Run, before: &[(String, ParamValue)]) -> Result<Next, Failure> {
+        if next.version.as_ref().is_some_and(|v| v.resumed) {
+            self.parked.clear();
+        }
+        self.tried = next.files.clone();
+        let now = self.runtime.params();
+        let how = next.version.clone().unwrap_or_else(|| Version::of(next.files.clone()));
+        let next = self.attempt(&how, (now.kept, now.defaults), old, before)?;
+        self.tried = next.files.clone();
+        Ok(next)
+    }
+
+    fn attempt(
+        &mut self,
+        how: &Version,
+        kept: (Vec<(String, String)>, BTreeMap<String, String>),
+        old: &Run,
+        before: &[(String, ParamValue)],
+    ) -> Result<Next, Failure> {
         let begun = Instant::now();
-        self.tried = files.clone();
-        let rng = old.rng();
-        let result = self.build(&files, old);
+        let (rng, memory) = (old.rng(), self.runtime.remember()?);
+        self.runtime.set_texts(&how.files);
+        self.runtime.keep_params(kept.0, kept.1);
+        let result = self.build(how, old);
         old.set_rng(rng);
-        let (recipe, run) = result?;
+        let (recipe, run, handover) = match result {
+            Ok(built) => built,
+            Err(failure) => {
+                self.runtime.recall(memory)?;
+                return Err(failure);
+            }
+        };
         let params = recipe.params()?;
-        let mut changed = Vec::new();
-        for (name, value) in &params {
-            match before.iter().find(|(n, _)| n == name) {
-                Some((_, was)) if was == value => {}
-                Some((_, was)) => changed.push(format!("{name} {} -> {}", show(was), show(value))),
-                None => changed.push(format!("{name} {}", show(value))),
-            }
-        }
-        changed
-            .extend(before.iter().filter(|(n, _)| !params.iter().any(|p| p.0 == *n)).map(|(n, _)| format!("no {n}")));
-        for (path, text) in &files {
-            let was = self.running.iter().find(|(p, _)| p == path).map_or("", |(_, t)| t);
-            if let Some((first, last)) = lines_changed(was, text) {
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                changed.push(if first == last { format!("{name}:{first}") } else { format!("{name}:{first}-{last}") });
-            }
-        }
-        if self.script.is_some() {
-            return Ok(Next { run, params, changed, files, begun });
-        }
-        // What it requires may be other files than before.
-        let files = self.read();
-        self.tried = files.clone();
-        Ok(Next { run, params, changed, files, begun })
+        let files = if self.script.is_some() { how.files.clone() } else { self.complete(&how.files) };
+        let mut changed = params_changed(before, &params);
+        changed.extend(ledger::places(&self.running, &files));
+        Ok(Next { run, params, changed, handover, files, begun, memory })
     }
 
-    fn build(&self, files: &Files, old: &Run) -> Result<(Recipe, Run), Failure> {
-        let source = match (&self.script, files.first()) {
-            (Some(_), Some((_, text))) => {
-                self.runtime.set_texts(files);
-                Source { path: self.path.clone(), text: text.clone() }
+    /// `files` with what the loaded version requires besides.
+    fn complete(&self, files: &Files) -> Files {
+        let mut out: Files = files.iter().take(1).cloned().collect();
+        for path in self.runtime.required() {
+            match files.iter().find(|f| f.0 == path) {
+                Some(known) => out.push(known.clone()),
+                None => out.extend(std::fs::read_to_string(&path).map(|text| (path, text))),
             }
-            _ => Source::read(&self.path)?,
+        }
+        out
+    }
+
+    fn build(&self, how: &Version, old: &Run) -> Result<(Recipe, Run, Handover), Failure> {
+        let text = match how.files.first() {
+            Some((path, text)) if *path == self.path => text.clone(),
+            _ => Source::read(&self.path)?.text,
         };
-        let recipe = self.runtime.reload(&source.text, &format!("@{}", source.path.display()))?;
-        if let Some(steps) = self.steps
+        if let Some(params) = &how.params {
+            self.runtime.offer_params(ledger::as_given(params));
+        }
+        let recipe = self.runtime.reload(&text, &format!("@{}", self.path.display()))?;
+        let steps = how.steps.map(|n| n as i64).or(self.steps.map(i64::from));
+        if let Some(steps) = steps
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
-            recipe.set_steps(i64::from(steps))?;
+            recipe.set_steps(steps)?;
         }
-        let run = recipe.start(self.seed, self.precision.as_deref(), self.memory_budget)?;
-        run.take_over(old)?;
-        Ok((recipe, run))
+        let precision = how.precision.as_deref().or(self.precision.as_deref());
+        let run = recipe.start(how.seed.or(self.seed), precision, self.memory_budget)?;
+        let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
+        run.rehearse(false)?;
+        Ok((recipe, run, handover))
     }
 
-    /// From now on this version runs.
-    pub fn accept(&mut self, files: Files) -> Result<(), Failure> {
-        self.running = files;
-        if self.script.is_some() { Ok(()) } else { self.listen() }
+    /// From now on this version runs, and the one before it, which had these params, can be gone back to.
+    pub fn accept(&mut self, files: Files, before: &[(String, ParamValue)]) -> Result<(), Failure> {
+        let was = std::mem::replace(&mut self.running, files);
+        if self.history.len() == HISTORY {
+            self.history.remove(0);
+        }
+        let params = crate::events::params(before);
+        self.history.push((was, params.as_object().map(ledger::as_given).unwrap_or_default()));
+        match &mut self.listener {
+            Some(l) => l.listen(&self.running),
+            None => Ok(()),
+        }
+    }
+
+    /// Builds the last version before the running one that can be built, from the present States. None is left: nothing.
+    pub fn step_back(&mut self, old: &Run, before: &[(String, ParamValue)]) -> Option<Next> {
+        while let Some((files, params)) = self.history.pop() {
+            if let Ok(next) = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before) {
+                self.running = next.files.clone();
+                return Some(next);
+            }
+        }
+        None
+    }
+
+    /// The version on trial has gone: what was loaded before it is loaded again.
+    pub fn recall(&self, memory: Memory) -> Result<(), Failure> {
+        Ok(self.runtime.recall(memory)?)
     }
 
     pub fn running(&self) -> Files {
         self.running.clone()
     }
-}
 
-/// An entry of the run's ledger: every version that was applied or refused, its files beside it.
-pub fn record(dir: &Path, step: u64, changed: &[String], files: &Files, error: Option<&str>) -> Result<(), Failure> {
-    let at = dir.join("ledger.jsonl");
-    let root = dir_of(&files.first().map(|f| f.0.clone()).unwrap_or_default());
-    let inside = |p: &Path| p.strip_prefix(&root).unwrap_or(p).to_path_buf();
-    let hashes: Vec<Value> = files
-        .iter()
-        .map(|(p, text)| json!({ "path": inside(p).display().to_string(), "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() }))
-        .collect();
-    let entry = json!({
-        "step": step, "time": crate::rundir::now(), "ok": error.is_none(), "changed": changed, "error": error, "files": hashes,
-    });
-    if error.is_none() {
-        for (path, text) in files {
-            let to = dir.join(format!("recipe@{step}")).join(inside(path));
-            let parent = dir_of(&to);
-            std::fs::create_dir_all(&parent).map_err(disk("create", &parent))?;
-            std::fs::write(&to, text).map_err(disk("write", &to))?;
-        }
-    }
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&at).map_err(disk("write to", &at))?;
-    writeln!(file, "{entry}").map_err(disk("write to", &at))
-}
-
-/// A version on trial, and the one to go back to.
-pub struct Trial {
-    pub old: Rc<Run>,
-    pub old_params: Vec<(String, ParamValue)>,
-    pub old_files: Files,
-    pub files: Files,
-    pub changed: Vec<String>,
-    /// The step it was applied after.
-    pub since: u64,
-    pub begun: Instant,
-    pub misses: u64,
-    /// Whether new plans are reported, from its second step on.
-    pub reported: bool,
-    /// The random numbers at that step.
-    pub rng: (u64, u32),
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changed_lines() {
-        assert_eq!(lines_changed("a\nb\nc", "a\nb\nc"), None);
-        assert_eq!(lines_changed("a\nb\nc", "a\nx\nc"), Some((2, 2)));
-        assert_eq!(lines_changed("a\nb\nc", "a\nx\ny\nc"), Some((2, 3)));
-        assert_eq!(lines_changed("a\nb\nc", "a\nc"), Some((2, 2)));
-        assert_eq!(lines_changed("", "a"), Some((1, 1)));
-        assert_eq!(lines_changed("a\na\na", "a\na"), Some((3, 3)));
+    /// The defaults of the params of the loaded version, as text.
+    pub fn defaults(&self) -> BTreeMap<String, String> {
+        self.runtime.params().defaults
     }
 }

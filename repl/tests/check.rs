@@ -29,6 +29,57 @@ fn check_reports_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn check_against_a_run_says_what_an_edit_would_do() {
+    let p = tiny();
+    assert_eq!(p.run(&["run", "tiny.lua", "--quiet", "--run-dir", "r", "--set", "seed=4"]).status, Some(0));
+    let check = |text: String, parts: &[&str]| {
+        p.file("tiny.lua", text);
+        let r = p.run(&["check", "tiny.lua", "--against", "r"]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+        for part in parts {
+            assert!(r.out.contains(part), "{part}: {}", r.out);
+        }
+    };
+    check(
+        TINY.into(),
+        &[
+            "text        no change",
+            "params      no change",
+            "States      2 States kept",
+            "nothing is compiled",
+            "from step 6: the States are those",
+        ],
+    );
+    // What the command line gave stays; what the file says may change.
+    check(
+        TINY.replace("lr = 0.1", "lr = 0.2").replace("seed = 3", "seed = 5"),
+        &["text        tiny.lua:3", "params      lr 0.1 -> 0.2\n", "nothing is compiled"],
+    );
+    check(
+        TINY.replace("pl.optim.SGD", "pl.optim.AdamW")
+            .replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 2), pl.nn.Linear(2, 1)"),
+        &[
+            "model.1.weight f32 {1, 4} -> f32 {2, 4}: begins anew",
+            "model.2.bias is new: begins anew",
+            "moments     0 kept, 8 begin anew, 0 dropped",
+            " of them new",
+            "from step 6, with `--resume --edited`",
+        ],
+    );
+    for (text, says) in [
+        (TINY.replace("p.width, 1)", "p.width + 1, 1)"), "tiny.lua:"),
+        (TINY.replace("return recipe", "return recipe }"), "tiny.lua:15:"),
+    ] {
+        p.file("tiny.lua", text);
+        let r = p.run(&["check", "tiny.lua", "--against", "r"]);
+        assert_eq!(r.status, Some(3), "{}", r.out);
+        assert!(r.err.contains(says), "{says}: {}", r.err);
+    }
+    let r = p.run(&["check", "tiny.lua", "--against", "nowhere"]);
+    assert!(r.status == Some(1) && r.err.contains("cannot read nowhere/run.json"), "{}", r.err);
+}
+
+#[test]
 fn profile_says_where_the_time_goes_and_writes_a_timeline() {
     let p = tiny();
     let r = p.run(&["profile", "tiny.lua", "--steps", "2", "--trace", "t.json"]);

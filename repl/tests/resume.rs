@@ -201,6 +201,151 @@ fn the_newest_run_is_found_and_may_go_further() {
     assert_eq!(p.runs().len(), 2);
 }
 
+/// The last, the best by a metric and every so many stay; what is asked for by a wrong name is said.
+#[test]
+fn the_checkpoints_that_are_asked_for_stay() {
+    let p = all();
+    let kept = |dir: &str, more: &[&str]| {
+        let r = run(&p, dir, &[&["--set", "eval_every=2", "--set", "lr=0.4"], more].concat());
+        assert_eq!(r.status, Some(0), "{}", r.err);
+        let mut out: Vec<u64> = checkpoints(&p, dir).iter().map(|c| c["step-".len()..].parse().unwrap()).collect();
+        out.sort_unstable();
+        (out, r.err)
+    };
+    assert_eq!(kept("a", &["--checkpoint-every", "1", "--keep", "1", "--keep-every", "5"]).0, [5, 10, 12]);
+    // The best by the evaluations, wherever that is: a checkpoint is written for it.
+    let (steps, said) = kept("b", &["--keep", "1", "--keep-best", "valid/loss"]);
+    let values: Vec<(u64, f64)> = logged(&p, "b")
+        .iter()
+        .filter_map(|e| Some((e["step"].as_u64()?, e["metrics"]["valid/loss"].as_f64()?)))
+        .collect();
+    let best = values.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
+    let mut expected = vec![best, 12];
+    expected.dedup();
+    assert_eq!((steps, said.as_str()), (expected, ""));
+    assert_eq!(p.run_json("b")["best"]["step"], best);
+    let worst = values.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
+    let (steps, _) = kept("c", &["--keep", "1", "--keep-best", "valid/loss:max"]);
+    assert!(steps.contains(&worst) && steps.len() <= 2, "{steps:?}, worst {worst}");
+    // It is still the best after a resume.
+    let (steps, _) = kept("c", &["--resume", "--keep", "1", "--keep-best", "valid/loss:max", "--steps", "14"]);
+    assert!(steps.contains(&worst) || p.run_json("c")["best"]["step"] == 14, "{steps:?}");
+    // The recipe may say it, and the command line goes before.
+    let said = "recipe.keep = { last = 2, every = 5, best = \"valid/loss\" }\nrecipe.ema = 0.9";
+    p.file("all.lua", RECIPE.replace("recipe.ema = 0.9", said));
+    let (steps, _) = kept("d", &["--checkpoint-every", "1"]);
+    assert!([5, 10, 11, 12].iter().all(|n| steps.contains(n)) && steps.len() <= 5, "{steps:?}");
+    let (steps, _) = kept("e", &["--checkpoint-every", "1", "--keep", "1", "--keep-best", "valid/los"]);
+    assert_eq!(steps, [5, 10, 12]);
+    let r = run(&p, "f", &["--keep-best", "valid/los"]);
+    assert_eq!(r.status, Some(0));
+    assert!(r.err.contains("the evaluation of valid has no 'los', but loss; did you mean valid/loss?"), "{}", r.err);
+    assert_eq!(r.err.matches("has no 'los'").count(), 1);
+    let r = run(&p, "g", &["--keep-best", "vali/loss"]);
+    assert_eq!(r.status, Some(2));
+    assert!(r.err.contains("no split 'vali', but train, valid; did you mean valid/loss?"), "{}", r.err);
+    let r = run(&p, "g", &["--keep-best", "loss"]);
+    assert!(r.status == Some(2) && r.err.contains("write SPLIT/METRIC"), "{}", r.err);
+    assert!(!p.path("g").exists(), "nothing is made before the arguments are right");
+}
+
+/// Large files are cut, and every command reads them as it does whole ones.
+#[test]
+fn shards_are_read_wherever_files_are() {
+    let p = all();
+    let r = run(&p, "whole", &["--checkpoint-every", "6"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    let r = run(&p, "cut", &["--checkpoint-every", "6", "--shard-size", "100"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    let names: Vec<String> = std::fs::read_dir(p.path("cut/checkpoints/step-12"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    for name in ["model.safetensors.index.json", "optimizer.safetensors.index.json", "run.json"] {
+        assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
+    }
+    assert!(names.iter().any(|n| n.starts_with("model-00002-of-")) && !names.contains(&"model.safetensors".into()));
+    let same = p.run(&["ckpt", "diff", "whole", "cut"]);
+    assert!(same.out.lines().count() == 2 && same.out.ends_with(" tensors are equal\n"), "{}", same.out);
+    assert_eq!(p.run(&["ckpt", "verify", "cut"]).status, Some(0));
+    assert!(p.run(&["ckpt", "inspect", "cut"]).out.contains("optim.adamw.m.1.weight"));
+    copy_until(&p, "cut", "again", 6);
+    let r = run(&p, "again", &["--resume"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    assert_eq!(weights(&p, "again"), weights(&p, "whole"));
+    // To others, and back by `pl.load`.
+    let r = p.run(&["ckpt", "export", "whole", "w.safetensors", "--shard-size", "0.1KB"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    assert!(r.out.starts_with("w.safetensors.index.json: ") && r.out.contains(" files, "), "{}", r.out);
+    let r = p.run(&["ckpt", "export", "cut", "one.safetensors"]);
+    assert!(r.out.starts_with("one.safetensors: "), "{}", r.out);
+    p.file(
+        "see.lua",
+        r#"local pl = require "perilune"
+local cut, one, n = pl.load("w.safetensors.index.json"), pl.load("one.safetensors"), 0
+for name, x in pairs(one) do
+  assert(cut[name]:eq(x):all():item(), name)
+  n = n + 1
+end
+local model = pl.nn.module { ["0"] = pl.state(pl.zeros { 1 }) }
+print(n > 5, pcall(pl.nn.load_weights, model, "w.safetensors.index.json"))"#,
+    );
+    let r = p.run(&["run", "see.lua"]);
+    assert!(
+        r.out.starts_with("true\tfalse\t") && r.out.contains("w.safetensors.index.json has no '0'"),
+        "{} {}",
+        r.out,
+        r.err
+    );
+    let shard = p.path("cut/checkpoints/step-12/model-00002-of-00005.safetensors");
+    if let Ok(mut bytes) = std::fs::read(&shard) {
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&shard, bytes).unwrap();
+        let r = p.run(&["ckpt", "verify", "cut"]);
+        assert!(r.status == Some(4) && r.err.contains("model-00002-of-00005.safetensors: blake3: is "), "{}", r.err);
+    }
+}
+
+/// Stops, edits and resumes, with other params, other States and a lost end, come back in a replay.
+#[test]
+fn a_replay_goes_through_stops_and_resumes() {
+    let p = all();
+    let ok = |more: &[&str]| {
+        let r = run(&p, "r", more);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{more:?}");
+    };
+    ok(&["--steps", "4"]);
+    ok(&["--resume", "--steps", "7", "--set", "lr=0.02"]);
+    // With a param of the recipe edited: only --edited takes it.
+    p.file("all.lua", RECIPE.replace("accumulate = 2", "accumulate = 1"));
+    ok(&["--resume", "--steps", "8"]);
+    assert_eq!(p.run_json("r")["params"]["accumulate"], 2);
+    ok(&["--resume", "--edited", "--steps", "10"]);
+    assert_eq!((&p.run_json("r")["params"]["accumulate"], &p.run_json("r")["params"]["lr"]), (&1.into(), &0.02.into()));
+    // Another layer.
+    p.file(
+        "all.lua",
+        RECIPE.replace("accumulate = 2", "accumulate = 1").replace("nn.ReLU(),", "nn.ReLU(), nn.Linear(p.width, 8),"),
+    );
+    let r = run(&p, "r", &["--resume", "--steps", "12"]);
+    assert_eq!(r.status, Some(4));
+    assert!(r.err.contains("`--resume --edited` goes on with what fits"), "{}", r.err);
+    ok(&["--resume", "--edited", "--steps", "12"]);
+    // The last part is lost, and done again.
+    copy_until(&p, "r", "lost", 10);
+    let r = run(&p, "lost", &["--resume", "--edited", "--steps", "13"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    for (dir, again) in [("r", "r2"), ("lost", "lost2")] {
+        let r = p.run(&["replay", dir, "--run-dir", again]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+        assert!(r.out.contains("the weights are those of the run"), "{}", r.out);
+        assert_eq!(weights(&p, again), weights(&p, dir));
+    }
+    let ledger = p.read("r/ledger.jsonl");
+    assert_eq!(ledger.lines().filter(|l| l.contains("\"resumed\":true")).count(), 4, "{ledger}");
+    assert!(p.run(&["run", "all.lua", "--edited"]).err.contains("--resume"));
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let p = all();

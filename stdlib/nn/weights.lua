@@ -8,7 +8,7 @@
 --   { "blocks.#.attn.qkv", { "layers.#.q_proj", "layers.#.k_proj" }, sizes = { 64, 16 } }   parts of ours, along dim 0
 --   { "wte", "transformer.wte", rows = 50257 }                                              ours has more rows, of zeros there
 --
--- Without rules the names are the paths. Files are those of `pl.load` and `pl.save`; one file a model.
+-- Without rules the names are the paths. Files are those of `pl.load` and `pl.save`; of a sharded model, its index.
 
 local pl = require "perilune"
 local check = require "perilune.check"

@@ -66,11 +66,11 @@ impl<'a> Training<'a> {
     fn reload(&mut self, console: &Console) -> Result<String, Failure> {
         let Some(built) = &mut self.built else { return self.build(console) };
         let step = built.run.count();
-        let Some(files) = built.watch.changed(true, step) else {
+        let Some(candidate) = built.watch.changed(true, step) else {
             return Ok(format!("{} has not changed", self.path.display()));
         };
-        let next = built.watch.load(files, &built.run, &built.params)?;
-        built.watch.accept(next.files)?;
+        let next = built.watch.load(&candidate, &built.run, &built.params)?;
+        built.watch.accept(next.files, &built.params)?;
         (built.run, built.params) = (next.run, next.params);
         console.set_run(&built.run)?;
         let ms = next.begun.elapsed().as_secs_f64() * 1e3;

@@ -2,8 +2,9 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 /// Sixty-four points on a plane; the loss falls from the first step on.
 pub const TINY: &str = r#"
@@ -94,5 +95,48 @@ impl Place {
         let mut out: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         out.sort();
         out
+    }
+}
+
+/// As editors save: beside, then renamed over.
+pub fn save(p: &Place, name: &str, text: &str) {
+    p.file("new~", text);
+    std::fs::rename(p.path("new~"), p.path(name)).unwrap();
+}
+
+/// A run that is watched from outside, by its events.
+pub struct Running {
+    pub child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn start(p: &Place, args: &[&str]) -> Running {
+        let mut child = p.command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Running { child, out }
+    }
+
+    /// The next event of a kind.
+    pub fn next(&mut self, kind: &str) -> Value {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.out.read_line(&mut line).unwrap(), 0, "the run ended before a {kind} event");
+            if line.contains(&format!("\"event\":\"{kind}\"")) {
+                return serde_json::from_str(&line).unwrap();
+            }
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Reads until the numbers of this step have come.
+    pub fn until(&mut self, step: u64) {
+        while self.next("step")["step"].as_u64().unwrap() < step {}
     }
 }

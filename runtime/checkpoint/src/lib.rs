@@ -1,7 +1,7 @@
 //! Checkpoints: what a run is after a step, as files that another process can go on from.
 //!
 //! ```text
-//! checkpoints/step-N/model.safetensors        the weights, for any reader of the format
+//! checkpoints/step-N/model.safetensors        the weights, for any reader of the format; large ones in shards with an index
 //!                    optimizer.safetensors    every other State by path name
 //!                    run.json                 step, cursor, random numbers, params …, and the hash of each file
 //! ```
@@ -12,11 +12,13 @@
 
 #![deny(unsafe_code)]
 
+mod crash;
 mod read;
 mod saver;
 mod write;
 
-pub use read::{Found, list, read};
+pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
+pub use read::{Found, about, list, read};
 pub use saver::{Keep, Saver};
 pub use write::write;
 
@@ -24,8 +26,9 @@ use perilune_core::HostTensor;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-pub const MODEL: &str = "model.safetensors";
-pub const OPTIMIZER: &str = "optimizer.safetensors";
+/// What the files of weights, and those of all other States, are called before `.safetensors`.
+pub const MODEL: &str = "model";
+pub const OPTIMIZER: &str = "optimizer";
 pub const RECORD: &str = "run.json";
 /// Version of the layout, `schema` in `run.json`.
 pub const SCHEMA: u64 = 1;

@@ -2,7 +2,7 @@
 
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_core::HostTensor;
-use perilune_data::safetensors;
+use perilune_data::{safetensors, shards};
 use serde_json::{Map, Value};
 use std::fs::{self, File};
 use std::io::Read;
@@ -67,7 +67,8 @@ fn record(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-fn tensors(dir: &Path, file: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
+/// A file of the checkpoint, against its size and hash in the record.
+fn verified(dir: &Path, file: &str, files: &Value) -> Result<PathBuf> {
     let path = dir.join(file);
     let said = &files[file];
     let (Some(bytes), Some(hash)) = (said["bytes"].as_u64(), said["blake3"].as_str()) else {
@@ -87,7 +88,25 @@ fn tensors(dir: &Path, file: &str, files: &Value) -> Result<Vec<(String, HostTen
             format!("is {found}, and run.json says {hash}: the file was changed or damaged"),
         ));
     }
-    Ok(safetensors::load(&path)?.tensors)
+    Ok(path)
+}
+
+/// The tensors of one file, or of the shards that stand for it.
+fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
+    let index = format!("{stem}{}", shards::INDEX);
+    if files.get(&index).is_none() {
+        return Ok(safetensors::load(&verified(dir, &format!("{stem}.safetensors"), files)?)?.tensors);
+    }
+    let path = verified(dir, &index, files)?;
+    for shard in &shards::index(&path)?.files {
+        verified(dir, shard, files)?;
+    }
+    Ok(shards::load(&path)?.tensors)
+}
+
+/// What `run.json` of the checkpoint at `path` says; no other file is read.
+pub fn about(path: &Path) -> Result<Map<String, Value>> {
+    record(&path.join(RECORD))
 }
 
 /// Reads and checks the checkpoint at `path`.

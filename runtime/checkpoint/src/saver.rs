@@ -18,7 +18,9 @@ pub struct Keep {
 #[derive(Debug)]
 pub struct Saver {
     dir: PathBuf,
-    keep: Keep,
+    pub keep: Keep,
+    /// Bytes from which on files are cut into shards.
+    limit: u64,
     /// The best by a metric stays, whatever its age.
     best: Option<u64>,
     running: Option<(u64, JoinHandle<Result<PathBuf>>)>,
@@ -26,8 +28,18 @@ pub struct Saver {
 
 impl Saver {
     /// `dir` is the run's `checkpoints`.
-    pub fn new(dir: PathBuf, keep: Keep) -> Saver {
-        Saver { dir, keep, best: None, running: None }
+    pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
+        Saver { dir, keep, limit, best: None, running: None }
+    }
+
+    /// Removes the checkpoints of later steps: the run has gone back.
+    pub fn forget_after(&mut self, step: u64) -> Result<Option<(u64, PathBuf)>> {
+        let before = self.wait()?;
+        for f in list(&self.dir)?.into_iter().filter(|f| f.step > step) {
+            discard(&f.path)?;
+        }
+        self.best = self.best.filter(|b| *b <= step);
+        Ok(before)
     }
 
     /// From now on this step's checkpoint is not removed, and the best before it may be.
@@ -38,10 +50,11 @@ impl Saver {
     /// Starts to write; waits for the one before. Returns what that one became.
     pub fn save(&mut self, snapshot: Snapshot) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
-        let (dir, keep, best, step) = (self.dir.clone(), self.keep, self.best, snapshot.step);
+        let (dir, keep, limit) = (self.dir.clone(), self.keep, self.limit);
+        let (best, step) = (self.best, snapshot.step);
         let thread = std::thread::Builder::new().name("perilune-checkpoint".into());
         let work = move || {
-            let path = write(&dir, &snapshot)?;
+            let path = write(&dir, &snapshot, limit)?;
             prune(&dir, keep, best, step)?;
             Ok(path)
         };
@@ -84,7 +97,10 @@ fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MODEL, OPTIMIZER, RECORD, read};
+    use crate::{RECORD, SHARD_LIMIT, read};
+
+    const MODEL: &str = "model.safetensors";
+    const OPTIMIZER: &str = "optimizer.safetensors";
     use perilune_core::{DType, HostTensor, Shape};
     use serde_json::{Map, Value, json};
 
@@ -110,7 +126,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(list(&dir.path().join("none")).expect("none"), []);
         for _ in 0..2 {
-            let path = write(dir.path(), &snapshot(3)).expect("written");
+            let path = write(dir.path(), &snapshot(3), SHARD_LIMIT).expect("written");
             assert_eq!(read(&path).expect("read"), snapshot(3));
         }
         let names: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").flatten().map(|e| e.file_name()).collect();
@@ -120,7 +136,7 @@ mod tests {
     #[test]
     fn the_last_the_best_and_the_milestones_stay() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 2, every: 4 });
+        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 2, every: 4 }, SHARD_LIMIT);
         for step in 1..=7 {
             if step == 3 {
                 saver.set_best(2);
@@ -130,26 +146,47 @@ mod tests {
         assert_eq!(saver.wait().expect("written"), Some((7, dir.path().join("step-7"))));
         assert_eq!(saver.poll().expect("nothing"), None);
         assert_eq!(steps(dir.path()), [2, 4, 6, 7]);
+        saver.forget_after(4).expect("forgotten");
+        assert_eq!(steps(dir.path()), [2, 4]);
     }
 
     #[test]
     fn a_crash_while_writing_leaves_nothing_that_counts() {
         let dir = tempfile::tempdir().expect("a directory");
-        write(dir.path(), &snapshot(1)).expect("written");
+        write(dir.path(), &snapshot(1), SHARD_LIMIT).expect("written");
         let half = dir.path().join(".step-2.new");
         std::fs::create_dir(&half).expect("made");
         std::fs::write(half.join(MODEL), b"half").expect("written");
         assert_eq!(steps(dir.path()), [1]);
-        write(dir.path(), &snapshot(2)).expect("written over");
+        write(dir.path(), &snapshot(2), SHARD_LIMIT).expect("written over");
         assert_eq!(steps(dir.path()), [1, 2]);
         assert_eq!(read(&dir.path().join("step-2")).expect("whole"), snapshot(2));
+    }
+
+    /// Shards come back as what they were, and each of them is checked.
+    #[test]
+    fn large_files_are_cut_into_shards() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = write(dir.path(), &snapshot(3), 8).expect("written");
+        let shard = path.join("model-00002-of-00002.safetensors");
+        assert!(shard.exists() && path.join("model.safetensors.index.json").exists() && !path.join(MODEL).exists());
+        assert!(path.join(OPTIMIZER).exists());
+        assert_eq!(read(&path).expect("read"), snapshot(3));
+        let mut bytes = std::fs::read(&shard).expect("bytes");
+        *bytes.last_mut().expect("a byte") ^= 1;
+        std::fs::write(&shard, bytes).expect("written");
+        let e = read(&path).expect_err("refused").to_string();
+        assert!(e.contains("model-00002-of-00002.safetensors: blake3: is "), "{e}");
+        std::fs::remove_file(&shard).expect("removed");
+        let e = read(&path).expect_err("refused").to_string();
+        assert!(e.contains("model-00002-of-00002.safetensors: cannot open"), "{e}");
     }
 
     /// Each kind of damage is refused with the file and the rule, and nothing panics.
     #[test]
     fn damage_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = write(dir.path(), &snapshot(5)).expect("written");
+        let path = write(dir.path(), &snapshot(5), SHARD_LIMIT).expect("written");
         let says = |text: &str| {
             let e = read(&path).expect_err("refused").to_string();
             assert!(e.contains(text), "{text}: {e}");

@@ -1,7 +1,8 @@
 //! Writing one checkpoint.
 
+use crate::crash::point;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
-use perilune_data::safetensors;
+use perilune_data::shards;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -31,20 +32,25 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Writes `snapshot` as `dir/step-N` and returns that path. One that is there already is replaced.
-pub fn write(dir: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
+/// Writes `snapshot` as `dir/step-N` and returns that path. One that is there already is replaced. Files larger than `limit`
+/// bytes are cut into shards.
+pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}.new")), dir.join(format!(".{name}.old")));
     fs::create_dir_all(dir).map_err(io(dir, "create"))?;
     // Left by a crash, if there.
     remove(&new)?;
     fs::create_dir(&new).map_err(io(&new, "create"))?;
+    point();
     let mut files = Map::new();
-    for (file, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
-        let path = new.join(file);
+    for (stem, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
         let format = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::save(&path, tensors, &format)?; // flushed to the disk
-        files.insert(file.into(), describe(&path)?);
+        let names = shards::save(&new, stem, tensors, &format, limit)?; // flushed to the disk
+        point();
+        for name in names {
+            let described = describe(&new.join(&name))?;
+            files.insert(name, described);
+        }
     }
     let mut record = Map::new();
     record.insert("schema".into(), SCHEMA.into());
@@ -56,14 +62,18 @@ pub fn write(dir: &Path, snapshot: &Snapshot) -> Result<PathBuf> {
     File::create_new(&path)
         .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
         .map_err(io(&path, "write"))?;
+    point();
     sync_dir(&new)?;
     if to.exists() {
         remove(&old)?;
         fs::rename(&to, &old).map_err(io(&to, "put aside"))?;
+        point();
     }
     fs::rename(&new, &to).map_err(io(&to, "put in place"))?;
+    point();
     sync_dir(dir)?;
     remove(&old)?;
+    point();
     Ok(to)
 }
 
@@ -75,6 +85,9 @@ pub(crate) fn discard(path: &Path) -> Result<()> {
     match fs::rename(path, &old) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err::<(), Error>(io(path, "remove")(e)),
-        Ok(()) => remove(&old),
+        Ok(()) => {
+            point();
+            remove(&old)
+        }
     }
 }

@@ -18,6 +18,7 @@ pub mod npy;
 pub mod npz;
 mod records;
 pub mod safetensors;
+pub mod shards;
 pub mod split;
 pub mod text;
 pub mod tokens;

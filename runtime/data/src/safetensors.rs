@@ -5,8 +5,8 @@
 //! follows. Then each tensor is read straight into its own buffer, so the file is never in memory twice.
 //!
 //! On disk the widest dtype comes first, which keeps every tensor aligned for readers that map the file; the header
-//! lists tensors in the order they were given, and `load` gives them back in header order. Not here: sharded sets of
-//! files and their index, and dtypes that a `HostTensor` cannot hold.
+//! lists tensors in the order they were given, and `load` gives them back in header order. Sets of files with an index are in
+//! `shards.rs`. Not here: dtypes that a `HostTensor` cannot hold.
 
 use crate::error::{Error, Result, quote};
 use crate::file;

@@ -11,7 +11,7 @@ use perilune_core::site::{Site, Sites};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Plan, Request, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Outline, Plan, Request, Tracer, show};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
@@ -528,19 +528,34 @@ impl Engine {
         Ok(format!("as {} would run it: {text}", paper.describe()))
     }
 
-    /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
-    pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
+    /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
+    fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
         let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = self.options();
-        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)?;
+        perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)
+    }
+
+    /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
+    pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
+        let program = self.plan_only(ids)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         if source {
+            let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
             return self.sources(&request, &program, &places);
         }
         Ok(show::show(&program, &places, &self.sites))
+    }
+
+    /// The kernels that ending the open step with these results would run; nothing runs.
+    pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
+        let mut roots: Vec<NodeId> = ids.iter().copied().filter(|id| !self.is_plain_leaf(*id)).collect();
+        roots.retain(|id| self.value(*id).is_none());
+        roots.sort_unstable();
+        roots.dedup();
+        Ok(Outline::of(&self.plan_only(&roots)?))
     }
 
     // ---- generations -------------------------------------------------------------------------------------------

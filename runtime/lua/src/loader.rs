@@ -199,9 +199,8 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     globals.set_metatable(Some(meta))
 }
 
-/// `require`: the standard library, then files beside the recipe. Each module runs once.
-/// Forgets the modules that are files of the recipe's own, and returns them.
-pub fn forget_own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
+/// The loaded modules that are files of the recipe's own.
+pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let is_ours = |name: &str| name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name);
     let mut own = Vec::new();
@@ -211,18 +210,22 @@ pub fn forget_own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
             own.push((name, value));
         }
     }
-    for (name, _) in &own {
-        loaded.raw_set(name.as_str(), Value::Nil)?;
-    }
     Ok(own)
 }
 
-/// Undoes `forget_own`.
+/// Forgets the modules that are files of the recipe's own.
+pub fn forget_own(lua: &Lua) -> mlua::Result<()> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    own(lua)?.into_iter().try_for_each(|(name, _)| loaded.raw_set(name, Value::Nil))
+}
+
+/// Puts modules back that `own` listed.
 pub fn recall(lua: &Lua, own: Vec<(String, Value)>) -> mlua::Result<()> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     own.into_iter().try_for_each(|(name, value)| loaded.raw_set(name, value))
 }
 
+/// `require`: the standard library, then files beside the recipe. Each module runs once.
 fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     require_from(lua, name, false)
 }

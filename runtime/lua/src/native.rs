@@ -14,7 +14,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::text::Vocabulary;
-use perilune_data::{image, npy, npz, safetensors, text, tokens};
+use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -251,12 +251,14 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
         .map_err(|e| fail(&host, lua, "csv", e))
 }
 
-/// `pl.load(path)` -> {name = tensor} for safetensors and npz, a tensor for npy. A relative path starts where `pl.save`
+/// `pl.load(path)` -> {name = tensor} for safetensors, their index (`….safetensors.index.json`) and npz, a tensor for npy. A relative path starts where `pl.save`
 /// writes, at the current directory, then beside the recipe.
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
-    if !["safetensors", "npy", "npz"].iter().any(|e| PathBuf::from(&name).extension().is_some_and(|x| x == *e)) {
+    let index = shards::is_index(Path::new(&name));
+    let known = |e: &&str| PathBuf::from(&name).extension().is_some_and(|x| x == std::ffi::OsStr::new(e));
+    if !index && !["safetensors", "npy", "npz"].iter().any(known) {
         let torch = [".pt", ".pth", ".bin", ".ckpt"].iter().any(|e| name.ends_with(e));
         let cure = "in Python: safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")";
         let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
@@ -271,6 +273,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         Ok(Value::Table(t))
     };
     match file.extension().and_then(|e| e.to_str()) {
+        _ if index => many(shards::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
         Some("safetensors") => many(safetensors::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
         Some("npz") => many(npz::load(&file).map_err(|e| fail(&host, lua, "load", e))?),
         _ => {
@@ -476,6 +479,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
+    native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set(
         "near",
         lua.create_function(|_, (name, known): (String, Vec<String>)| {

@@ -7,6 +7,7 @@ use crate::host::INTERNAL;
 use crate::runtime::Params;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::error::did_you_mean;
+use std::collections::BTreeMap;
 
 /// What a Lua value is, for the rule "an option has the type of its default".
 fn kind(v: &Value) -> &'static str {
@@ -124,9 +125,22 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
             out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
         }
     }
+    let mut texts = BTreeMap::new();
+    for key in &names {
+        texts.insert(key.clone(), show(&defaults.raw_get::<Value>(key.as_str())?));
+    }
+    // A run that goes on has its params, but for those whose default was edited since.
+    let said = |key: &String| params.given.iter().chain(&params.offered).any(|(name, _)| name == key);
+    let same = |key: &String| texts.contains_key(key) && params.baseline.get(key).is_none_or(|was| texts[key] == *was);
+    let kept: Vec<_> = params.kept.iter().filter(|(key, _)| !said(key) && same(key)).cloned().collect();
+    for (key, text) in &kept {
+        let default: Value = defaults.raw_get(key.as_str())?;
+        out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+    }
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
         seen.used = true;
         seen.names = names.clone();
+        (seen.kept, seen.defaults) = (kept, texts);
     }
     let meta = lua.create_table()?;
     let unknown = lua.create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;

@@ -163,7 +163,8 @@ const FILES: &str = "
 
     load(path)
 
-path string -> {name = tensor} for .safetensors and .npz, a tensor for .npy; on the CPU, with the dtypes of the file.
+path string -> {name = tensor} for .safetensors, .npz and the index of a sharded model (.safetensors.index.json), a tensor for
+.npy; on the CPU, with the dtypes of the file.
 A relative path is one of the current directory, where `pl.save` writes; if there is no such file, one beside the recipe.
 Errors: no such file (with the nearest name), an extension that is none of these, a file that is broken or of a dtype that
 there is no tensor of.

@@ -3,13 +3,11 @@
 use crate::host::Host;
 use crate::runtime::Failed;
 use crate::table;
-use crate::tensor::Ref;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
-use perilune_engine::StateId;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Names of params read so far.
@@ -59,6 +57,11 @@ impl Recipe {
         }
         out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
+    }
+
+    /// Whether it has a function of that name.
+    pub fn has(&self, part: &str) -> bool {
+        self.table.get::<Value>(part).is_ok_and(|v| v.is_function())
     }
 
     /// The number of steps for a recipe without a param of that name.
@@ -121,14 +124,23 @@ impl Recipe {
 /// A training run that the host drives, one step at a time.
 pub struct Run {
     pub table: Table,
-    recipe: Table,
-    lua: Lua,
-    host: Rc<Host>,
+    pub(crate) recipe: Table,
+    pub(crate) lua: Lua,
+    pub(crate) host: Rc<Host>,
 }
 
 /// What a step gave: tensors that are read when somebody wants the numbers.
 pub struct StepResult {
     table: Table,
+}
+
+/// What a recipe says about the checkpoints that stay.
+#[derive(Clone, Default, Debug)]
+pub struct KeepSaid {
+    pub last: Option<usize>,
+    pub every: Option<u64>,
+    pub best: Option<String>,
+    pub max: Option<bool>,
 }
 
 /// Numbers of a step.
@@ -288,6 +300,18 @@ impl Run {
         self.table.get::<Option<i64>>("eval_every").ok().flatten().filter(|n| *n > 0).map(|n| n as u64)
     }
 
+    /// What `recipe.keep` says about checkpoints.
+    pub fn keep(&self) -> KeepSaid {
+        let Ok(Some(t)) = self.table.get::<Option<Table>>("keep") else { return KeepSaid::default() };
+        let mode: Option<String> = t.get("mode").ok().flatten();
+        KeepSaid {
+            last: t.get::<Option<i64>>("last").ok().flatten().and_then(|n| usize::try_from(n).ok()),
+            every: t.get::<Option<i64>>("every").ok().flatten().and_then(|n| u64::try_from(n).ok()),
+            best: t.get("best").ok().flatten(),
+            max: mode.map(|m| m == "max"),
+        }
+    }
+
     /// `recipe.finish(run)`, if there is one.
     pub fn finish(&self) -> Result<(), Failed> {
         if let Value::Function(f) = self.recipe.get::<Value>("finish")? {
@@ -333,84 +357,6 @@ impl Run {
         Ok(f.call((&self.table, t))?)
     }
 
-    /// Gives every State its value by path. Nothing changes unless all of them are there and fit; the error says which
-    /// are not.
-    pub fn load_states(&self, values: &[(String, HostTensor)]) -> Result<(), String> {
-        let states = self.list_states().map_err(|e| e.to_string())?;
-        let given: BTreeMap<&str, &HostTensor> = values.iter().map(|(k, v)| (k.as_str(), v)).collect();
-        let mut wrong = Vec::new();
-        let mut plan = Vec::new();
-        for (path, state) in &states {
-            let id = match state.borrow::<crate::Tensor>().map(|t| t.what) {
-                Ok(Ref::State(id)) => id,
-                _ => return Err(format!("this is a bug: {path} is no State")),
-            };
-            let info = self.host.engine.borrow().state_info(id).map_err(|e| e.to_string())?;
-            match given.get(path.as_str()) {
-                None => wrong.push(format!("{path} is missing")),
-                Some(t) if t.shape != info.shape || t.dtype != info.dtype => wrong.push(format!(
-                    "{path} is {} {}, and the recipe's is {} {}",
-                    t.dtype, t.shape, info.dtype, info.shape
-                )),
-                Some(t) => plan.push((id, *t)),
-            }
-        }
-        let known: BTreeSet<&str> = states.iter().map(|s| s.0.as_str()).collect();
-        wrong.extend(given.keys().filter(|k| !known.contains(*k)).map(|k| format!("the recipe has no State {k}")));
-        if !wrong.is_empty() {
-            let more = if wrong.len() > 4 { format!("; and {} more", wrong.len() - 4) } else { String::new() };
-            wrong.truncate(4);
-            return Err(format!("{}{more}", wrong.join("; ")));
-        }
-        let mut engine = self.host.engine.borrow_mut();
-        for (id, t) in plan {
-            engine.write_state(id, t).map_err(|e| e.to_string())?;
-        }
-        engine.end_implicit_step().map_err(|e| e.error.to_string())?;
-        Ok(())
-    }
-
-    /// Puts this freshly built run where `old` is: States of the same path, shape and dtype get the old values, then
-    /// `recipe.migrate(old, new)` may fill others (both are tables from path to State), then the cursor is set.
-    /// The random numbers are the caller's. `old` is not changed.
-    pub fn take_over(&self, old: &Run) -> Result<(), Failed> {
-        let (from, to) = (old.list_states()?, self.list_states()?);
-        let theirs: BTreeMap<&str, &mlua::AnyUserData> = from.iter().map(|(k, v)| (k.as_str(), v)).collect();
-        let id_of = |u: &mlua::AnyUserData| -> mlua::Result<StateId> {
-            match u.borrow::<crate::Tensor>()?.what {
-                Ref::State(id) => Ok(id),
-                _ => Err(mlua::Error::runtime("this is a bug: a State is none")),
-            }
-        };
-        for (path, state) in &to {
-            let Some(source) = theirs.get(path.as_str()) else { continue };
-            let (a, b) = (id_of(source)?, id_of(state)?);
-            let value = source.borrow::<crate::Tensor>()?;
-            self.host.record(&self.lua, |engine| {
-                let (x, y) = (engine.state_info(a)?, engine.state_info(b)?);
-                if x.shape == y.shape && x.dtype == y.dtype {
-                    let value = value.node(engine)?;
-                    engine.assign(b, value)?;
-                }
-                Ok(())
-            })?;
-        }
-        if let Value::Function(migrate) = self.recipe.get::<Value>("migrate")? {
-            let table = |list: &[(String, mlua::AnyUserData)]| -> mlua::Result<Table> {
-                let t = self.lua.create_table()?;
-                for (path, state) in list {
-                    t.raw_set(path.as_str(), state)?;
-                }
-                Ok(t)
-            };
-            migrate.call::<()>((table(&from)?, table(&to)?))?;
-        }
-        let ended = self.host.engine.borrow_mut().end_implicit_step();
-        let site = self.host.site(&self.lua);
-        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, site)))?;
-        self.seek(&old.cursor()?)
-    }
-
     /// Seed and step of the random numbers.
     pub fn rng(&self) -> (u64, u32) {
         let rng = self.host.engine.borrow().graph.rng;
@@ -424,18 +370,6 @@ impl Run {
     /// How many States the run has.
     pub fn num_states(&self) -> Result<usize, Failed> {
         self.list_states().map(|list| list.len())
-    }
-
-    fn list_states(&self) -> Result<Vec<(String, mlua::AnyUserData)>, Failed> {
-        let f: Function = self.table.get("states")?;
-        let list: Table = f.call(&self.table)?;
-        let mut out = Vec::new();
-        for entry in list.sequence_values::<Table>() {
-            let entry = entry?;
-            out.push((entry.get("path")?, entry.get("state")?));
-        }
-        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
-        Ok(out)
     }
 
     /// Trainable parameters: how many numbers.

@@ -42,6 +42,12 @@ pub struct Params {
     pub given: Vec<(String, String)>,
     /// `--steps`, `--seed`: they override a param of that name where there is one, and are no error where there is none.
     pub offered: Vec<(String, String)>,
+    /// Values of a run that goes on: each holds until an edit changes the default that it had.
+    pub kept: Vec<(String, String)>,
+    /// The defaults that `kept` belongs to, as text.
+    pub baseline: BTreeMap<String, String>,
+    /// The defaults of the loaded file, as text.
+    pub defaults: BTreeMap<String, String>,
     /// Where `pl.recipe` was called.
     pub recipe: Option<Site>,
     /// The recipe asked for params.
@@ -105,6 +111,13 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
+/// What a runtime has loaded: modules of the recipe's own, params, where files come from.
+pub struct Memory {
+    own: Vec<(String, Value)>,
+    params: Params,
+    place: Place,
+}
+
 pub struct Runtime {
     lua: Lua,
     host: Rc<Host>,
@@ -149,6 +162,13 @@ impl Runtime {
         }
     }
 
+    /// Values that params have unless the file's default is another than in `baseline`; before loading.
+    pub fn keep_params(&self, kept: Vec<(String, String)>, baseline: BTreeMap<String, String>) {
+        if let Some(mut params) = self.lua.app_data_mut::<Params>() {
+            (params.kept, params.baseline) = (kept, baseline);
+        }
+    }
+
     /// The params that the loaded file turned out to have.
     pub fn params(&self) -> Params {
         self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default()
@@ -182,35 +202,38 @@ impl Runtime {
         self.load_text(&text, &loader::chunk_name(path))
     }
 
-    /// Loads a changed recipe: files of its own are read anew, the engine with its plans and States stays. On an error all
-    /// is as before.
+    /// What is loaded, to come back to.
+    pub fn remember(&self) -> Result<Memory, Failed> {
+        let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+        Ok(Memory { own: loader::own(&self.lua)?, params: self.params(), place })
+    }
+
+    /// Undoes what was loaded since.
+    pub fn recall(&self, memory: Memory) -> Result<(), Failed> {
+        loader::forget_own(&self.lua)?;
+        loader::recall(&self.lua, memory.own)?;
+        self.lua.set_app_data(memory.params);
+        self.lua.set_app_data(memory.place);
+        Ok(())
+    }
+
+    /// Loads a changed recipe: files of its own are loaded anew, the engine with its plans and States stays. After an error
+    /// the caller recalls what was before.
     pub fn reload(&self, text: &str, name: &str) -> Result<Recipe, Failed> {
-        let (params, place) = (self.params(), self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default());
-        let own = loader::forget_own(&self.lua)?;
-        let fresh = Params { given: params.given.clone(), offered: params.offered.clone(), ..Params::default() };
-        self.lua.set_app_data(fresh);
-        self.lua.set_app_data(Place { required: Vec::new(), ..place.clone() });
-        let loaded = match self.load_text(text, name) {
-            Ok(Loaded::Recipe(recipe)) => Ok(recipe),
-            Ok(Loaded::Script) => {
+        let Memory { params, place, .. } = self.remember()?;
+        loader::forget_own(&self.lua)?;
+        let Params { given, offered, kept, baseline, .. } = params;
+        self.lua.set_app_data(Params { given, offered, kept, baseline, ..Params::default() });
+        self.lua.set_app_data(Place { required: Vec::new(), ..place });
+        match self.load_text(text, name)? {
+            Loaded::Recipe(recipe) => Ok(recipe),
+            Loaded::Script => {
                 let file = name.trim_start_matches(['@', '=']);
                 let hint = Some("end it with `return recipe`".into());
-                Err(Failed::Recipe(Box::new(RecipeError::at(
-                    file,
-                    None,
-                    format!("{file} returns no recipe any more"),
-                    hint,
-                ))))
+                let message = format!("{file} returns no recipe any more");
+                Err(Failed::Recipe(Box::new(RecipeError::at(file, None, message, hint))))
             }
-            Err(e) => Err(e),
-        };
-        if loaded.is_err() {
-            loader::forget_own(&self.lua)?;
-            loader::recall(&self.lua, own)?;
-            self.lua.set_app_data(params);
-            self.lua.set_app_data(place);
         }
-        loaded
     }
 
     /// Parses source text and runs nothing.

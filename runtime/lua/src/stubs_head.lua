@@ -173,8 +173,8 @@ function pl.recipe(recipe) end
 ---@param defaults table
 ---@return table<string, any>
 function pl.params(defaults) end
----Tensors by name of a .safetensors or .npz file, the tensor of an .npy file. A relative path is one of the current
----directory, where `pl.save` writes, else one beside the recipe.
+---Tensors by name of a .safetensors or .npz file or of a sharded model (.safetensors.index.json), the tensor of an .npy file.
+---A relative path is one of the current directory, where `pl.save` writes, else one beside the recipe.
 ---@param path string
 ---@return any
 function pl.load(path) end

@@ -16,6 +16,7 @@ pub mod group;
 pub mod ir;
 pub mod lower;
 pub mod memory;
+pub mod outline;
 pub mod outputs;
 pub mod remat;
 pub mod show;
@@ -23,4 +24,5 @@ pub mod trace;
 
 pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null, NullWith};
 pub use cache::{Cache, Options, Plan};
+pub use outline::Outline;
 pub use trace::{Request, Tracer};

@@ -1,0 +1,154 @@
+//! `--resume`: a run to go on with.
+
+use crate::failure::Failure;
+use crate::ledger;
+use perilune_checkpoint::{Snapshot, list, read};
+use perilune_lua::{Handover, ParamValue, Parked, Run, Source, Taking};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const MODEL: &str = "model.";
+
+/// A run to go on with: its directory, what its `run.json` said, its last checkpoint.
+pub struct Resume {
+    pub dir: PathBuf,
+    pub record: Map<String, Value>,
+    snapshot: Snapshot,
+    path: PathBuf,
+}
+
+pub fn record_of(dir: &Path) -> Result<Map<String, Value>, Failure> {
+    let at = dir.join("run.json");
+    let text = std::fs::read_to_string(&at).map_err(crate::failure::disk("read", &at))?;
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(map)) => Ok(map),
+        _ => Err(Failure::Refused(format!("{}: is not the record of a run", at.display()))),
+    }
+}
+
+/// The run below `runs/` of this recipe file that was started last.
+fn newest(recipe: &Path) -> Option<PathBuf> {
+    let dirs = std::fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
+    let wanted = recipe.display().to_string();
+    let runs = dirs.filter_map(|dir| {
+        let record = record_of(&dir).ok()?;
+        let ours = record.get("path").and_then(Value::as_str) == Some(&wanted);
+        let started = record.get("started").and_then(Value::as_str).unwrap_or_default().to_string();
+        ours.then_some((started, dir))
+    });
+    runs.max().map(|r| r.1)
+}
+
+impl Resume {
+    /// The last checkpoint of the run in `given`, or else of the newest run of this recipe below `runs/`.
+    pub fn find(given: Option<&Path>, recipe: &Path) -> Result<Resume, Failure> {
+        let dir = match given {
+            Some(dir) => dir.to_path_buf(),
+            None => newest(recipe).ok_or_else(|| {
+                let name = recipe.display();
+                Failure::Usage(format!(
+                    "--resume: there is no run of {name} below runs/; name its directory with --run-dir"
+                ))
+            })?,
+        };
+        Resume::of(dir, "--resume")
+    }
+
+    /// The last checkpoint of the run in `dir`; `op` asks for it.
+    pub fn of(dir: PathBuf, op: &str) -> Result<Resume, Failure> {
+        let checkpoints = dir.join("checkpoints");
+        let found = list(&checkpoints)?;
+        let Some(newest) = found.last() else {
+            return Err(Failure::Usage(format!(
+                "{op}: there is no checkpoint in {}; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+                checkpoints.display()
+            )));
+        };
+        let snapshot = read(&newest.path).map_err(|e| match Failure::from(e) {
+            Failure::Refused(text) if found.len() > 1 => Failure::Refused(format!(
+                "{text}\n  hint: remove {} to go on from step {}",
+                newest.path.display(),
+                found[found.len() - 2].step
+            )),
+            other => other,
+        })?;
+        let record = record_of(&dir)?;
+        Ok(Resume { dir, record, path: newest.path.clone(), snapshot })
+    }
+
+    pub fn step(&self) -> u64 {
+        self.snapshot.step
+    }
+
+    fn object(&self, key: &str) -> Map<String, Value> {
+        self.record.get(key).and_then(Value::as_object).cloned().unwrap_or_default()
+    }
+
+    /// The params of the run as `--set` would give them.
+    pub fn params(&self) -> Vec<(String, String)> {
+        ledger::as_given(&self.object("params"))
+    }
+
+    /// Those that its command lines gave.
+    pub fn given(&self) -> Vec<(String, String)> {
+        ledger::as_given(&self.object("set"))
+    }
+
+    /// What the params of its recipe were by default, as text.
+    pub fn defaults(&self) -> BTreeMap<String, String> {
+        ledger::as_given(&self.object("defaults")).into_iter().collect()
+    }
+
+    pub fn steps(&self) -> Option<u32> {
+        self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+    }
+
+    pub fn seed(&self) -> Option<i64> {
+        self.record.get("seed").and_then(Value::as_i64)
+    }
+
+    pub fn precision(&self) -> Option<String> {
+        self.record.get("precision").and_then(Value::as_str).map(String::from)
+    }
+
+    /// Puts a freshly built run where the checkpoint was taken. Its States must be those of the checkpoint, or with `edited`
+    /// what fits goes over, as in a reload.
+    pub fn restore(&self, run: &Run, edited: bool) -> Result<Handover, Failure> {
+        let refuse = |what: String| Failure::Refused(format!("{}: {what}", self.path.display()));
+        let s = &self.snapshot;
+        let cursor = s
+            .record
+            .get("cursor")
+            .and_then(Value::as_object)
+            .ok_or_else(|| refuse("run.json: cursor: is missing".into()))?;
+        let rng = s.record.get("rng").unwrap_or(&Value::Null);
+        let (Some(seed), Some(step)) = (rng["seed"].as_u64(), rng["step"].as_u64().and_then(|n| u32::try_from(n).ok()))
+        else {
+            return Err(refuse("run.json: rng: needs `seed` and `step`".into()));
+        };
+        let mut states: Vec<_> = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone())).collect();
+        states.extend(s.optimizer.iter().cloned());
+        let number = |v: &Value| match v {
+            Value::Bool(b) => Some(ParamValue::Bool(*b)),
+            Value::Number(n) => {
+                Some(n.as_i64().map_or_else(|| ParamValue::Float(n.as_f64().unwrap_or(f64::NAN)), ParamValue::Int))
+            }
+            Value::String(s) => Some(ParamValue::Str(s.clone())),
+            _ => None,
+        };
+        let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
+        let how = if edited { Taking::Fitting } else { Taking::Exact };
+        let source = Source::Values { states: &states, cursor: &cursor };
+        let handover = run.take_over(source, &Parked::default(), how)?;
+        if !edited && !handover.exact() {
+            return Err(refuse(format!(
+                "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
+                handover.misfit(),
+                self.dir.display()
+            )));
+        }
+        run.set_rng((seed, step));
+        Ok(handover)
+    }
+}

@@ -1,0 +1,153 @@
+//! Bad edits of a run that is watched: whenever they show, the run goes on as if they had not been made.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use support::{Place, Running, place, save};
+
+/// Averages, dropout and evaluations: what an evaluation that fails could leave behind. `LOSS`, `EVAL`, `LAYER` and `STEPS`
+/// are what edits replace.
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local recipe = pl.recipe { name = "bad", params = { steps = STEPS, seed = 3, eval_every = 40 } }
+recipe.ema = 0.9
+function recipe.data(p)
+  local x = pl.randn { 80, 4 }
+  local set = pl.data.tensors { x = x, y = x:sum(1) }
+  return { train = set:split("train", 0.75, p.seed):shuffle(p.seed):batch(8), valid = set:split("valid", 0.25, p.seed):batch(8) }
+end
+function recipe.model()
+  return nn.Sequential { nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), LAYER nn.Linear(8, 1) }
+end
+function recipe.optimizer(_, model) return optim.SGD(model, { lr = 0.01, momentum = 0.5 }) end
+local calls, evaluations = 0, 0
+function recipe.loss(model, batch)
+  calls = calls + 1
+  local error = model(batch.x):squeeze(-1) - batch.y
+  LOSS
+  return (error * error):mean()
+end
+function recipe.evaluate(model, batch)
+  evaluations = evaluations + 1
+  local error = model(batch.x):squeeze(-1) - batch.y
+  EVAL
+  return { loss = (error * error):mean() }
+end
+return recipe
+"#;
+
+const ARGS: [&str; 8] = ["run", "bad.lua", "--json", "--watch", "--run-dir", "r", "--threads", "1"];
+
+fn text(loss: &str, eval: &str, layer: &str, steps: u64) -> String {
+    let text = RECIPE.replace("LOSS", loss).replace("EVAL", eval).replace("LAYER", layer);
+    text.replace("STEPS", &steps.to_string())
+}
+
+const LONG: u64 = 10_000_000;
+
+/// Saves a version that is to fail; the events of its being applied (unless it never runs) and refused.
+fn fails(p: &Place, run: &mut Running, text: &str, applied: bool, says: &str) -> Value {
+    save(p, "bad.lua", text);
+    if applied {
+        let event = run.next("reload");
+        assert_eq!(event["ok"], true, "{event}");
+    }
+    let event = run.next("reload");
+    assert!(event["error"].as_str().unwrap_or_default().contains(says), "{says}: {event}");
+    run.next("step");
+    event
+}
+
+/// The run ends some steps from here; its weights.
+fn finish(p: &Place, run: &mut Running, version: impl Fn(u64) -> String) -> (u64, Value) {
+    let step = run.next("step")["step"].as_u64().unwrap();
+    let steps = step + 300;
+    save(p, "bad.lua", &version(steps));
+    assert_eq!(run.next("reload")["ok"], true);
+    let done = run.next("done");
+    assert!(run.child.wait().unwrap().success());
+    assert_eq!(done["steps"], steps);
+    (steps, done["weights"].clone())
+}
+
+#[test]
+fn a_bad_edit_leaves_no_trace_in_the_weights() {
+    let p = place();
+    p.file("bad.lua", text("", "", "", LONG));
+    let mut run = Running::start(&p, &ARGS);
+    run.next("eval");
+
+    // Its recorded step raises: it never runs.
+    fails(&p, &mut run, &text("error = error + pl.zeros { 5 }", "", "", LONG), false, "{8}");
+    fails(&p, &mut run, &text("", "error = error + pl.zeros { 5 }", "", LONG), false, "{8}");
+    // A loss that is no number is known a step late; the step of the edit comes again.
+    let nan = "error = error * (calls >= 3 and 0 / 0 or 1)";
+    let event = fails(&p, &mut run, &text(nan, "", "", LONG), true, "the loss is NaN at step ");
+    assert!(event["repeated"].as_u64().unwrap() >= 2, "{event}");
+    // An evaluation that raises in its second batch, on averaged weights and in evaluation mode.
+    fails(&p, &mut run, &text("", "if evaluations == 3 then error('no') end", "", LONG), true, "no");
+    // A step that raises long after the trial.
+    fails(&p, &mut run, &text("if calls == 60 then error('sixty') end", "", "", LONG), true, "sixty");
+
+    let (steps, weights) = finish(&p, &mut run, |n| text("", "", "", n));
+    p.file("bad.lua", text("", "", "", steps));
+    let r = p.run(&["run", "bad.lua", "--quiet", "--run-dir", "straight", "--threads", "1"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    assert_eq!(p.run_json("straight")["weights"], weights);
+
+    // The log has each step once, and says what was repeated.
+    let log = p.read("r/metrics.jsonl");
+    let events: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let seen: Vec<u64> = events.iter().filter(|e| e["event"] == "step").map(|e| e["step"].as_u64().unwrap()).collect();
+    assert_eq!(seen, (1..=steps).collect::<Vec<_>>());
+    let ledger = p.read("r/ledger.jsonl");
+    assert!(ledger.lines().any(|l| l.contains("the loss is NaN") && l.contains("\"back_to\":")), "{ledger}");
+    assert!(ledger.contains("\"the version before\"") && ledger.contains("+  if calls == 60 then error('sixty') end"));
+
+    let again = p.run(&["replay", "r", "--run-dir", "again"]);
+    assert_eq!((again.status, again.err.as_str()), (Some(0), ""), "{}", again.out);
+    assert_eq!(p.run_json("again")["weights"], weights);
+}
+
+/// A layer that an edit takes away and the next one brings back has its weights again, unless a checkpoint was between.
+#[test]
+fn dropped_states_are_parked_until_the_next_checkpoint() {
+    let p = place();
+    let layer = "nn.Linear(8, 8),";
+    p.file("bad.lua", text("", "", layer, LONG));
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let mut edit = |text: &str, says: &str| {
+        save(&p, "bad.lua", text);
+        let event = run.next("reload");
+        assert!(event["states"].as_str().unwrap_or_default().contains(says), "{says}: {event}");
+        for _ in 0..10 {
+            run.next("step");
+        }
+    };
+    edit(&text("", "", "", LONG), "dropped: ema.6.bias");
+    edit(&text("", "", layer, LONG), "back again: ema.5.bias, ema.5.weight, ema.6.bias and");
+    let (_, weights) = finish(&p, &mut run, |n| text("", "", layer, n));
+    let again = p.run(&["replay", "r", "--run-dir", "again"]);
+    assert_eq!((again.status, again.err.as_str()), (Some(0), ""), "{}", again.out);
+    assert_eq!(p.run_json("again")["weights"], weights);
+
+    let mut args = ARGS.to_vec();
+    args[5] = "saved";
+    args.extend(["--checkpoint-every", "5"]);
+    p.file("bad.lua", text("", "", layer, LONG));
+    let mut run = Running::start(&p, &args);
+    run.next("step");
+    for (version, says) in [(text("", "", "", LONG), "dropped: "), (text("", "", layer, LONG), "new: ema.6.bias")] {
+        save(&p, "bad.lua", &version);
+        let event = run.next("reload");
+        assert!(event["states"].as_str().unwrap_or_default().contains(says), "{says}: {event}");
+        run.next("checkpoint");
+        run.next("checkpoint");
+    }
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}

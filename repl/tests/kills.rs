@@ -1,0 +1,150 @@
+//! Every quick recipe, killed with SIGKILL at two hundred seeded moments, half of them in the middle of a save: each run
+//! comes to its end with the weights of one that was left alone.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use support::{Place, place};
+
+/// A recipe file, params that make it small, and the steps of a run.
+struct Case {
+    file: &'static str,
+    set: &'static [&'static str],
+    steps: u64,
+    kills: u32,
+}
+
+const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
+
+const SMALL: [Case; 4] = [
+    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 30 },
+    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 30 },
+    Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 20 },
+    Case {
+        file: "chargpt.lua",
+        set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],
+        steps: 30,
+        kills: 30,
+    },
+];
+
+const LARGER: [Case; 3] = [
+    Case { file: "gpt2.lua", set: TRANSFORMER, steps: 24, kills: 30 },
+    Case { file: "llama.lua", set: TRANSFORMER, steps: 24, kills: 30 },
+    Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 30 },
+];
+
+/// SplitMix64: the same moments in every run of the test, as far as the machine allows.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// Points of a save, some of which only later saves have (`runtime/checkpoint/src/crash.rs`).
+const POINTS: u64 = 14;
+
+fn was_killed(status: ExitStatus) -> bool {
+    std::os::unix::process::ExitStatusExt::signal(&status) == Some(9)
+}
+
+fn weights(p: &Place, dir: &str) -> String {
+    p.run_json(dir)["weights"].as_str().unwrap().to_string()
+}
+
+fn has_checkpoint(p: &Place, dir: &str) -> bool {
+    let entries = std::fs::read_dir(p.path(&format!("{dir}/checkpoints")));
+    entries.is_ok_and(|e| e.flatten().any(|e| e.file_name().to_string_lossy().starts_with("step-")))
+}
+
+/// Runs until it is killed, in a save or anywhere, or has come to its end; whether it was killed.
+fn run_and_kill(p: &Place, args: &[String], in_save: bool, rng: &mut Rng) -> bool {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut command = p.command(&args);
+    if in_save {
+        command.env("PERILUNE_TEST_CRASH", (1 + rng.below(POINTS)).to_string());
+        let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert!(was_killed(status) || status.success(), "{status}");
+        return was_killed(status);
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let (mut line, mut left) = (String::new(), 1 + rng.below(9));
+    while left > 0 && out.read_line(&mut line).unwrap() > 0 {
+        line.clear();
+        left -= 1;
+    }
+    std::thread::sleep(Duration::from_micros(rng.below(4000)));
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert!(was_killed(status) || status.success(), "{status}");
+    was_killed(status)
+}
+
+fn survives(case: &Case, seed: u64) {
+    let p = place();
+    let recipe = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../recipes").join(case.file);
+    let args = |dir: &str, more: &[&str]| -> Vec<String> {
+        let mut out: Vec<String> =
+            ["run", recipe.to_str().unwrap(), "--json", "--threads", "1"].map(String::from).into();
+        out.extend(["--run-dir".into(), dir.into(), "--steps".into(), case.steps.to_string()]);
+        out.extend(case.set.iter().flat_map(|s| ["--set".into(), s.to_string()]));
+        out.extend(more.iter().map(|m| m.to_string()));
+        out
+    };
+    let straight: Vec<String> = args("straight", &[]);
+    let r = p.run(&straight.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", case.file);
+    let expected = weights(&p, "straight");
+
+    let mut rng = Rng(seed);
+    let (mut saves, mut others, mut round) = (0, 0, 0);
+    while saves + others < case.kills {
+        round += 1;
+        let dir = format!("killed-{round}");
+        let mut attempts = 0;
+        loop {
+            let resume = has_checkpoint(&p, &dir);
+            if !resume {
+                let _ = std::fs::remove_dir_all(p.path(&dir));
+            }
+            let more: &[&str] = if resume { &["--resume"] } else { &[] };
+            let args = args(&dir, &[&["--checkpoint-every", "1", "--keep", "2"], more].concat());
+            let (enough, in_save) = (saves + others >= case.kills, saves <= others);
+            if enough {
+                let r = p.run(&args.iter().map(String::as_str).collect::<Vec<_>>());
+                assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{} {dir}", case.file);
+                break;
+            }
+            match run_and_kill(&p, &args, in_save, &mut rng) {
+                true if in_save => saves += 1,
+                true => others += 1,
+                false => break,
+            }
+            attempts += 1;
+            assert!(attempts < 400, "{}: it does not get anywhere", case.file);
+        }
+        assert_eq!(weights(&p, &dir), expected, "{} {dir}, killed {saves} and {others} times", case.file);
+    }
+    assert!(saves * 2 >= case.kills, "{saves} of {} kills in a save", case.kills);
+}
+
+#[test]
+fn small_recipes_survive_being_killed() {
+    SMALL.iter().enumerate().for_each(|(k, case)| survives(case, 100 + k as u64));
+}
+
+#[test]
+fn larger_recipes_survive_being_killed() {
+    LARGER.iter().enumerate().for_each(|(k, case)| survives(case, 200 + k as u64));
+}

@@ -1,0 +1,220 @@
+//! Sharded safetensors in the layout of Hugging Face: `model-00001-of-00003.safetensors` …, and
+//! `model.safetensors.index.json`, whose `weight_map` says which file holds which tensor.
+//!
+//! Tensors are taken in order and a file is closed before it would grow beyond the limit; a tensor larger than that has one
+//! for itself. What fits into one file is one file with the plain name and no index. Reading trusts nothing: a file of the
+//! index must lie beside it, and hold the tensors that the index says and no others.
+
+use crate::error::{Error, Result, quote};
+use crate::file;
+use crate::safetensors::{self, Contents};
+use perilune_core::HostTensor;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// As large as transformers makes them: "5GB".
+pub const LIMIT: u64 = 5_000_000_000;
+/// What the name of an index ends in.
+pub const INDEX: &str = ".safetensors.index.json";
+const MAX_INDEX: u64 = 64 << 20;
+const MAX_SHARDS: usize = 100_000;
+
+/// An index, checked as far as it goes without the files.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Index {
+    /// File names beside the index, in order.
+    pub files: Vec<String>,
+    /// The file of each tensor.
+    pub map: BTreeMap<String, String>,
+}
+
+/// Which tensors go into which file.
+fn plan(tensors: &[(String, HostTensor)], limit: u64) -> Vec<Range<usize>> {
+    let (mut out, mut start, mut bytes) = (Vec::new(), 0, 0u64);
+    for (i, (_, t)) in tensors.iter().enumerate() {
+        let size = t.bytes.len() as u64;
+        if i > start && bytes + size > limit {
+            out.push(start..i);
+            (start, bytes) = (i, 0);
+        }
+        bytes += size;
+    }
+    out.push(start..tensors.len());
+    out
+}
+
+/// Writes `STEM.safetensors`, or shards and their index, into `dir`; the names of the files, the index last.
+pub fn save(
+    dir: &Path,
+    stem: &str,
+    tensors: &[(String, HostTensor)],
+    metadata: &BTreeMap<String, String>,
+    limit: u64,
+) -> Result<Vec<String>> {
+    let ranges = plan(tensors, limit);
+    if ranges.len() == 1 {
+        let name = format!("{stem}.safetensors");
+        safetensors::save(&dir.join(&name), tensors, metadata)?;
+        return Ok(vec![name]);
+    }
+    let index = dir.join(format!("{stem}{INDEX}"));
+    let (mut names, mut map) = (Vec::new(), Map::new());
+    for (k, range) in ranges.iter().enumerate() {
+        let name = format!("{stem}-{:05}-of-{:05}.safetensors", k + 1, ranges.len());
+        safetensors::save(&dir.join(&name), &tensors[range.clone()], metadata)?;
+        for (tensor, _) in &tensors[range.clone()] {
+            if map.insert(tensor.clone(), name.clone().into()).is_some() {
+                return Err(Error::malformed(&index, quote(tensor), "is given twice; names must be unique"));
+            }
+        }
+        names.push(name);
+    }
+    let total: usize = tensors.iter().map(|t| t.1.bytes.len()).sum();
+    let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
+    // Last: an index whose files are not all there would be worse than none.
+    file::write_atomic(&index, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&index, "write", e)))?;
+    names.push(format!("{stem}{INDEX}"));
+    Ok(names)
+}
+
+/// Whether a path names an index.
+pub fn is_index(path: &Path) -> bool {
+    path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
+}
+
+/// Reads an index.
+pub fn index(path: &Path) -> Result<Index> {
+    let (open, len) = file::open(path)?;
+    if len > MAX_INDEX {
+        return Err(Error::too_large(path, "the index, in bytes,", len, MAX_INDEX));
+    }
+    let mut text = Vec::new();
+    open.take(MAX_INDEX).read_to_end(&mut text).map_err(|e| Error::io(path, "read", e))?;
+    let json: Value = serde_json::from_slice(&text).map_err(|e| Error::malformed(path, "index", e.to_string()))?;
+    let Some(listed) = json.get("weight_map").and_then(Value::as_object) else {
+        return Err(Error::malformed(path, "weight_map", "must be an object from tensor to file"));
+    };
+    let (mut files, mut map) = (BTreeSet::new(), BTreeMap::new());
+    for (tensor, file) in listed {
+        file::check_path_name(tensor).map_err(|rule| Error::malformed(path, "weight_map", rule))?;
+        let Some(name) = file.as_str() else {
+            return Err(Error::malformed(path, quote(tensor), "must be in a file, named by a string"));
+        };
+        let plain = name.len() <= file::MAX_NAME
+            && name.ends_with(".safetensors")
+            && !name.starts_with('.')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+        if !plain {
+            let rule = format!("is in {}; it must be a .safetensors file beside the index", quote(name));
+            return Err(Error::malformed(path, quote(tensor), rule));
+        }
+        files.insert(name.to_string());
+        map.insert(tensor.clone(), name.to_string());
+    }
+    if files.is_empty() || files.len() > MAX_SHARDS {
+        let rule = format!("names {} files; there must be 1 to {MAX_SHARDS}", files.len());
+        return Err(Error::malformed(path, "weight_map", rule));
+    }
+    Ok(Index { files: files.into_iter().collect(), map })
+}
+
+/// Where a file of an index lies.
+pub fn beside(index: &Path, name: &str) -> PathBuf {
+    index.with_file_name(name)
+}
+
+/// Checks what a file of the index holds.
+fn check(path: &Path, index: &Index, name: &str, names: &[&str]) -> Result<()> {
+    let of_this = |tensor: &str| index.map.get(tensor).is_some_and(|file| file == name);
+    if let Some(other) = names.iter().find(|t| !of_this(t)) {
+        return Err(Error::malformed(path, quote(other), format!("is in {name}, but not by the index")));
+    }
+    let here: BTreeSet<&str> = names.iter().copied().collect();
+    match index.map.iter().find(|(t, file)| *file == name && !here.contains(t.as_str())) {
+        Some((tensor, _)) => {
+            Err(Error::malformed(path, quote(tensor), format!("is in {name} by the index, but not there")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Reads every tensor of an index, file by file.
+pub fn load(path: &Path) -> Result<Contents> {
+    let index = index(path)?;
+    let mut out = Contents::default();
+    for name in &index.files {
+        let file = beside(path, name);
+        // The header alone first: of files that do not belong together nothing is read.
+        let header = safetensors::header(&file)?;
+        let names: Vec<&str> = header.entries.iter().map(|e| e.name.as_str()).collect();
+        check(path, &index, name, &names)?;
+    }
+    for name in &index.files {
+        let contents = safetensors::load(&beside(path, name))?;
+        out.tensors.extend(contents.tensors);
+        out.metadata.extend(contents.metadata);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::{DType, Shape};
+
+    fn tensors() -> Vec<(String, HostTensor)> {
+        let make = |name: &str, n: usize| {
+            let values: Vec<f64> = (0..n).map(|i| i as f64).collect();
+            (name.to_string(), HostTensor::from_f64(DType::F32, Shape::of(&[n]), &values))
+        };
+        vec![make("a", 4), make("b", 2), make("c", 100), make("d", 1), make("e", 0)]
+    }
+
+    #[test]
+    fn shards_hold_what_the_limit_allows_and_come_back_in_order() -> Result<()> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+        assert_eq!(save(dir.path(), "one", &tensors(), &metadata, LIMIT)?, ["one.safetensors"]);
+        let names = save(dir.path(), "m", &tensors(), &metadata, 24)?;
+        let expected = ["m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors", "m-00003-of-00003.safetensors"];
+        assert_eq!(names[..3], expected);
+        assert_eq!(names[3..], ["m.safetensors.index.json"]);
+        let at = dir.path().join(&names[3]);
+        assert!(is_index(&at) && !is_index(&dir.path().join("one.safetensors")));
+        let text: Value = serde_json::from_str(&std::fs::read_to_string(&at).expect("text")).expect("JSON");
+        assert_eq!(text["metadata"]["total_size"], 428);
+        assert_eq!(text["weight_map"]["c"], expected[1]);
+        let back = load(&at)?;
+        assert_eq!((back.tensors, back.metadata), (tensors(), metadata));
+        Ok(())
+    }
+
+    #[test]
+    fn what_does_not_belong_together_is_refused() -> Result<()> {
+        let dir = tempfile::tempdir().expect("a directory");
+        save(dir.path(), "m", &tensors(), &BTreeMap::new(), 24)?;
+        let at = dir.path().join("m.safetensors.index.json");
+        let whole = std::fs::read_to_string(&at).expect("text");
+        let says = |text: &str, rule: &str| {
+            std::fs::write(&at, text).expect("written");
+            let e = load(&at).expect_err("refused").to_string();
+            assert!(e.contains(rule), "{rule}: {e}");
+        };
+        says("[", "index: ");
+        says("{}", "weight_map: must be an object");
+        says(r#"{"weight_map": {}}"#, "names 0 files");
+        says(r#"{"weight_map": {"a": 3}}"#, "named by a string");
+        for bad in ["../x.safetensors", "/etc/passwd", "sub/m.safetensors", ".m.safetensors", "m.bin", ""] {
+            says(&format!(r#"{{"weight_map": {{"a": "{bad}"}}}}"#), "must be a .safetensors file beside the index");
+        }
+        says(r#"{"weight_map": {"../a": "m.safetensors"}}"#, "must not contain '..'");
+        says(&whole.replace("\"d\"", "\"f\""), "'d': is in m-00003-of-00003.safetensors, but not by the index");
+        says(&whole.replace("\"a\"", "\"z\": \"m-00001-of-00003.safetensors\", \"a\""), "'z': is in m-00001");
+        std::fs::remove_file(dir.path().join("m-00002-of-00003.safetensors")).expect("removed");
+        says(&whole, "m-00002-of-00003.safetensors: cannot open");
+        Ok(())
+    }
+}
