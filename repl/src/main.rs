@@ -2,10 +2,12 @@
 //!
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
+mod alarm;
 mod bench;
 mod check;
 mod checkpoints;
 mod ckpt;
+mod curves;
 mod device;
 mod doctor;
 mod events;
@@ -20,6 +22,7 @@ mod replay;
 mod run;
 mod rundir;
 mod screen;
+mod sentry;
 mod signals;
 mod source;
 mod tensorboard;
@@ -55,6 +58,8 @@ enum Command {
     Ckpt(ckpt::CkptArgs),
     /// Time ours and PyTorch's for the same work, on the same device
     Bench(bench::BenchArgs),
+    /// Draw the curves of runs, in the terminal or as SVG or PNG
+    Plot(curves::PlotArgs),
     /// Repeat a run with the edits that it had, and compare its weights
     Replay(replay::ReplayArgs),
     /// Begin a recipe in a new directory, with what an editor needs
@@ -102,6 +107,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Profile(args) => profile::profile(args),
         Command::Ckpt(args) => ckpt::ckpt(&args),
         Command::Bench(args) => bench::bench(args),
+        Command::Plot(args) => curves::plot(&args),
         Command::Replay(args) => {
             replay::replay(args, |words| match Cli::try_parse_from(with_run(words)).ok()?.command {
                 Command::Run(args) => Some(args),

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::format::{grouped, metrics};
 use crate::progress::Progress;
 use crate::replay::Script;
-use crate::rundir::{self, RunDir};
+use crate::rundir::{self, Kept, RunDir};
 use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
@@ -57,6 +57,12 @@ pub struct RunArgs {
     /// Apply edits of the recipe and of the files it requires while it trains
     #[arg(long)]
     watch: bool,
+    /// When the loss or the norm of the gradients is NaN or infinite: stop, skip the update, or warn and go on
+    #[arg(long, value_name = "stop|skip|warn", value_parser = ["stop", "skip", "warn"], hide_possible_values = true)]
+    on_nan: Option<String>,
+    /// When the loss leaps far above what it was: warn, skip the update, stop, or nothing (off)
+    #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
+    on_spike: Option<String>,
     /// What `perilune replay` repeats.
     #[arg(skip)]
     pub script: Option<Script>,
@@ -274,9 +280,9 @@ impl Job<'_> {
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
             .collect();
-        let (run_dir, evaluated) = match &self.resume {
+        let (run_dir, kept) = match &self.resume {
             Some(resume) => RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?,
-            None => (self.run_dir(&about)?, None),
+            None => (self.run_dir(&about)?, Kept::default()),
         };
         let dir = run_dir.path.clone();
         about.insert("run_dir".into(), dir.display().to_string().into());
@@ -290,6 +296,7 @@ impl Job<'_> {
             events.screen.line(&format!("going on from step {} of {}", grouped(resume.step()), resume.dir.display()));
         }
 
+        events.begin(kept.seconds);
         let data = run.time_data()?;
         let screen = events.screen.clone();
         let mut progress = Progress::new(screen, run.steps(), data);
@@ -313,7 +320,9 @@ impl Job<'_> {
         };
         let run = Rc::new(run);
         let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
-        trainer.evaluated = evaluated.map(|values| (run.count(), values));
+        trainer.set_policies((self.args.on_nan.clone(), self.args.on_spike.clone()))?;
+        trainer.remember(&kept.history);
+        trainer.evaluated = kept.evaluated.map(|values| (run.count(), values));
         trainer.until = self.args.script.as_ref().map(|s| s.steps);
         trainer.notices();
         let mut end = trainer.train()?;

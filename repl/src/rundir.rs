@@ -28,6 +28,17 @@ pub struct RunDir {
     flushed: Instant,
 }
 
+/// What the log of a run says about the step from which it goes on.
+#[derive(Default)]
+pub struct Kept {
+    /// The metrics of the evaluation of `valid` at that step, if there was one.
+    pub evaluated: Option<Vec<(String, f64)>>,
+    /// How long the run had trained.
+    pub seconds: f64,
+    /// The steps, their loss and gradient norm; none where the recipe was loaded anew.
+    pub history: Vec<Option<(u64, f64, Option<f64>)>>,
+}
+
 /// Seconds since 1970.
 pub fn now() -> f64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
@@ -97,24 +108,31 @@ impl RunDir {
     }
 
     /// Goes on in a directory whose last checkpoint is of `step`: what was logged after it will be logged again.
-    /// Also gives the metrics of the evaluation of `valid` at that step, if there was one.
-    pub fn resume(
-        path: &Path,
-        record: Map<String, Value>,
-        step: u64,
-    ) -> Result<(RunDir, Option<Vec<(String, f64)>>), Failure> {
+    pub fn resume(path: &Path, record: Map<String, Value>, step: u64) -> Result<(RunDir, Kept), Failure> {
         let at = path.join("metrics.jsonl");
         let text = match fs::read_to_string(&at) {
             Ok(text) => text,
             Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
             Err(e) => return Err(disk("read", &at)(e)),
         };
-        let (mut kept, mut evaluated) = (String::new(), None);
+        let (mut kept, mut evaluated, mut seconds) = (String::new(), None, 0.0);
+        let mut history = Vec::new();
         for line in text.lines() {
             // The last one may be cut short by the end of the process that wrote it.
             let event: Value = serde_json::from_str(line).unwrap_or_default();
             if event["step"].as_u64().is_some_and(|s| s <= step) {
                 kept.extend([line, "\n"]);
+                seconds = event["seconds"].as_f64().unwrap_or(seconds);
+                match event["event"].as_str() {
+                    Some("step") => {
+                        // NaN and infinities are null there.
+                        let number = |v: &Value| v.as_f64().unwrap_or(f64::NAN);
+                        let norm = event["metrics"].get("grad_norm").map(number);
+                        history.push(Some((event["step"].as_u64().unwrap_or(0), number(&event["loss"]), norm)));
+                    }
+                    Some("reload") => history.push(None),
+                    _ => {}
+                }
             }
             if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
                 let metrics = event["metrics"].as_object().into_iter().flatten();
@@ -133,7 +151,7 @@ impl RunDir {
         let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
         dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
-        Ok((dir, evaluated))
+        Ok((dir, Kept { evaluated, seconds, history }))
     }
 
     /// Sets fields of `run.json`.

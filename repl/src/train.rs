@@ -6,11 +6,12 @@
 use crate::checkpoints::Checkpoints;
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::format::{metrics, short};
+use crate::format::metrics;
 use crate::progress::Progress;
+use crate::sentry::{Finding, Limit, Policy, Sentry};
 use crate::signals::{Asked, Signals};
 use crate::watch::{self, TRIAL, Trial, Watch};
-use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
+use perilune_lua::{Failed, ParamValue, Run, StepResult};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -27,10 +28,27 @@ pub struct Trainer<'a> {
     trial: Option<Trial>,
     /// Ends here, whatever the recipe says.
     pub until: Option<u64>,
-    pending: Option<(u64, StepResult)>,
-    last_loss: Option<f64>,
+    pending: Option<Pending>,
+    sentry: Sentry,
+    /// What the command line says about NaN and leaps, and what holds.
+    asked: (Option<String>, Option<String>),
+    pub(crate) on_nan: Policy,
+    pub(crate) on_spike: Policy,
+    /// Steps in a row that were not finite, or skipped; whether the origin of one has been looked for.
+    pub(crate) bad: u32,
+    pub(crate) traced: bool,
+    pub(crate) last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
     pub evaluated: Option<(u64, Vec<(String, f64)>)>,
+}
+
+/// A step whose numbers have not been read.
+pub(crate) struct Pending {
+    pub step: u64,
+    result: StepResult,
+    /// The random numbers before it, and the limit of its loss.
+    pub rng: (u64, u32),
+    limit: Option<Limit>,
 }
 
 /// Why the loop ended.
@@ -61,8 +79,36 @@ impl<'a> Trainer<'a> {
             trial: None,
             until: None,
             pending: None,
+            sentry: Sentry::new(),
+            asked: (None, None),
+            on_nan: Policy::Stop,
+            on_spike: Policy::Warn,
+            bad: 0,
+            traced: false,
             last_loss: None,
             evaluated: None,
+        }
+    }
+
+    /// What to do about NaN and leaps: the command line before the recipe.
+    pub fn set_policies(&mut self, asked: (Option<String>, Option<String>)) -> Result<(), Failure> {
+        self.run.set_policies(asked.0.as_deref(), asked.1.as_deref())?;
+        let (on_nan, on_spike) = self.run.policies();
+        (self.on_nan, self.on_spike) = (Policy::of(&on_nan), Policy::of(&on_spike));
+        self.asked = asked;
+        Ok(())
+    }
+
+    /// What a run that goes on had seen.
+    pub fn remember(&mut self, history: &[Option<(u64, f64, Option<f64>)>]) {
+        for entry in history {
+            match entry {
+                Some((step, loss, norm)) => {
+                    let limit = self.sentry.limit_for(*step);
+                    self.sentry.see(*step, *loss, *norm, limit);
+                }
+                None => self.sentry.forget(),
+            }
         }
     }
 
@@ -80,6 +126,10 @@ impl<'a> Trainer<'a> {
             if let Some(asked) = self.signals.asked() {
                 self.checkpoint()?;
                 return Ok(End::Asked(asked));
+            }
+            let (rng, limit) = (self.run.rng(), self.sentry.limit_for(self.run.count() + 1));
+            if self.on_spike == Policy::Skip {
+                self.run.set_loss_limit(limit.map_or(f64::INFINITY, |l| l.at))?;
             }
             let start = Instant::now();
             let result = self.run.step();
@@ -99,7 +149,7 @@ impl<'a> Trainer<'a> {
             };
             let step = self.run.count();
             self.judge(step)?;
-            if let Some(before) = self.pending.replace((step, result)) {
+            if let Some(before) = self.pending.replace(Pending { step, result, rng, limit }) {
                 self.report(before)?;
             }
             if every.is_some_and(|n| step.is_multiple_of(n)) {
@@ -152,6 +202,8 @@ impl<'a> Trainer<'a> {
                     Trial { rng, old, old_params, old_files, files, changed, since: step, begun, misses, reported };
                 self.trial = Some(trial);
                 self.evaluated = None;
+                self.sentry.forget();
+                self.set_policies(self.asked.clone())?;
                 self.note_params()
             }
             Err(failure) => self.refused(step, &files, &failure),
@@ -167,6 +219,7 @@ impl<'a> Trainer<'a> {
     }
 
     fn refused(&mut self, step: u64, files: &[(PathBuf, String)], failure: &Failure) -> Result<(), Failure> {
+        self.sentry.forget();
         self.events.reload(step, &[], Some(&failure.message()))?;
         self.events.screen.warn(&format!(
             "step {step} · {} · the version before goes on",
@@ -223,6 +276,7 @@ impl<'a> Trainer<'a> {
             // Nothing was done; the random numbers of the step that failed are drawn again.
             self.run.set_rng(trial.rng);
         }
+        self.set_policies(self.asked.clone())?;
         self.note_params()?;
         self.refused(step, &trial.files, &failure)?;
         if applied && let Some(dir) = &self.events.dir {
@@ -242,36 +296,24 @@ impl<'a> Trainer<'a> {
         self.pending.take().map_or(Ok(()), |p| self.report(p))
     }
 
-    fn report(&mut self, (step, result): (u64, StepResult)) -> Result<(), Failure> {
-        let numbers = self.run.read(&result)?;
+    fn report(&mut self, pending: Pending) -> Result<(), Failure> {
+        let step = pending.step;
+        let numbers = self.run.read(&pending.result)?;
         self.events.step(step, &numbers)?;
         self.progress.update(step, numbers.loss, numbers.samples);
-        if !numbers.loss.is_finite() {
-            return Err(self.not_finite(step, numbers.loss));
+        let scaled = self.run.precision() == "fp16";
+        let norm = numbers.metrics.iter().find(|m| m.0 == "grad_norm" && !scaled).map(|m| m.1);
+        match self.sentry.see(step, numbers.loss, norm, pending.limit) {
+            Some(Finding::NotFinite { metric, value }) => self.not_finite(&pending, metric, value)?,
+            Some(Finding::Spike { median, limit, z }) if self.on_spike != Policy::Off => {
+                self.leap(step, numbers.loss, median, limit, z)?;
+            }
+            _ => self.bad = 0,
         }
-        self.last_loss = Some(numbers.loss);
+        if numbers.loss.is_finite() {
+            self.last_loss = Some(numbers.loss);
+        }
         Ok(())
-    }
-
-    fn not_finite(&self, step: u64, loss: f64) -> Failure {
-        let what = if loss.is_nan() { "NaN" } else { "infinite" };
-        let before = self.last_loss.map(|l| format!("; it was {} at step {}", short(l), step - 1)).unwrap_or_default();
-        let lr = self.params.iter().find(|(name, _)| name == "lr").map(|(_, v)| match v {
-            ParamValue::Int(i) => format!(" (lr is {i})"),
-            ParamValue::Float(f) => format!(" (lr is {f})"),
-            _ => String::new(),
-        });
-        let hint = format!(
-            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data",
-            lr.unwrap_or_default()
-        );
-        let message = format!("the loss is {what} at step {step}{before}");
-        let place = self.run.loss_place();
-        let error = match &place {
-            Some((file, line)) => RecipeError::at(file, Some(*line), message, Some(hint)),
-            None => RecipeError::at("", None, message, Some(hint)),
-        };
-        Failure::Recipe(Box::new(RecipeError { file: place.map(|(file, _)| file), ..error }))
     }
 
     pub fn can_evaluate(&self, split: &str) -> bool {

@@ -9,12 +9,14 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod finite;
 pub mod memory;
 pub mod profile;
 mod state;
 mod step;
 
 pub use engine::{Engine, Fault, Handle, Stats};
+pub use finite::NotFinite;
 pub use profile::Profile;
 pub use state::{StateId, StateInfo};
 pub use step::Switches;

@@ -8,6 +8,7 @@
 
 mod args;
 mod errors;
+mod finite;
 mod frames;
 mod functions;
 mod grads;
@@ -27,6 +28,6 @@ pub use errors::RecipeError;
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;
 pub use reference::{reference_markdown, stubs};
-pub use run::{ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
+pub use run::{NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Params, Runtime, RuntimeOptions};
 pub use tensor::{Ref, Tensor};

@@ -473,6 +473,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         })?,
     )?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
+    crate::finite::install(lua, &native)?;
     native.set(
         "near",
         lua.create_function(|_, (name, known): (String, Vec<String>)| {
