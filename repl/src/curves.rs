@@ -32,7 +32,7 @@ pub struct PlotArgs {
     x: String,
     /// A logarithmic y axis
     #[arg(long)]
-    log: bool,
+    log_y: bool,
     /// Draw with ASCII characters alone
     #[arg(long)]
     ascii: bool,
@@ -214,7 +214,7 @@ fn figure(args: &PlotArgs, runs: &[Curves]) -> Result<Figure, Failure> {
         [run] => run.name.clone(),
         _ => metrics.join(", "),
     };
-    Ok(Figure::Lines { title, x_label: x_label.into(), series, marks, log_y: args.log })
+    Ok(Figure::Lines { title, x_label: x_label.into(), series, marks, log_y: args.log_y })
 }
 
 /// Columns and rows for a drawing: those of the terminal, less the line of the next prompt.

@@ -7,6 +7,7 @@ use crate::format::number;
 use crate::rundir::RunDir;
 use crate::screen::Screen;
 use perilune_lua::{ParamValue, StepNumbers};
+use perilune_plan::Readings;
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
 use std::time::Instant;
@@ -79,8 +80,20 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values))
     }
 
+    /// What the device's sensors say.
+    pub fn system(&mut self, step: u64, readings: &Readings) -> Result<(), Failure> {
+        let values = crate::monitor::metrics(readings);
+        let event = json!({
+            "event": "system", "step": step, "seconds": self.seconds(), "metrics": object(&values),
+            "throttled": readings.throttled,
+        });
+        self.screen.event(&event);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values))
+    }
+
     /// Metrics of a split, whose names it puts before theirs.
     pub fn eval(&mut self, step: u64, split: &str, metrics: &[(String, f64)]) -> Result<(), Failure> {
+        tracing::info!(step, split, "evaluated");
         let values: Vec<(String, f64)> = metrics.iter().map(|(name, v)| (format!("{split}/{name}"), *v)).collect();
         let event = json!({ "event": "eval", "step": step, "seconds": self.seconds(), "metrics": object(&values) });
         self.screen.event(&event);
@@ -89,6 +102,7 @@ impl Events {
     }
 
     pub fn checkpoint(&mut self, step: u64, path: &std::path::Path) -> Result<(), Failure> {
+        tracing::info!(step, path = %path.display(), "checkpoint");
         let event = json!({ "event": "checkpoint", "step": step, "path": path.display().to_string() });
         self.screen.event(&event);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
@@ -96,6 +110,7 @@ impl Events {
 
     /// A new version of the recipe was applied after a step, or refused.
     pub fn reload(&mut self, step: u64, changed: &[String], error: Option<&str>) -> Result<(), Failure> {
+        tracing::info!(step, changed = ?changed, error, "reload");
         let event =
             json!({ "event": "reload", "step": step, "ok": error.is_none(), "changed": changed, "error": error });
         self.screen.event(&event);
@@ -103,12 +118,14 @@ impl Events {
     }
 
     pub fn warning(&self, message: &str) {
+        tracing::warn!("{message}");
         self.screen.event(&json!({ "event": "warning", "message": message }));
         self.screen.warn(message);
     }
 
     /// Something about a step, which the log of the run keeps too. `more` are fields of the event.
     pub fn warning_at(&mut self, step: u64, message: &str, more: Value) -> Result<(), Failure> {
+        tracing::warn!(step, "{message}");
         let mut event = json!({ "event": "warning", "step": step, "message": message });
         if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
             event.extend(more);

@@ -15,6 +15,8 @@ mod failure;
 mod format;
 mod git;
 mod init;
+mod log;
+mod monitor;
 mod plot;
 mod profile;
 mod progress;
@@ -39,6 +41,9 @@ use std::process::ExitCode;
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
 Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 4 refused (a damaged checkpoint), 75 asks to be\nstarted again, 130 and 143 interrupted.")]
 struct Cli {
+    /// Write a log of what happens inside to FILE; PERILUNE_LOG says how much (debug, or perilune_engine=trace)
+    #[arg(long, global = true, value_name = "FILE")]
+    log: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -100,7 +105,9 @@ fn arguments() -> Result<Vec<OsString>, Failure> {
 }
 
 fn dispatch() -> Result<(), Failure> {
-    match Cli::parse_from(arguments()?).command {
+    let cli = Cli::parse_from(arguments()?);
+    log::start(cli.log.as_deref())?;
+    match cli.command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),

@@ -5,6 +5,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
 use crate::format::{grouped, metrics};
+use crate::monitor::Monitor;
 use crate::progress::Progress;
 use crate::replay::Script;
 use crate::rundir::{self, Kept, RunDir};
@@ -179,6 +180,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
                 runtime: &runtime,
                 recipe: &recipe,
                 device: backend.describe(),
+                backend: backend.clone(),
                 begun,
                 seed,
                 resume,
@@ -240,6 +242,7 @@ struct Job<'a> {
     runtime: &'a Runtime,
     recipe: &'a Recipe,
     device: String,
+    backend: Rc<dyn Backend>,
     begun: Instant,
     seed: Option<i64>,
     resume: Option<Resume>,
@@ -300,6 +303,7 @@ impl Job<'_> {
         let data = run.time_data()?;
         let screen = events.screen.clone();
         let mut progress = Progress::new(screen, run.steps(), data);
+        progress.set_device(run.tokens_per_sample(), self.backend.peak_flops(&run.precision()));
         let keep = Keep { last: self.args.keep, every: 0 };
         let mut checkpoints = Checkpoints::new(&dir, self.args.checkpoint_every, keep, said);
         let watch = match self.args.watch || self.args.script.is_some() {
@@ -320,6 +324,7 @@ impl Job<'_> {
         };
         let run = Rc::new(run);
         let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
+        trainer.monitor = self.backend.probe().and_then(Monitor::start);
         trainer.set_policies((self.args.on_nan.clone(), self.args.on_spike.clone()))?;
         trainer.remember(&kept.history);
         trainer.evaluated = kept.evaluated.map(|values| (run.count(), values));

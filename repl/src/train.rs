@@ -7,6 +7,7 @@ use crate::checkpoints::Checkpoints;
 use crate::events::Events;
 use crate::failure::Failure;
 use crate::format::metrics;
+use crate::monitor::Monitor;
 use crate::progress::Progress;
 use crate::sentry::{Finding, Limit, Policy, Sentry};
 use crate::signals::{Asked, Signals};
@@ -30,6 +31,8 @@ pub struct Trainer<'a> {
     pub until: Option<u64>,
     pending: Option<Pending>,
     sentry: Sentry,
+    /// The device's sensors, where it has some.
+    pub monitor: Option<Monitor>,
     /// What the command line says about NaN and leaps, and what holds.
     asked: (Option<String>, Option<String>),
     pub(crate) on_nan: Policy,
@@ -80,6 +83,7 @@ impl<'a> Trainer<'a> {
             until: None,
             pending: None,
             sentry: Sentry::new(),
+            monitor: None,
             asked: (None, None),
             on_nan: Policy::Stop,
             on_spike: Policy::Warn,
@@ -132,8 +136,11 @@ impl<'a> Trainer<'a> {
                 self.run.set_loss_limit(limit.map_or(f64::INFINITY, |l| l.at))?;
             }
             let start = Instant::now();
-            let result = self.run.step();
-            self.progress.took(start.elapsed().as_secs_f64());
+            let products = self.products();
+            let result = {
+                let _span = tracing::debug_span!("step", step = self.run.count() + 1).entered();
+                self.run.step()
+            };
             self.notices();
             let result = match result {
                 Ok(result) => result,
@@ -152,6 +159,13 @@ impl<'a> Trainer<'a> {
             if let Some(before) = self.pending.replace(Pending { step, result, rng, limit }) {
                 self.report(before)?;
             }
+            // With the wait for the step before: a device works while the host records.
+            let work = self.products() - products;
+            self.progress.took(start.elapsed().as_secs_f64(), work);
+            if let Some(readings) = self.monitor.as_ref().and_then(Monitor::take) {
+                self.events.system(step, &readings)?;
+                self.progress.set_readings(&readings);
+            }
             if every.is_some_and(|n| step.is_multiple_of(n)) {
                 self.settle()?;
                 let values = self.evaluate("valid")?;
@@ -165,6 +179,11 @@ impl<'a> Trainer<'a> {
         }
         self.checkpoint()?;
         Ok(End::Finished)
+    }
+
+    /// FLOP of all products so far.
+    fn products(&self) -> f64 {
+        self.run.host().engine.borrow().products
     }
 
     /// Applies a new version of the recipe, if there is one.

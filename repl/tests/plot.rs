@@ -67,7 +67,7 @@ fn several_runs_share_one_picture() {
 fn files_and_axes_are_a_choice() {
     let p = place();
     run(&p, "a", 1.0);
-    for args in [&["--out", "a.svg"][..], &["--out", "a.png", "--log", "--smooth", "0.9"]] {
+    for args in [&["--out", "a.svg"][..], &["--out", "a.png", "--log-y", "--smooth", "0.9"]] {
         let r = p.run(&[&["plot", "a"], args].concat());
         assert_eq!((r.status, r.out.as_str()), (Some(0), &*format!("{}\n", args[1])), "{}", r.err);
     }

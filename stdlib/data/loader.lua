@@ -17,11 +17,12 @@ local check = require "perilune.check"
 ---@field make fun(first: integer, count: integer): table the batch of samples first .. first + count - 1 of the stream
 ---@field ids (fun(first: integer, count: integer): integer[])? what a person would look these samples up by
 ---@field what string? what `ids` counts: "rows"
+---@field tokens integer? tokens in a sample, of a text
 local Loader = {}
 local meta = { __index = Loader }
 
 ---@param op string
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, ids: function?, what: string?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, ids: function?, what: string?, tokens: integer?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -127,7 +127,7 @@ function Text:windows(opts)
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
   return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = ids,
-                            what = "windows from token" })
+                            what = "windows from token", tokens = T })
 end
 
 return { text = text, sequence = sequence, tokens = tokens, language = language }

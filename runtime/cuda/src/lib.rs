@@ -19,6 +19,8 @@ pub mod headers;
 pub mod launch;
 pub mod library;
 mod memory;
+pub mod nvml;
 pub mod nvrtc;
+mod peak;
 
 pub use backend::Cuda;

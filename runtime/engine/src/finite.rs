@@ -29,7 +29,8 @@ const MOST: usize = 20_000;
 
 impl Engine {
     /// Makes every assignment of the open step depend on `ok`, a bool scalar: where it is false on the device, the States
-    /// keep the values that they had before the step. Initial values of new States are not touched.
+    /// keep the values that they had before the step. Initial values of new States are not touched. It comes last in a step:
+    /// reads after it still mean the values that were assigned.
     pub fn guard(&mut self, ok: NodeId) -> Result<()> {
         let reads = self.states.first_reads(&self.graph);
         for (id, value) in self.states.guarded() {
@@ -41,7 +42,7 @@ impl Engine {
                 }
             };
             let kept = self.graph.where_(ok, value, old)?;
-            self.assign(id, kept)?;
+            self.states.replace(id, kept);
         }
         Ok(())
     }

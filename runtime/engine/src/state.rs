@@ -103,6 +103,13 @@ impl States {
         self.order.iter().filter_map(|id| Some((*id, assigned(id)?))).collect()
     }
 
+    /// Writes another value at the end of the step than was assigned, of the same shape and dtype.
+    pub fn replace(&mut self, id: StateId, value: NodeId) {
+        if let Some(s) = self.all.get_mut(&id.0) {
+            s.assigned = Some(value);
+        }
+    }
+
     /// The leaves through which the open step reads the values that States had before it.
     pub fn first_reads(&self, graph: &Graph) -> HashMap<StateId, NodeId> {
         let leaves = self.reads.iter().filter(|(node, _)| graph.node(*node).op == &create::STATE);

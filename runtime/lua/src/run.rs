@@ -322,6 +322,7 @@ impl Run {
         if let Some(loader) = self.loader("train") {
             let (make, total) = (loader.get::<Function>("batch_at")?, spent.clone());
             let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
+                let _span = tracing::debug_span!("data").entered();
                 let start = std::time::Instant::now();
                 let out = make.call::<mlua::MultiValue>(args);
                 total.set(total.get() + start.elapsed().as_secs_f64());
@@ -330,6 +331,11 @@ impl Run {
             loader.raw_set("batch_at", timed)?;
         }
         Ok(spent)
+    }
+
+    /// Tokens in a training sample, if its loader says.
+    pub fn tokens_per_sample(&self) -> Option<u64> {
+        self.loader("train")?.get::<Option<i64>>("tokens").ok().flatten().map(|n| n.max(0) as u64)
     }
 
     /// Samples of a split, if its loader says.
