@@ -35,6 +35,8 @@ local train = {}
 ---@field memory_budget string|integer? what a step may take, as in "20GiB": activations are recomputed until it fits
 ---@field precision "f32"|"tf32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
+---@field on_nan "stop"|"skip"|"warn"? when the loss or the norm of the gradients is NaN or infinite; "stop" by default
+---@field on_spike "warn"|"skip"|"stop"|"off"? when the loss leaps far above what it was; "warn" by default
 ---@field early_stop {metric: string, patience: integer, mode: string}?
 ---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? which checkpoints stay, as --keep, --keep-every and --keep-best say it
 ---@field finish fun(run: perilune.Run)?
@@ -54,6 +56,9 @@ local train = {}
 ---@field scaler perilune.LossScaler? with precision "fp16"
 ---@field eval_every integer?
 ---@field seed integer
+---@field on_nan "stop"|"skip"|"warn" with "stop" and "skip" a step whose loss or gradient norm is not finite changes no State
+---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss is above `loss_limit` changes no State
+---@field loss_limit number? for the next step; the host that drives the run sets it
 ---@field stopped boolean early stopping has ended the run
 ---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
 ---@field batch table the training batch at the run's position, recorded anew when read
@@ -98,7 +103,7 @@ function meta.__tostring(run)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep" }
+                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)
@@ -204,6 +209,9 @@ function train.new(recipe, params, opts)
   if not steps then pl.error("recipe", "neither params.steps nor params.epochs says how long to train", "add `steps = 1000` to recipe.params") end
   run.steps = check.whole("recipe", "steps", steps, 0)
   run.eval_every = params.eval_every or recipe.eval_every
+  run.on_nan, run.on_spike = params.on_nan or recipe.on_nan or "stop", params.on_spike or recipe.on_spike or "warn"
+  check.word("recipe", "on_nan", run.on_nan, { "stop", "skip", "warn" })
+  check.word("recipe", "on_spike", run.on_spike, { "warn", "skip", "stop", "off" })
   return setmetatable(run, meta)
 end
 
@@ -294,6 +302,24 @@ local function record(run, batches)
   return loss, values
 end
 
+---Keeps a step that went wrong out of the States, all of them, on the device and with nothing read back. The norm of the
+---gradients counts where there is one; with fp16 the loss scaler looks after it.
+local function guard(run, loss)
+  local norm = run.opt and not run.scaler and run.opt.norm or nil
+  if run.opt then run.opt.norm = nil end
+  if loss:dim() > 0 then loss = loss:sum() end
+  local ok
+  if run.on_nan ~= "warn" then
+    ok = loss:isfinite()
+    if norm then ok = ok:logical_and(norm:isfinite()) end
+  end
+  if run.on_spike == "skip" then
+    local fits = loss:gt(run.loss_limit or math.huge):logical_not()
+    ok = ok and ok:logical_and(fits) or fits
+  end
+  if ok then pl.native.guard(ok) end
+end
+
 ---A table's names in order, and its values as a list.
 local function unzip(values)
   local names, list = tree.names(values), {}
@@ -344,7 +370,7 @@ local function record_step(run, get_batches)
   return all, samples
 end
 
----The micro-batches of the next step.
+---The training batches of the step at the run's position.
 local function next_batches(run)
   local batches = {}
   for i = 1, run.accumulate do batches[i] = { run.data.train:batch_at(run.count * run.accumulate + i - 1) } end
@@ -358,10 +384,12 @@ local function take_step(run, get_batches)
   if failed and run.opt then run.opt.count = failed[1] end
   if failed and run.ema then run.ema.count = failed[2] end
   run.unfinished = { counts(run) }
+  if run.opt then run.opt.measured = run.on_nan == "skip" end
   local samples = 0
   local values = evaluated(function()
     local all, n = record_step(run, get_batches)
     samples = n
+    guard(run, all.loss)
     return all
   end)
   run.count, run.unfinished = run.count + 1, nil
@@ -382,6 +410,41 @@ function Run:step(n)
     result = take_step(self, function() return next_batches(self) end)
   end
   return result
+end
+
+---Records the step at the run's position once more and asks where its first NaN or infinity came from. Nothing is written.
+---@return {op: string, shape: string, nan: boolean, input: boolean, state: integer?, file: string?, line: integer?}? found nil if all of it is finite
+function Run:diagnose()
+  local before, found, done = { counts(self) }, nil, false
+  self.model:train()
+  if self.opt then self.opt.measured = not self.scaler end
+  local ok, problem = pcall(pl.step, function()
+    local loss = record(self, next_batches(self))
+    local norm = self.opt and not self.scaler and self.opt.norm or nil
+    if norm then found = pl.native.not_finite(loss, norm) else found = pl.native.not_finite(loss) end
+    done = true
+    error("so that nothing of it stays")
+  end)
+  if self.opt then self.opt.count, self.opt.norm = before[1], nil end
+  if self.ema then self.ema.count = before[2] end
+  if not (ok or done) then error(problem, 0) end
+  return found
+end
+
+---Which samples step `k` trained on, counted from 1, if the loader knows: what they are called, and their numbers.
+---@param k integer
+---@return string? what
+---@return integer[]? ids
+function Run:samples_of(k)
+  local train, all, what = self.data.train, {}, nil
+  if type(train.ids_at) ~= "function" then return nil end
+  for i = 0, self.accumulate - 1 do
+    local name, ids = train:ids_at((k - 1) * self.accumulate + i)
+    if not name or not ids then return nil end
+    what = name
+    table.move(ids, 1, #ids, #all + 1, all)
+  end
+  return what, all
 end
 
 ---Whether all steps are done, or early stopping has ended the run.

@@ -29,7 +29,8 @@ pub struct CheckArgs {
 }
 
 /// Params that the training loop reads, whatever the recipe does.
-const OF_THE_LOOP: [&str; 6] = ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget"];
+const OF_THE_LOOP: [&str; 8] =
+    ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
 
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;

@@ -45,7 +45,16 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     }
     let gpu = Cuda::new(0);
     match &gpu {
-        Ok(gpu) => row("gpu", gpu.describe()),
+        Ok(gpu) => {
+            row("gpu", gpu.describe());
+            match gpu.probe().and_then(|mut read| read()) {
+                Some(r) => row("sensors", sensors(&r)),
+                None => row(
+                    "sensors",
+                    "none: NVML (libnvidia-ml.so.1, of the driver) was not found, or does not answer".into(),
+                ),
+            }
+        }
         Err(e) => row("gpu", format!("none usable: {}", e.to_string().lines().next().unwrap_or_default())),
     }
     if let Some(folder) = perilune_cuda::nvrtc::folder() {
@@ -64,6 +73,22 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
         }
         Err(why) => Err(Failure::System(format!("the self test failed: {why}"))),
     }
+}
+
+/// `41 % busy · 12.0 of 139.8 GiB · 512 of 700 W · 61 °C · 1980 MHz`
+fn sensors(r: &perilune_plan::Readings) -> String {
+    let gib = |b: f64| b / (1u64 << 30) as f64;
+    let of = |most: Option<f64>, unit: &str| most.map_or(format!(" {unit}"), |m| format!(" of {m:.0} {unit}"));
+    let mut parts = Vec::new();
+    parts.extend(r.utilization.map(|v| format!("{v:.0} % busy")));
+    parts.extend(r.memory_used.map(|v| format!("{:.1}{}", gib(v), of(r.memory_total.map(gib), "GiB"))));
+    parts.extend(r.power.map(|v| format!("{v:.0}{}", of(r.power_limit, "W"))));
+    parts.extend(r.temperature.map(|v| format!("{v:.0} °C")));
+    parts.extend(r.clock_mhz.map(|v| format!("{v:.0} MHz")));
+    if !r.throttled.is_empty() {
+        parts.push(format!("slowed by {}", r.throttled.join(", ")));
+    }
+    parts.join(" · ")
 }
 
 fn system() -> String {

@@ -86,6 +86,7 @@ impl Trainer<'_> {
                     checkpointed: false,
                 });
                 self.evaluated = None;
+                self.new_policies()?;
                 self.note_params()?;
                 Ok(true)
             }
@@ -119,6 +120,7 @@ impl Trainer<'_> {
         files: &Files,
         failure: &Failure,
     ) -> Result<(), Failure> {
+        self.sentry.forget();
         let text = failure.message();
         let repeated = step - back_to.unwrap_or(step);
         let more = back_to.map_or(serde_json::Value::Null, |n| json!({ "back_to": n, "repeated": repeated }));
@@ -265,8 +267,15 @@ impl Trainer<'_> {
         self.record_way_back(step, false, &bad, &next.files, next.handover.show())
     }
 
+    /// Another version: what it says about NaN and leaps holds, and its losses are not compared with those before.
+    fn new_policies(&mut self) -> Result<(), Failure> {
+        self.sentry.forget();
+        self.set_policies(self.asked.clone())
+    }
+
     fn changed_back(&mut self) -> Result<(), Failure> {
         self.evaluated = None;
+        self.new_policies()?;
         self.checkpoints.again();
         self.note_params()
     }

@@ -7,8 +7,10 @@ use crate::format::number;
 use crate::rundir::RunDir;
 use crate::screen::Screen;
 use perilune_lua::{ParamValue, StepNumbers};
+use perilune_plan::Readings;
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
+use std::time::Instant;
 
 /// Version of the objects' shape; it changes when a field changes its meaning or goes away.
 pub const SCHEMA: u32 = 1;
@@ -18,6 +20,9 @@ pub struct Events {
     pub dir: Option<RunDir>,
     /// The last value of every metric, for the last event.
     pub latest: Vec<(String, f64)>,
+    /// Training began then, and had gone on for so many seconds before (in the processes that it resumes).
+    begun: Instant,
+    before: f64,
 }
 
 pub fn object(values: &[(String, f64)]) -> Value {
@@ -36,7 +41,18 @@ pub fn params(values: &[(String, ParamValue)]) -> Value {
 
 impl Events {
     pub fn new(screen: Rc<Screen>) -> Events {
-        Events { screen, dir: None, latest: Vec::new() }
+        Events { screen, dir: None, latest: Vec::new(), begun: Instant::now(), before: 0.0 }
+    }
+
+    /// Training begins now, after so many seconds of it in other processes.
+    pub fn begin(&mut self, before: f64) {
+        (self.begun, self.before) = (Instant::now(), before);
+    }
+
+    /// Of training so far, to the millisecond.
+    fn seconds(&self) -> Value {
+        let seconds = self.before + self.begun.elapsed().as_secs_f64();
+        serde_json::Number::from_f64((seconds * 1e3).round() / 1e3).map_or(Value::Null, Value::Number)
     }
 
     fn remember(&mut self, values: &[(String, f64)]) {
@@ -56,7 +72,7 @@ impl Events {
     }
 
     pub fn step(&mut self, step: u64, n: &StepNumbers) -> Result<(), Failure> {
-        let event = json!({ "event": "step", "step": step, "loss": number(n.loss), "metrics": object(&n.metrics) });
+        let event = json!({ "event": "step", "step": step, "seconds": self.seconds(), "loss": number(n.loss), "metrics": object(&n.metrics) });
         let mut values = vec![("loss".to_string(), n.loss)];
         values.extend(n.metrics.iter().cloned());
         self.screen.event(&event);
@@ -64,16 +80,29 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values))
     }
 
+    /// What the device's sensors say.
+    pub fn system(&mut self, step: u64, readings: &Readings) -> Result<(), Failure> {
+        let values = crate::monitor::metrics(readings);
+        let event = json!({
+            "event": "system", "step": step, "seconds": self.seconds(), "metrics": object(&values),
+            "throttled": readings.throttled,
+        });
+        self.screen.event(&event);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values))
+    }
+
     /// Metrics of a split, whose names it puts before theirs.
     pub fn eval(&mut self, step: u64, split: &str, metrics: &[(String, f64)]) -> Result<(), Failure> {
+        tracing::info!(step, split, "evaluated");
         let values: Vec<(String, f64)> = metrics.iter().map(|(name, v)| (format!("{split}/{name}"), *v)).collect();
-        let event = json!({ "event": "eval", "step": step, "metrics": object(&values) });
+        let event = json!({ "event": "eval", "step": step, "seconds": self.seconds(), "metrics": object(&values) });
         self.screen.event(&event);
         self.remember(&values);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values).and_then(|()| d.flush()))
     }
 
     pub fn checkpoint(&mut self, step: u64, path: &std::path::Path) -> Result<(), Failure> {
+        tracing::info!(step, path = %path.display(), "checkpoint");
         let event = json!({ "event": "checkpoint", "step": step, "path": path.display().to_string() });
         self.screen.event(&event);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
@@ -81,6 +110,7 @@ impl Events {
 
     /// A new version of the recipe was applied after a step, or refused; `more` are fields besides.
     pub fn reload(&mut self, step: u64, changed: &[String], error: Option<&str>, more: Value) -> Result<(), Failure> {
+        tracing::info!(step, changed = ?changed, error, "reload");
         let mut event =
             json!({ "event": "reload", "step": step, "ok": error.is_none(), "changed": changed, "error": error });
         if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
@@ -91,8 +121,21 @@ impl Events {
     }
 
     pub fn warning(&self, message: &str) {
+        tracing::warn!("{message}");
         self.screen.event(&json!({ "event": "warning", "message": message }));
         self.screen.warn(message);
+    }
+
+    /// Something about a step, which the log of the run keeps too. `more` are fields of the event.
+    pub fn warning_at(&mut self, step: u64, message: &str, more: Value) -> Result<(), Failure> {
+        tracing::warn!(step, "{message}");
+        let mut event = json!({ "event": "warning", "step": step, "message": message });
+        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
+            event.extend(more);
+        }
+        self.screen.event(&event);
+        self.screen.warn(message);
+        self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]).and_then(|()| d.flush()))
     }
 
     /// On stdout only; `main` says it to the person.

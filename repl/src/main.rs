@@ -3,10 +3,12 @@
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
 mod against;
+mod alarm;
 mod bench;
 mod check;
 mod checkpoints;
 mod ckpt;
+mod curves;
 mod device;
 mod doctor;
 mod edits;
@@ -17,6 +19,8 @@ mod git;
 mod init;
 mod keep;
 mod ledger;
+mod log;
+mod monitor;
 mod plot;
 mod profile;
 mod progress;
@@ -26,6 +30,7 @@ mod resume;
 mod run;
 mod rundir;
 mod screen;
+mod sentry;
 mod signals;
 mod source;
 mod tensorboard;
@@ -42,6 +47,9 @@ use std::process::ExitCode;
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
 Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 4 refused (a damaged checkpoint), 75 asks to be\nstarted again, 130 and 143 interrupted.")]
 struct Cli {
+    /// Write a log of what happens inside to FILE; PERILUNE_LOG says how much (debug, or perilune_engine=trace)
+    #[arg(long, global = true, value_name = "FILE")]
+    log: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -63,6 +71,8 @@ enum Command {
     Ckpt(ckpt::CkptArgs),
     /// Time ours and PyTorch's for the same work, on the same device
     Bench(bench::BenchArgs),
+    /// Draw the curves of runs, in the terminal or as SVG or PNG
+    Plot(curves::PlotArgs),
     /// Repeat a run with the edits that it had, and compare its weights
     Replay(replay::ReplayArgs),
     /// Begin a recipe in a new directory, with what an editor needs
@@ -103,7 +113,9 @@ fn arguments() -> Result<Vec<OsString>, Failure> {
 }
 
 fn dispatch() -> Result<(), Failure> {
-    match Cli::parse_from(arguments()?).command {
+    let cli = Cli::parse_from(arguments()?);
+    log::start(cli.log.as_deref())?;
+    match cli.command {
         Command::Run(args) => run::run(args),
         Command::Repl(args) => prompt::repl(args),
         Command::Check(args) => check::check(args),
@@ -111,6 +123,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Profile(args) => profile::profile(args),
         Command::Ckpt(args) => ckpt::ckpt(&args),
         Command::Bench(args) => bench::bench(args),
+        Command::Plot(args) => curves::plot(&args),
         Command::Replay(args) => {
             replay::replay(args, |words| match Cli::try_parse_from(with_run(words)).ok()?.command {
                 Command::Run(args) => Some(args),

@@ -3,6 +3,7 @@
 use crate::format::{clock, rate, short};
 use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use perilune_plan::Readings;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -12,6 +13,9 @@ const REFRESH: Duration = Duration::from_millis(80);
 /// Plain lines are at least this far apart, and about twenty in all.
 const PLAIN: Duration = Duration::from_secs(2);
 const LINES: f64 = 18.0;
+
+/// Steps that say nothing about the speed of the others.
+const WARM: u32 = 5;
 
 /// Width of the bar.
 const BAR: usize = 20;
@@ -27,6 +31,16 @@ pub struct Progress {
     shown: Instant,
     step: u64,
     loss: Option<f64>,
+    /// Tokens in a sample, where samples have some.
+    tokens: Option<u64>,
+    /// What the device could do, and what was asked of it, in FLOP of products.
+    peak: Option<f64>,
+    work: f64,
+    /// Steps taken here, and seconds and work when the first of them, which compile, were over.
+    taken: u32,
+    warm: (f64, f64),
+    /// What its sensors said last.
+    readings: Option<String>,
 }
 
 impl Progress {
@@ -41,7 +55,23 @@ impl Progress {
             bar
         });
         screen.set_bar(bar.clone());
-        Progress { screen, total, bar, data, seconds: 0.0, samples: 0, shown: Instant::now(), step: 0, loss: None }
+        Progress {
+            screen,
+            total,
+            bar,
+            data,
+            seconds: 0.0,
+            samples: 0,
+            shown: Instant::now(),
+            step: 0,
+            loss: None,
+            tokens: None,
+            peak: None,
+            work: 0.0,
+            taken: 0,
+            warm: (0.0, 0.0),
+            readings: None,
+        }
     }
 
     /// The run became longer or shorter.
@@ -52,9 +82,23 @@ impl Progress {
         }
     }
 
-    /// A step was taken, in that time.
-    pub fn took(&mut self, seconds: f64) {
+    /// A step was taken, in that time, with so much work.
+    pub fn took(&mut self, seconds: f64, work: f64) {
         self.seconds += seconds;
+        self.work += work;
+        self.taken += 1;
+        if self.taken == WARM {
+            self.warm = (self.seconds, self.work);
+        }
+    }
+
+    /// Tokens in a sample, and FLOP/s that the device reaches at most.
+    pub fn set_device(&mut self, tokens: Option<u64>, peak: Option<f64>) {
+        (self.tokens, self.peak) = (tokens, peak);
+    }
+
+    pub fn set_readings(&mut self, readings: &Readings) {
+        self.readings = Some(crate::monitor::short(readings));
     }
 
     /// The numbers of a step have arrived.
@@ -80,9 +124,15 @@ impl Progress {
     fn message(&self, time: &str) -> String {
         let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
         if self.seconds > 0.0 {
-            parts.push(format!("{} samples/s", rate(self.samples as f64 / self.seconds)));
+            let (unit, per) = self.tokens.map_or(("samples", 1), |n| ("tokens", n));
+            parts.push(format!("{} {unit}/s", rate((self.samples * per) as f64 / self.seconds)));
+            if let Some(peak) = self.peak.filter(|_| self.taken > WARM) {
+                let (seconds, work) = (self.seconds - self.warm.0, self.work - self.warm.1);
+                parts.push(format!("MFU {:.1} %", 100.0 * work / seconds / peak));
+            }
             parts.push(format!("data {:.1} %", 100.0 * self.data.get() / self.seconds));
         }
+        parts.extend(self.readings.clone());
         parts.push(time.to_string());
         parts.join(" · ")
     }

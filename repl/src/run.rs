@@ -7,11 +7,12 @@ use crate::failure::Failure;
 use crate::format::{grouped, metrics};
 use crate::keep::KeepArgs;
 use crate::ledger::{self, Entry, Kind};
+use crate::monitor::Monitor;
 use crate::progress::Progress;
 use crate::prompt;
 use crate::replay::Script;
 use crate::resume::Resume;
-use crate::rundir::{self, RunDir};
+use crate::rundir::{self, Kept, RunDir};
 use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
@@ -62,6 +63,12 @@ pub struct RunArgs {
     /// Apply edits of the recipe and of the files it requires while it trains
     #[arg(long)]
     watch: bool,
+    /// When the loss or the norm of the gradients is NaN or infinite: stop, skip the update, or warn and go on
+    #[arg(long, value_name = "stop|skip|warn", value_parser = ["stop", "skip", "warn"], hide_possible_values = true)]
+    on_nan: Option<String>,
+    /// When the loss leaps far above what it was: warn, skip the update, stop, or nothing (off)
+    #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
+    on_spike: Option<String>,
     /// What `perilune replay` repeats.
     #[arg(skip)]
     pub script: Option<Script>,
@@ -197,6 +204,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
                 runtime: &runtime,
                 recipe: &recipe,
                 device: backend.describe(),
+                backend: backend.clone(),
                 begun,
                 seed,
                 resume,
@@ -258,6 +266,7 @@ struct Job<'a> {
     runtime: &'a Runtime,
     recipe: &'a Recipe,
     device: String,
+    backend: Rc<dyn Backend>,
     begun: Instant,
     seed: Option<i64>,
     resume: Option<Resume>,
@@ -322,10 +331,10 @@ impl Job<'_> {
                 }
             }
         };
-        let mut evaluated = None;
+        let mut kept = Kept::default();
         if let Some(resume) = &self.resume {
-            let (dir, values) = RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?;
-            (events.dir, evaluated) = (Some(dir), values);
+            let (dir, found) = RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?;
+            (events.dir, kept) = (Some(dir), found);
             about.insert("resumed".into(), resume.step().into());
         }
         let dir = events.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
@@ -336,9 +345,11 @@ impl Job<'_> {
             self.resumed(resume, &run, &params, &handover, &about, events)?;
         }
 
+        events.begin(kept.seconds);
         let data = run.time_data()?;
         let screen = events.screen.clone();
         let mut progress = Progress::new(screen, run.steps(), data);
+        progress.set_device(run.tokens_per_sample(), self.backend.peak_flops(&run.precision()));
         let watch = match self.args.watch || self.args.script.is_some() {
             true => {
                 signals.hear_reload()?;
@@ -357,7 +368,10 @@ impl Job<'_> {
         };
         let run = Rc::new(run);
         let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
-        trainer.evaluated = evaluated.map(|values| (run.count(), values));
+        trainer.monitor = self.backend.probe().and_then(Monitor::start);
+        trainer.set_policies((self.args.on_nan.clone(), self.args.on_spike.clone()))?;
+        trainer.remember(&kept.history);
+        trainer.evaluated = kept.evaluated.map(|values| (run.count(), values));
         trainer.until = self.args.script.as_ref().map(|s| s.steps);
         trainer.notices();
         let end = loop {

@@ -28,6 +28,17 @@ pub struct RunDir {
     flushed: Instant,
 }
 
+/// What the log of a run says about the step from which it goes on.
+#[derive(Default)]
+pub struct Kept {
+    /// The metrics of the evaluation of `valid` at that step, if there was one.
+    pub evaluated: Option<Vec<(String, f64)>>,
+    /// How long the run had trained.
+    pub seconds: f64,
+    /// The steps, their loss and gradient norm; none where the recipe was loaded anew.
+    pub history: Vec<Option<(u64, f64, Option<f64>)>>,
+}
+
 /// Seconds since 1970.
 pub fn now() -> f64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
@@ -73,30 +84,41 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
 
 /// Takes what was logged after a step out of `metrics.jsonl`, which it opens to go on, and finds the evaluation of `valid`
 /// at that step.
-fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, Option<Vec<(String, f64)>>), Failure> {
+fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, Kept), Failure> {
     let at = path.join("metrics.jsonl");
     let text = match fs::read_to_string(&at) {
         Ok(text) => text,
         Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
         Err(e) => return Err(disk("read", &at)(e)),
     };
-    let (mut kept, mut evaluated) = (String::new(), None);
+    let (mut lines, mut kept) = (String::new(), Kept::default());
     for line in text.lines() {
         // The last one may be cut short by the end of the process that wrote it.
         let event: Value = serde_json::from_str(line).unwrap_or_default();
         if event["step"].as_u64().is_some_and(|s| s <= step) {
-            kept.extend([line, "\n"]);
+            lines.extend([line, "\n"]);
+            kept.seconds = event["seconds"].as_f64().unwrap_or(kept.seconds);
+            match event["event"].as_str() {
+                Some("step") => {
+                    // NaN and infinities are null there.
+                    let number = |v: &Value| v.as_f64().unwrap_or(f64::NAN);
+                    let norm = event["metrics"].get("grad_norm").map(number);
+                    kept.history.push(Some((event["step"].as_u64().unwrap_or(0), number(&event["loss"]), norm)));
+                }
+                Some("reload") => kept.history.push(None),
+                _ => {}
+            }
         }
         if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
             let metrics = event["metrics"].as_object().into_iter().flatten();
             let valid = metrics.filter_map(|(k, v)| Some((k.strip_prefix("valid/")?.to_string(), v.as_f64()?)));
-            evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(evaluated);
+            kept.evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(kept.evaluated);
         }
     }
     let new = path.join(".metrics.jsonl.new");
-    fs::write(&new, kept).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
+    fs::write(&new, lines).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
     let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
-    Ok((BufWriter::new(metrics), evaluated))
+    Ok((BufWriter::new(metrics), kept))
 }
 
 impl RunDir {
@@ -124,14 +146,9 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Goes on in a directory whose last checkpoint is of `step`. Also gives the metrics of the evaluation of `valid` at that
-    /// step, if there was one.
-    pub fn resume(
-        path: &Path,
-        record: Map<String, Value>,
-        step: u64,
-    ) -> Result<(RunDir, Option<Vec<(String, f64)>>), Failure> {
-        let (metrics, evaluated) = cut(path, step)?;
+    /// Goes on in a directory whose last checkpoint is of `step`: what was logged after it will be logged again.
+    pub fn resume(path: &Path, record: Map<String, Value>, step: u64) -> Result<(RunDir, Kept), Failure> {
+        let (metrics, kept) = cut(path, step)?;
         let tb = path.join("tb");
         fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
         let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
@@ -139,7 +156,7 @@ impl RunDir {
         let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
         dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
-        Ok((dir, evaluated))
+        Ok((dir, kept))
     }
 
     /// The run has gone back to a step: what was logged after it will be logged again.

@@ -7,11 +7,13 @@ use crate::checkpoints::Checkpoints;
 use crate::edits::Trial;
 use crate::events::Events;
 use crate::failure::Failure;
-use crate::format::{metrics, short};
+use crate::format::metrics;
+use crate::monitor::Monitor;
 use crate::progress::Progress;
+use crate::sentry::{Finding, Limit, Policy, Sentry};
 use crate::signals::{Asked, Signals};
 use crate::watch::Watch;
-use perilune_lua::{Failed, ParamValue, RecipeError, Run, StepResult};
+use perilune_lua::{Failed, ParamValue, Run, StepResult};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -35,10 +37,29 @@ pub struct Trainer<'a> {
     pub spoilt: bool,
     /// Ends here, whatever the recipe says.
     pub until: Option<u64>,
-    pending: Option<(u64, StepResult)>,
-    last_loss: Option<f64>,
+    pending: Option<Pending>,
+    pub(crate) sentry: Sentry,
+    /// The device's sensors, where it has some.
+    pub monitor: Option<Monitor>,
+    /// What the command line says about NaN and leaps, and what holds.
+    pub(crate) asked: (Option<String>, Option<String>),
+    pub(crate) on_nan: Policy,
+    pub(crate) on_spike: Policy,
+    /// Steps in a row that were not finite, or skipped; whether the origin of one has been looked for.
+    pub(crate) bad: u32,
+    pub(crate) traced: bool,
+    pub(crate) last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
     pub evaluated: Option<(u64, Vec<(String, f64)>)>,
+}
+
+/// A step whose numbers have not been read.
+pub(crate) struct Pending {
+    pub step: u64,
+    result: StepResult,
+    /// The random numbers before it, and the limit of its loss.
+    pub rng: (u64, u32),
+    limit: Option<Limit>,
 }
 
 /// Why the loop ended.
@@ -74,8 +95,37 @@ impl<'a> Trainer<'a> {
             spoilt: false,
             until: None,
             pending: None,
+            sentry: Sentry::new(),
+            monitor: None,
+            asked: (None, None),
+            on_nan: Policy::Stop,
+            on_spike: Policy::Warn,
+            bad: 0,
+            traced: false,
             last_loss: None,
             evaluated: None,
+        }
+    }
+
+    /// What to do about NaN and leaps: the command line before the recipe.
+    pub fn set_policies(&mut self, asked: (Option<String>, Option<String>)) -> Result<(), Failure> {
+        self.run.set_policies(asked.0.as_deref(), asked.1.as_deref())?;
+        let (on_nan, on_spike) = self.run.policies();
+        (self.on_nan, self.on_spike) = (Policy::of(&on_nan), Policy::of(&on_spike));
+        self.asked = asked;
+        Ok(())
+    }
+
+    /// What a run that goes on had seen.
+    pub fn remember(&mut self, history: &[Option<(u64, f64, Option<f64>)>]) {
+        for entry in history {
+            match entry {
+                Some((step, loss, norm)) => {
+                    let limit = self.sentry.limit_for(*step);
+                    self.sentry.see(*step, *loss, *norm, limit);
+                }
+                None => self.sentry.forget(),
+            }
         }
     }
 
@@ -117,18 +167,37 @@ impl<'a> Trainer<'a> {
         }
         self.look()?;
         self.rng = self.run.rng();
+        let limit = self.sentry.limit_for(self.run.count() + 1);
+        if self.on_spike == Policy::Skip {
+            self.run.set_loss_limit(limit.map_or(f64::INFINITY, |l| l.at))?;
+        }
         let start = Instant::now();
-        let result = self.run.step();
-        self.progress.took(start.elapsed().as_secs_f64());
+        let products = self.products();
+        let result = {
+            let _span = tracing::debug_span!("step", step = self.run.count() + 1).entered();
+            self.run.step()
+        };
         self.notices();
         let result = result?;
         let step = self.run.count();
         self.owed = Some(step);
         self.judge(step)?;
-        if let Some(before) = self.pending.replace((step, result)) {
+        if let Some(before) = self.pending.replace(Pending { step, result, rng: self.rng, limit }) {
             self.report(before)?;
         }
+        // With the wait for the step before: a device works while the host records.
+        let work = self.products() - products;
+        self.progress.took(start.elapsed().as_secs_f64(), work);
+        if let Some(readings) = self.monitor.as_ref().and_then(Monitor::take) {
+            self.events.system(step, &readings)?;
+            self.progress.set_readings(&readings);
+        }
         Ok(None)
+    }
+
+    /// FLOP of all products so far.
+    fn products(&self) -> f64 {
+        self.run.host().engine.borrow().products
     }
 
     /// The evaluation and the checkpoint that are due after a step.
@@ -156,39 +225,30 @@ impl<'a> Trainer<'a> {
         self.pending.take().map_or(Ok(()), |p| self.report(p))
     }
 
-    fn report(&mut self, (step, result): (u64, StepResult)) -> Result<(), Failure> {
-        let numbers = self.run.read(&result)?;
+    fn report(&mut self, pending: Pending) -> Result<(), Failure> {
+        let step = pending.step;
+        let numbers = self.run.read(&pending.result)?;
         self.events.step(step, &numbers)?;
         self.progress.update(step, numbers.loss, numbers.samples);
+        let scaled = self.run.precision() == "fp16";
+        let norm = numbers.metrics.iter().find(|m| m.0 == "grad_norm" && !scaled).map(|m| m.1);
         self.sound = numbers.loss.is_finite();
-        if !self.sound {
-            // Of a version on trial it is a bad edit, which `bad_edit` takes back.
-            self.spoilt = true;
-            return Err(self.not_finite(step, numbers.loss));
+        match self.sentry.see(step, numbers.loss, norm, pending.limit) {
+            Some(Finding::NotFinite { metric, value }) => {
+                // Of a version on trial it is a bad edit, which `bad_edit` takes back.
+                self.spoilt = true;
+                self.not_finite(&pending, metric, value)?;
+                self.spoilt = false;
+            }
+            Some(Finding::Spike { median, limit, z }) if self.on_spike != Policy::Off => {
+                self.leap(step, numbers.loss, median, limit, z)?;
+            }
+            _ => self.bad = 0,
         }
-        self.last_loss = Some(numbers.loss);
+        if numbers.loss.is_finite() {
+            self.last_loss = Some(numbers.loss);
+        }
         self.passed(step)
-    }
-
-    fn not_finite(&self, step: u64, loss: f64) -> Failure {
-        let what = if loss.is_nan() { "NaN" } else { "infinite" };
-        let before = self.last_loss.map(|l| format!("; it was {} at step {}", short(l), step - 1)).unwrap_or_default();
-        let lr = self.params.iter().find(|(name, _)| name == "lr").map(|(_, v)| match v {
-            ParamValue::Int(i) => format!(" (lr is {i})"),
-            ParamValue::Float(f) => format!(" (lr is {f})"),
-            _ => String::new(),
-        });
-        let hint = format!(
-            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data",
-            lr.unwrap_or_default()
-        );
-        let message = format!("the loss is {what} at step {step}{before}");
-        let place = self.run.loss_place();
-        let error = match &place {
-            Some((file, line)) => RecipeError::at(file, Some(*line), message, Some(hint)),
-            None => RecipeError::at("", None, message, Some(hint)),
-        };
-        Failure::Recipe(Box::new(RecipeError { file: place.map(|(file, _)| file), ..error }))
     }
 
     pub fn can_evaluate(&self, split: &str) -> bool {

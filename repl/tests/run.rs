@@ -188,11 +188,12 @@ fn a_loss_that_is_no_number_ends_the_run_with_the_step_and_a_cure() {
     let events = r.events();
     let last = events.last().unwrap();
     assert_eq!(last["event"], "error");
-    assert_eq!((&last["file"], &last["line"]), (&json!("tiny.lua"), &json!(11)));
+    assert_eq!((&last["file"], &last["line"]), (&json!("tiny.lua"), &json!(13)));
     let message = last["message"].as_str().unwrap();
     assert!(message.contains(" at step 2; it was "), "{message}");
     assert!(last["hint"].as_str().unwrap().starts_with("try a lower learning rate (lr is 1"), "{last}");
-    assert!(r.err.starts_with("tiny.lua:11: the loss is "), "{}", r.err);
+    assert!(message.contains("; the first infinity comes from pow, shape {} (tiny.lua:13); rows "), "{message}");
+    assert!(r.err.starts_with("tiny.lua:13: the loss is "), "{}", r.err);
     let record = p.run_json(&format!("runs/{}", p.runs()[0]));
     assert_eq!(record["status"], "failed");
     assert!(record["error"].as_str().unwrap().contains("at step 2"));

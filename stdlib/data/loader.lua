@@ -15,11 +15,14 @@ local check = require "perilune.check"
 ---@field shuffled boolean
 ---@field drop_last boolean
 ---@field make fun(first: integer, count: integer): table the batch of samples first .. first + count - 1 of the stream
+---@field ids (fun(first: integer, count: integer): integer[])? what a person would look these samples up by
+---@field what string? what `ids` counts: "rows"
+---@field tokens integer? tokens in a sample, of a text
 local Loader = {}
 local meta = { __index = Loader }
 
 ---@param op string
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, ids: function?, what: string?, tokens: integer?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)
@@ -43,19 +46,33 @@ function Loader:samples()
   return self.drop_last and self:batches() * self.size or self.n
 end
 
+---First sample and number of samples of batch `k`.
+local function span(self, k)
+  if self.shuffled then
+    local first = k * self.size
+    if self.drop_last then first = k // self:batches() * self.n + k % self:batches() * self.size end
+    return first, self.size
+  end
+  local first = k % self:batches() * self.size
+  return first, math.min(self.size, self.n - first)
+end
+
 ---Batch number `k`, from 0.
 ---@param k integer
 ---@return table batch named tensors, recorded in the current step
 ---@return integer count samples in it
 function Loader:batch_at(k)
-  if self.shuffled then
-    local first = k * self.size
-    if self.drop_last then first = k // self:batches() * self.n + k % self:batches() * self.size end
-    return self.make(first, self.size), self.size
-  end
-  local first = k % self:batches() * self.size
-  local count = math.min(self.size, self.n - first)
+  local first, count = span(self, k)
   return self.make(first, count), count
+end
+
+---Which samples batch `k` has: what they are called and their numbers, if they have some.
+---@param k integer
+---@return string? what
+---@return integer[]? ids
+function Loader:ids_at(k)
+  if not self.ids then return nil end
+  return self.what, self.ids(span(self, k))
 end
 
 ---Where batch `k` starts, as a checkpoint tells it.

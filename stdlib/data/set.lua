@@ -125,12 +125,14 @@ function Set:batch(size, opts)
     end
     return set.index and set.index[at + 1] or at
   end
-  local function make(first, count)
+  local function ids(first, count)
     local rows = {}
     for i = 1, count do rows[i] = row(first + i - 1) end
-    return gather(set, rows)
+    return rows
   end
-  return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last, make = make })
+  local function make(first, count) return gather(set, ids(first, count)) end
+  return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
+                                    make = make, ids = ids, what = "rows" })
 end
 
 return { tensors = tensors }

@@ -110,21 +110,24 @@ function Text:windows(opts)
   end
   local ids, low = self.tokens, self.low
   local windows = (n - 1) // T
+  local function starts_of(first, count)
+    if o.seed then return native.text_windows(o.seed, first, count, n, T + 1) end
+    local list = {}
+    for i = 1, count do list[i] = (first + i - 1) * T end
+    return pl.tensor(list, { dtype = "i64" })
+  end
+  local function ids(first, count)
+    return (starts_of(first, count) + low):tolist()
+  end
   local function make(first, count)
-    local starts ---@type perilune.Tensor
-    if o.seed then
-      starts = native.text_windows(o.seed, first, count, n, T + 1)
-    else
-      local list = {}
-      for i = 1, count do list[i] = (first + i - 1) * T end
-      starts = pl.tensor(list, { dtype = "i64" })
-    end
+    local starts = starts_of(first, count)
     local at_BT = (starts + low):unsqueeze(1) + pl.arange(T + 1)
     local both_BT = ids:index_select(0, at_BT:flatten()):view(count, T + 1)
     if both_BT.dtype ~= "i64" then both_BT = both_BT:to("i64") end
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
-  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make })
+  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = ids,
+                            what = "windows from token", tokens = T })
 end
 
 return { text = text, sequence = sequence, tokens = tokens, language = language }

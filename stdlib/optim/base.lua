@@ -22,6 +22,8 @@ local schedule = require "perilune.optim.schedule"
 ---@field groups {options: table, params: table[]}[]
 ---@field clip_norm number?
 ---@field clip_value number?
+---@field measured boolean? whether a step works out the norm of all gradients although nothing is clipped
+---@field norm perilune.Tensor? that norm, of the step being recorded
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
@@ -186,7 +188,7 @@ end
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
 ---Outside of a step scope this ends the implicit step.
 ---@param opts {scale?: number|perilune.Tensor, scaler?: perilune.LossScaler}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
----@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` is set
+---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` or `measured` is set
 function Optimizer:step(opts)
   local op = "optim." .. self.kind
   local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
@@ -212,7 +214,8 @@ function Optimizer:step(opts)
   if self.clip_value then
     for i, g in ipairs(grads) do grads[i] = g:clamp(-self.clip_value, self.clip_value) end
   end
-  local norm = (self.clip_norm or scaler) and clip.total_norm(grads)
+  local norm = (self.clip_norm or scaler or self.measured) and clip.total_norm(grads) or nil
+  self.norm = norm
   -- A gradient that is not finite makes a norm that is not.
   local ok = scaler and norm and norm:isfinite() ---@type any
   if self.clip_norm and norm then
@@ -231,7 +234,7 @@ function Optimizer:step(opts)
   if scaler then scaler:update(ok) end
   self.count = self.count + 1
   if not pl.in_step() then pl.end_step() end
-  return self.clip_norm and norm or nil
+  return (self.clip_norm or self.measured) and norm or nil
 end
 
 function meta.__tostring(self)

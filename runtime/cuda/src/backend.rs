@@ -101,6 +101,15 @@ impl Backend for Cuda {
         format!("{} ({}, sm_{major}{minor}, {} SMs, {gib:.0} GiB)", self.name, d.name, d.props.sms)
     }
 
+    fn peak_flops(&self, precision: &str) -> Option<f64> {
+        let d = &self.shared.device;
+        crate::peak::flops(&d.name, d.props.arch, d.props.sms, d.clock_hz()?, precision)
+    }
+
+    fn probe(&self) -> Option<perilune_plan::Probe> {
+        crate::nvml::probe(&self.shared.device.pci_address()?)
+    }
+
     fn keeps(&self, node: &Node) -> bool {
         crate::compile::keeps(node) || (crate::conv::keeps(node) && self.shared.dnn().is_some())
     }

@@ -93,6 +93,24 @@ impl Device {
         }
     }
 
+    /// Where the GPU is, as `00000000:1B:00.0`.
+    pub fn pci_address(&self) -> Option<String> {
+        let mut text = [0i8; 32];
+        // SAFETY: the buffer is as long as is said.
+        let status = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.device) };
+        let bytes: Vec<u8> = text.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+        String::from_utf8(bytes).ok().filter(|t| status as i32 == 0 && !t.is_empty())
+    }
+
+    /// The highest clock of the SMs, in Hz.
+    pub fn clock_hz(&self) -> Option<f64> {
+        let mut khz = 0;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
+        // SAFETY: the out-pointer is to a local.
+        let status = unsafe { sys::cuDeviceGetAttribute(&mut khz, attribute, self.device) };
+        (status as i32 == 0 && khz > 0).then(|| f64::from(khz) * 1e3)
+    }
+
     /// Waits for all queued work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: see the head of the file.

@@ -22,8 +22,10 @@ pub mod lab;
 pub mod launch;
 pub mod library;
 mod memory;
+pub mod nvml;
 pub mod nvrtc;
 pub mod paper;
+mod peak;
 
 pub use backend::Cuda;
 pub use paper::Paper;

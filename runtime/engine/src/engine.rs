@@ -125,6 +125,8 @@ pub struct Engine {
     pub plans_shown: Vec<String>,
     /// A device that has kernels' texts, to show them where the one that computes has none.
     pub paper: Option<Rc<dyn Backend>>,
+    /// FLOP of all products run so far.
+    pub products: f64,
     /// What a step may take: more is recomputed, or an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
@@ -157,6 +159,7 @@ impl Engine {
             profile: None,
             plans_shown: Vec::new(),
             paper: None,
+            products: 0.0,
             memory_budget: None,
             largest: None,
             attempt: None,
@@ -416,6 +419,12 @@ impl Engine {
         let steady = self.step.warm() && !request.commits.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let (plan, hit) = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend)?;
+        if !hit {
+            let p = &plan.program;
+            let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
+            let ms = begun.elapsed().as_secs_f64() * 1e3;
+            tracing::debug!(kernels, nodes = self.tracer.trace.order.len(), arena, ms, "compiled a plan");
+        }
         if hit {
             self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
         } else {
@@ -451,12 +460,14 @@ impl Engine {
         }
         let times = self.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
+        let _span = tracing::trace_span!("run_plan", kernels = plan.program.kernels.len(), hit).entered();
         if let Err(f) = plan.exec.run(&inputs, &self.tracer.trace.slots, &outputs, times) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.tracer.trace.order.get(p));
             return Err(Fault { error: f.error, site: at.map(|id| self.graph.site_of(*id)) });
         }
         self.stats.runs += 1;
+        self.products += plan.products;
         self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
         self.stats.arena_bytes = plan.program.arena_bytes;
         self.stats.live_bytes = plan.program.live_bytes;

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod finite;
 pub mod memory;
 pub mod profile;
 mod prompt;
@@ -16,6 +17,7 @@ mod state;
 mod step;
 
 pub use engine::{Engine, Fault, Handle, Stats};
+pub use finite::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
 pub use state::{StateId, StateInfo};

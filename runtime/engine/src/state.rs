@@ -8,7 +8,7 @@ use crate::engine::{Engine, Fault, Value};
 use crate::memory::Role;
 use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
-use perilune_core::graph::NodeId;
+use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{create, movement};
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
@@ -95,6 +95,25 @@ impl States {
     /// (payload, value) of every assignment not yet written, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
+    }
+
+    /// States whose value the open step changes, and the new value; not those that it made.
+    pub fn guarded(&self) -> Vec<(StateId, NodeId)> {
+        let assigned = |id: &StateId| self.all.get(&id.0).filter(|s| s.initial.is_none())?.assigned;
+        self.order.iter().filter_map(|id| Some((*id, assigned(id)?))).collect()
+    }
+
+    /// Writes another value at the end of the step than was assigned, of the same shape and dtype.
+    pub fn replace(&mut self, id: StateId, value: NodeId) {
+        if let Some(s) = self.all.get_mut(&id.0) {
+            s.assigned = Some(value);
+        }
+    }
+
+    /// The leaves through which the open step reads the values that States had before it.
+    pub fn first_reads(&self, graph: &Graph) -> HashMap<StateId, NodeId> {
+        let leaves = self.reads.iter().filter(|(node, _)| graph.node(*node).op == &create::STATE);
+        leaves.map(|(node, id)| (*id, *node)).collect()
     }
 
     /// Takes back the assignments of a failed step; States made in it get their initial value.

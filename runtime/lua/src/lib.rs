@@ -9,6 +9,7 @@
 mod args;
 pub mod console;
 mod errors;
+mod finite;
 mod frames;
 mod functions;
 mod grads;
@@ -34,6 +35,6 @@ pub use handover::{Described, Handover, Parked, Source, Taking, compare};
 pub use loader::stdlib_files;
 pub use perilune_engine::profile;
 pub use reference::{reference_markdown, stubs};
-pub use run::{KeepSaid, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
+pub use run::{KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use tensor::{Ref, Tensor};

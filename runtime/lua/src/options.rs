@@ -152,7 +152,9 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
 /// Reading a param that is not there: nil where the runtime itself asks for what a recipe may leave out, else a slip.
 fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {
     let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(key));
-    if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget"].contains(&name.as_str()) {
+    if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget", "on_nan", "on_spike"]
+        .contains(&name.as_str())
+    {
         return Ok(Value::Nil);
     }
     let hint = match did_you_mean(&name, names.iter().map(String::as_str)) {

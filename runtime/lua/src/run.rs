@@ -3,6 +3,7 @@
 use crate::host::Host;
 use crate::runtime::Failed;
 use crate::table;
+use crate::tensor::Ref;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
@@ -143,6 +144,20 @@ pub struct KeepSaid {
     pub max: Option<bool>,
 }
 
+/// Where the first NaN or infinity of a step came from.
+#[derive(Clone, Debug)]
+pub struct NotFinite {
+    pub op: String,
+    pub shape: String,
+    pub nan: bool,
+    /// It came from outside, or was there as a number of the recipe.
+    pub input: bool,
+    /// It was in this State already.
+    pub state: Option<String>,
+    /// File and line of the recipe.
+    pub place: Option<(String, u32)>,
+}
+
 /// Numbers of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepNumbers {
@@ -189,6 +204,71 @@ impl Run {
             metrics: metrics.map(|m| numbers(&self.lua, &m)).transpose()?.unwrap_or_default(),
             samples: result.table.get::<Option<i64>>("samples")?.unwrap_or(0) as u64,
         })
+    }
+
+    /// What happens when the loss or the gradients are not finite, and when the loss leaps: `on_nan` and `on_spike`.
+    pub fn policies(&self) -> (String, String) {
+        let get = |name: &str, default: &str| self.table.get(name).unwrap_or_else(|_| default.to_string());
+        (get("on_nan", "stop"), get("on_spike", "warn"))
+    }
+
+    /// What the command line says instead of the recipe.
+    pub fn set_policies(&self, on_nan: Option<&str>, on_spike: Option<&str>) -> Result<(), Failed> {
+        for (name, value) in [("on_nan", on_nan), ("on_spike", on_spike)] {
+            if let Some(value) = value {
+                self.table.set(name, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// With `on_spike` = "skip": the loss above which the next step changes no State.
+    pub fn set_loss_limit(&self, limit: f64) -> Result<(), Failed> {
+        Ok(self.table.set("loss_limit", limit)?)
+    }
+
+    /// Whether the recipe has a step of its own, which may do what cannot be done twice.
+    pub fn own_step(&self) -> bool {
+        self.recipe.get::<Value>("step").is_ok_and(|f| !f.is_nil())
+    }
+
+    /// The samples that step `k` trained on, if the data knows them: what they are called, and their numbers.
+    pub fn samples_of(&self, k: u64) -> Result<Option<(String, Vec<i64>)>, Failed> {
+        let f: Function = self.table.get("samples_of")?;
+        let (what, ids): (Option<String>, Option<Vec<i64>>) = f.call((&self.table, k as i64))?;
+        Ok(what.zip(ids))
+    }
+
+    /// Does step `k` again, with the random numbers it had but the States of now, and says which op made the first NaN or
+    /// infinity. Nothing is written.
+    pub fn diagnose(&self, k: u64, rng: (u64, u32)) -> Result<Option<NotFinite>, Failed> {
+        let (cursor, now) = (self.cursor()?, self.rng());
+        self.table.set("count", k.saturating_sub(1) as i64)?;
+        if let Some(opt) = self.table.get::<Option<Table>>("opt")?
+            && let Some(ParamValue::Int(updates)) = cursor.iter().find(|c| c.0 == "updates").map(|c| &c.1)
+        {
+            opt.set("count", updates - (Self::count_in(&cursor) - (k as i64 - 1)))?;
+        }
+        self.set_rng(rng);
+        let f: Function = self.table.get("diagnose")?;
+        let found = f.call::<Option<Table>>(&self.table);
+        self.set_rng(now);
+        self.seek(&cursor)?;
+        let Some(t) = found? else { return Ok(None) };
+        let state = match t.get::<Option<i64>>("state")? {
+            Some(id) => self.list_states()?.into_iter().find_map(|(path, u)| {
+                let what = u.borrow::<crate::Tensor>().ok()?.what;
+                matches!(what, Ref::State(s) if s.0 as i64 == id).then_some(path)
+            }),
+            None => None,
+        };
+        let place = t.get::<Option<String>>("file")?.zip(t.get::<Option<u32>>("line")?);
+        let (op, shape, nan, input) = (t.get("op")?, t.get("shape")?, t.get("nan")?, t.get("input")?);
+        Ok(Some(NotFinite { op, shape, nan, input, state, place }))
+    }
+
+    fn count_in(cursor: &[(String, ParamValue)]) -> i64 {
+        cursor.iter().find(|c| c.0 == "step").map_or(0, |c| if let ParamValue::Int(n) = c.1 { n } else { 0 })
     }
 
     /// Loss and metrics over a split.
@@ -255,6 +335,7 @@ impl Run {
         if let Some(loader) = self.loader("train") {
             let (make, total) = (loader.get::<Function>("batch_at")?, spent.clone());
             let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
+                let _span = tracing::debug_span!("data").entered();
                 let start = std::time::Instant::now();
                 let out = make.call::<mlua::MultiValue>(args);
                 total.set(total.get() + start.elapsed().as_secs_f64());
@@ -263,6 +344,11 @@ impl Run {
             loader.raw_set("batch_at", timed)?;
         }
         Ok(spent)
+    }
+
+    /// Tokens in a training sample, if its loader says.
+    pub fn tokens_per_sample(&self) -> Option<u64> {
+        self.loader("train")?.get::<Option<i64>>("tokens").ok().flatten().map(|n| n.max(0) as u64)
     }
 
     /// Samples of a split, if its loader says.

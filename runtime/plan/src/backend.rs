@@ -31,6 +31,27 @@ pub struct Memory {
     pub limit: Option<usize>,
 }
 
+/// How a device fares. What it does not say is none.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Readings {
+    /// Per cent of the time in which some kernel ran.
+    pub utilization: Option<f64>,
+    /// Bytes in use by everybody, and those there are.
+    pub memory_used: Option<f64>,
+    pub memory_total: Option<f64>,
+    /// Watts.
+    pub power: Option<f64>,
+    pub power_limit: Option<f64>,
+    /// Degrees Celsius.
+    pub temperature: Option<f64>,
+    pub clock_mhz: Option<f64>,
+    /// What holds the clocks down.
+    pub throttled: Vec<&'static str>,
+}
+
+/// Reads a device's sensors; it may be sent to a thread.
+pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
+
 pub trait Backend {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
@@ -65,6 +86,16 @@ pub trait Backend {
 
     /// The text that kernel `k` of a program is compiled from, if this device compiles text.
     fn source(&self, _program: &Program, _k: usize) -> Option<Result<String>> {
+        None
+    }
+
+    /// FLOP/s that the device reaches at most in products of a precision (`f32`, `tf32`, `bf16`, `fp16`), where published.
+    fn peak_flops(&self, _precision: &str) -> Option<f64> {
+        None
+    }
+
+    /// The device's sensors, if it has some.
+    fn probe(&self) -> Option<Probe> {
         None
     }
 

@@ -36,6 +36,8 @@ pub struct Plan {
     pub sites: Vec<Site>,
     /// Which of them a backward pass recorded.
     pub backward: Vec<bool>,
+    /// FLOP of its products, as recorded (see [`crate::show::products`]).
+    pub products: f64,
     last_use: std::cell::Cell<u64>,
 }
 
@@ -110,7 +112,9 @@ impl Cache {
         let sites = trace.order.iter().map(|id| g.site_of(*id)).collect();
         let last_use = std::cell::Cell::new(self.clock);
         let backward = trace.order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
-        let plan = Rc::new(Plan { program, exec, key: trace.key.clone(), options, sites, backward, last_use });
+        let products = trace.order.iter().map(|id| crate::show::products(g, *id)).sum();
+        let key = trace.key.clone();
+        let plan = Rc::new(Plan { program, exec, key, options, sites, backward, products, last_use });
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();

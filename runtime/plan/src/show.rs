@@ -1,6 +1,8 @@
 //! A plan as a person reads it: kernels, what they read and write, work, recipe lines.
 
 use crate::ir::*;
+use perilune_core::Shape;
+use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::source;
 use perilune_core::site::{Site, Sites};
@@ -33,6 +35,28 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
         }
     }
     Cost { read: bytes(k.reads()), written: bytes(written), flops }
+}
+
+/// The work of a node's products (matrix products, convolutions, attention), as it was recorded: what is computed a second
+/// time to save memory does not count, so that the share of a device's peak is the model's (Chowdhery et al.,
+/// arXiv:2204.02311, appendix B). Attention counts whole, also where it is causal.
+pub fn products(g: &Graph, id: NodeId) -> f64 {
+    let node = g.node(id);
+    let n = node.shape.numel() as f64;
+    let dims = |x: usize| node.inputs.get(x).map(|x| g.shape(*x)).unwrap_or(node.shape);
+    let last = |x: usize, back: usize| dims(x).dims().iter().rev().nth(back).copied().unwrap_or(1) as f64;
+    let kernel = |w: Shape| w.dims().iter().skip(1).product::<usize>() as f64;
+    match node.op.name {
+        "matmul" | "linear" => 2.0 * n * last(0, 0),
+        "scaled_dot_product_attention" => 4.0 * n * last(1, 1),
+        // Four products; the fifth makes the scores again.
+        "scaled_dot_product_attention_backward" => 8.0 * n * last(1, 1),
+        "conv1d" | "conv2d" => 2.0 * n * kernel(dims(1)),
+        // Each output of the forward pass meets each weight of its filter once more. Inputs: (grad, weight), (x, grad).
+        "conv2d_backward_input" => 2.0 * dims(0).numel() as f64 * kernel(dims(1)),
+        "conv2d_backward_weight" => 2.0 * dims(1).numel() as f64 * kernel(node.shape),
+        _ => 0.0,
+    }
 }
 
 fn work(r: &Region) -> usize {

@@ -59,7 +59,7 @@ impl Graph {
     unary! {
         neg = e::NEG, exp = e::EXP, log = e::LOG, sqrt = e::SQRT, rsqrt = e::RSQRT, tanh = e::TANH, abs = e::ABS,
         sigmoid = e::SIGMOID, recip = e::RECIPROCAL, logical_not = e::LOGICAL_NOT, sign = e::SIGN, sin = e::SIN,
-        cos = e::COS, erf = e::ERF, copy = e::COPY, isnan = e::ISNAN, log1p = e::LOG1P,
+        cos = e::COS, erf = e::ERF, copy = e::COPY, isnan = e::ISNAN, isinf = e::ISINF, log1p = e::LOG1P,
         expm1 = e::EXPM1, floor = e::FLOOR,
     }
     binary! {

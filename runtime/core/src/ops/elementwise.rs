@@ -738,7 +738,7 @@ pub static ISFINITE: Op = Op {
     doc: "x (...) -> bool (...): whether the element is neither infinite nor NaN.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
-        let (n, i) = (g.isnan(x)?, g.map(&ISINF, &[x])?);
+        let (n, i) = (g.isnan(x)?, g.isinf(x)?);
         let bad = g.logical_or(n, i)?;
         g.logical_not(bad).map(one)
     }),
