@@ -36,7 +36,7 @@ const MIN_TILE: usize = 512;
 /// What the tiles of a region may take together: most of an L1 cache.
 const L1_BYTES: usize = 32 << 10;
 /// Results of at least this many bytes are written past the caches: whoever reads them next would hardly find them there.
-const STREAM_BYTES: usize = 16 << 20;
+const STREAM_BYTES: usize = 8 << 20;
 /// Regions that read at least this many bytes ask for memory ahead of time.
 const READ_AHEAD_BYTES: usize = 1 << 17;
 /// Work, in nanoseconds, below which other threads are not asked.
