@@ -3,7 +3,7 @@
 //
 // Threads: one for V neighbouring channels (16 bytes where channels lie side by side, else 1) of one position, 256 a block. Forward reads each element once for each window it is in, from the caches all but once. Backward is two
 // walks: `share` divides each window's gradient by the number of its maxima, `spread` adds up, for each element of x, the shares
-// of the windows whose maximum it is, in order of windows and in f32. No shared memory; limited by memory.
+// of the windows whose maximum it is, in order of windows and in f32; by a product, so that a NaN reaches its whole window. No shared memory; limited by memory.
 #pragma once
 #include "device/pack.cuh"
 
@@ -143,7 +143,7 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
             load_pack<V, true>(top, y + offset(p.ys, at.n, at.c, i, j));
             load_pack<V, true>(d, shares + cell<LAST>(p, at.n, at.c, i, j));
 #pragma unroll
-            for (int k = 0; k < V; k++) sum[k] += v[k] == top[k] ? d[k] : (C)0;
+            for (int k = 0; k < V; k++) sum[k] += d[k] * (v[k] == top[k] ? (C)1 : (C)0);
         }
     }
     store_pack<V>(dx + offset(p.ds, at.n, at.c, at.y, at.x), sum);

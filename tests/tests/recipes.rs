@@ -65,9 +65,10 @@ fn pinned(name: &str, file: &str, params: &[(&str, &str)]) {
     };
     let (mut now, mut then) = (numbers(&text), numbers(&want));
     if name == "resnet50" && std::env::var_os("PERILUNE_DEVICE").is_some_and(|d| d != "cpu") {
-        // Batch norm over a few samples magnifies another device's rounding some ten times a step: the pins hold for the first.
-        now.truncate(5);
-        then.truncate(5);
+        // Batch norm over a few samples magnifies rounding, and at step 3 one element decides between two curves (a learning rate
+        // that differs by 1e-6 does too): the pins hold before.
+        now.truncate(2);
+        then.truncate(2);
     }
     assert_eq!(now.len(), then.len(), "{name}: other lines than in {}:\n{text}", golden.display());
     for ((head, a), (head_then, b)) in now.iter().zip(&then) {

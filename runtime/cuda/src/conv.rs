@@ -62,12 +62,14 @@ pub fn is(op: &Op) -> bool {
     kind(op).is_some()
 }
 
-/// Whether a node is a convolution that cuDNN can run. One with a bias is one without, and an addition.
+/// Whether a node is a convolution that cuDNN can run. One with a bias is one without, and an addition; one with more zeros
+/// on one side than on the other ("same" with an even kernel) is left to its decomposition.
 pub fn keeps(node: &Node) -> bool {
     kind(node.op).is_some()
         && node.inputs.len() == 2
         && matches!(node.dtype, DType::BF16 | DType::F16)
         && node.shape.numel() > 0
+        && pair(&node.attrs, 1) == pair(&node.attrs, 2)
 }
 
 /// Whether the result can be written through `layout`.

@@ -48,7 +48,7 @@ pub const WANTED: [Wanted; 6] = [
     Wanted {
         name: "cuDNN",
         files: &["libcudnn.so.9", "libcudnn.so"],
-        what_for: "for convolutions",
+        what_for: "for fast convolutions in 16 bits",
         cure: "pip install nvidia-cudnn-cu13",
         needed: false,
     },

@@ -145,6 +145,10 @@ fn what_is_kept() {
     // With the bias taken off; in f32 the decomposition.
     assert_eq!(p(DType::F16), ["conv2d"]);
     assert!(!p(DType::F32).contains(&"conv2d"));
+    let g = &mut Graph::new();
+    let (x, w) = (leaf(g, &[1, 8, 5, 5], DType::BF16), leaf(g, &[8, 8, 3, 2], DType::BF16));
+    let y = g.push(by_name("conv2d").unwrap(), &[x, w], &[1, 1, 1, 0, 1, 1, 1, 1, 1]).unwrap();
+    assert!(!conv::keeps(g.node(y)), "one zero at the end only");
 }
 
 #[test]

@@ -136,7 +136,8 @@ impl Turned<'_> {
         }
         let new = self.to.copy(self.from, id);
         let follows = || conv::POOLS.contains(&node.op) && self.turned[node.inputs[0].index()].is_some();
-        if !starts(node, backend) && !(follows() && writes(node, backend)) {
+        let writes_last = starts(node, backend) || (follows() && writes(node, backend));
+        if !writes_last {
             return Ok((new, None));
         }
         self.to.out.last.insert(new);

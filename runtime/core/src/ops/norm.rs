@@ -693,7 +693,6 @@ pub static BATCH_NORM_TRAIN: Op = Op {
         "f(3,2,4,5), f(2), f(2), eps=0.1",
         "f(2,3,4), nil, f(3)",
         "f(1,3,5), f(3), f(3)",
-        "f(0,3,4), f(3), f(3)",
     ],
     amp: Amp::Keep,
     ..FUSED
