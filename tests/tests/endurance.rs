@@ -71,7 +71,7 @@ local function exhaust()
   assert(not ok and tostring(e):find "out of memory", tostring(e))
 end
 
-local function used() collectgarbage() collectgarbage() return pl.memory().allocated, pl.stats().held_bytes end
+local function used() return pl.memory().allocated, pl.stats().held_bytes end
 
 local loss
 local warm = math.max(steps // 5, 60)
