@@ -143,10 +143,10 @@ describe("pl.kernel from CUDA source", function()
     end
     same(a, w, 2.0)
     same(a, w, -0.5)
-    same(a:t():slice(0, 0, 6), pl.ones { 6 }, 1.0)
+    same(a:t():narrow(0, 0, 6), pl.ones { 6 }, 1.0)
     same(a + 1, w * 2, 3)
     same(a:narrow(1, 3, 500), w, 1.0)
-    same(pl.ones { 0, 5 }, pl.ones { 0 }, 1.0)
+    expect(f(pl.ones { 0, 5 }, pl.ones { 0 }, 1.0):numel()):to_be(0)
     local _, sums = f(a, w, 1.0) -- the other output is made and not read
     expect((sums - (w:unsqueeze(1) * a):sum(1)):abs():max():item()):to_be_near(0, 1e-3)
     if a.device ~= "cpu" then
