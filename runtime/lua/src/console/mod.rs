@@ -335,6 +335,9 @@ impl Console {
     fn tidy(&self) {
         // Objects with finalisers go in a first pass and what they held in a second.
         let _ = self.host.collect(&self.lua).and_then(|()| self.host.collect(&self.lua));
+        if self.frame.is_some() {
+            return; // the function that waits may be in the middle of a recording, as a custom backward is
+        }
         let mut engine = self.host.engine.borrow_mut();
         engine.tidy();
         if engine.graph.is_empty() {
