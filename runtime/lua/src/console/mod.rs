@@ -163,10 +163,7 @@ impl Console {
     pub fn eval(&self, text: &str) -> Result<Answer, Failed> {
         let outcome = self.guarded(text, true, |console| {
             let (values, locals) = console.run_line(text)?;
-            let mut shown = Vec::new();
-            for v in &values {
-                shown.push(value::show(&console.lua, v)?);
-            }
+            let shown = console.show(&values)?;
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
@@ -184,10 +181,7 @@ impl Console {
         let outcome = self.guarded("", false, |console| {
             let chunk = frames::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
             let values: MultiValue = chunk.call(())?;
-            let mut shown = Vec::new();
-            for v in &values {
-                shown.push(value::show(&console.lua, v)?);
-            }
+            let shown = console.show(&values)?;
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
@@ -264,6 +258,23 @@ impl Console {
     pub fn forget_required(&self) -> Result<(), Failed> {
         crate::loader::forget_own(&self.lua)?;
         Ok(())
+    }
+
+    /// Results as text. Tensors are evaluated together: one plan, and one wait for the device.
+    fn show(&self, values: &MultiValue) -> mlua::Result<Vec<String>> {
+        let nodes: MultiValue = values.iter().filter(|v| v.is_userdata()).cloned().collect();
+        let refs = crate::functions::tensors_of(&nodes);
+        if refs.len() > 1 {
+            self.host.record(&self.lua, |engine| {
+                let ids: Result<Vec<_>, _> = refs
+                    .iter()
+                    .filter(|r| matches!(r.0, crate::tensor::Ref::Node(_)))
+                    .map(|r| r.node(engine))
+                    .collect();
+                engine.evaluate(&ids?)
+            })?;
+        }
+        values.iter().map(|v| value::show(&self.lua, v)).collect()
     }
 
     fn run_line(&self, text: &str) -> mlua::Result<(MultiValue, Vec<String>)> {
