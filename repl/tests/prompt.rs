@@ -219,7 +219,7 @@ fn an_unfinished_line_goes_on() {
     let p = place();
     let mut t = prompt(&p, &[]);
     t.begin("for i = 1, 3 do\r");
-    t.begin("print('row', i * 10)\r");
+    t.keys("print('row', i * 10)\r");
     t.keys("end\r");
     t.wait("row\t10\nrow\t20\nrow\t30\n");
     t.begin("s = [[a\r");
