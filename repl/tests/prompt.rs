@@ -28,6 +28,8 @@ struct Terminal {
     fresh: String,
     all: String,
     raw: Vec<u8>,
+    /// How much there was when the last prompt was typed at.
+    used: usize,
 }
 
 impl Terminal {
@@ -63,7 +65,7 @@ impl Terminal {
                 }
             }
         });
-        Terminal { child, keys, output, fresh: String::new(), all: String::new(), raw: Vec::new() }
+        Terminal { child, keys, output, fresh: String::new(), all: String::new(), raw: Vec::new(), used: 0 }
     }
 
     fn keys(&mut self, text: &str) {
@@ -97,10 +99,11 @@ impl Terminal {
         }
     }
 
-    /// Waits until a prompt is the last thing on the screen, so that keys are not taken for the program before it.
+    /// Waits until a prompt that nothing was typed at is the last thing on the screen: between two prompts keys would go to
+    /// what runs, and Ctrl-C would be a signal.
     fn ready(&mut self) {
         let end = Instant::now() + PATIENCE;
-        while !self.all.ends_with("> ") {
+        while self.all.len() <= self.used || !self.all.ends_with("> ") {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || self.pull(left).is_err() {
                 panic!("no prompt came; there was\n{}", self.all);
@@ -111,6 +114,7 @@ impl Terminal {
     /// Presses keys at a fresh prompt.
     fn begin(&mut self, keys: &str) {
         self.ready();
+        self.used = self.all.len();
         self.keys(keys);
     }
 
@@ -159,7 +163,7 @@ fn plain(text: &str) -> String {
             '\x1b' => {
                 if chars.peek() == Some(&'[') {
                     chars.next();
-                    while let Some(c) = chars.next() {
+                    for c in chars.by_ref() {
                         if c.is_ascii_alphabetic() || c == '~' {
                             break;
                         }
@@ -215,7 +219,7 @@ fn an_unfinished_line_goes_on() {
     let p = place();
     let mut t = prompt(&p, &[]);
     t.begin("for i = 1, 3 do\r");
-    t.begin("print('row', i * 10)\r");
+    t.keys("print('row', i * 10)\r");
     t.keys("end\r");
     t.wait("row\t10\nrow\t20\nrow\t30\n");
     t.begin("s = [[a\r");
@@ -224,6 +228,7 @@ fn an_unfinished_line_goes_on() {
     // An empty line that Ctrl-C is pressed at stays; a long one is gone.
     t.begin(CTRL_C);
     t.begin("this is no Lua");
+    t.wait("this is no Lua");
     t.keys(CTRL_C);
     t.line("'still ' .. 'here'", "still here\n");
     t.begin(CTRL_D);

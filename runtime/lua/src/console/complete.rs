@@ -241,14 +241,21 @@ impl Console {
     /// Option names, if an options table of a known function is open and a name may stand there.
     fn options(&self, text: &str, before: &[Token]) -> Vec<String> {
         let Some((path, found, true)) = self.call(text, before) else { return Vec::new() };
+        // A table in the first place is a shape or a list, unless the options are all there is.
+        let open = before.iter().rposition(|t| &text[t.start..t.end] == "{").unwrap_or(0);
+        let first = open > 0 && &text[before[open - 1].start..before[open - 1].end] == "(";
         let last = path.rsplit(['.', ':']).next().unwrap_or_default();
         let native = found.as_ref().is_none_or(|f| f.info().what == "C");
         match ops::by_name(last).filter(|o| native && !o.sig.is_empty()) {
             Some(op) => {
                 let sig = signature(op);
+                let method = path.contains(':') || path == last;
+                if first && sig.params[..sig.positional].get(usize::from(method)).is_some_and(|p| !p.optional) {
+                    return Vec::new();
+                }
                 sig.params[sig.positional..].iter().map(|p| p.name.to_string()).collect()
             }
-            None => found.map(|f| super::describe::options_of(&f)).unwrap_or_default(),
+            None => found.map(|f| super::describe::options_of(&f, first)).unwrap_or_default(),
         }
     }
 

@@ -287,8 +287,12 @@ fn of_table(lua: &Lua, text: &str, t: &Table) -> String {
 }
 
 /// The options a function takes in its last table, from the comment above it: `opts {bias?: boolean}` or a class of fields.
-pub fn options_of(f: &Function) -> Vec<String> {
+/// With `first`, only if it takes nothing before them.
+pub fn options_of(f: &Function, first: bool) -> Vec<String> {
     let Some(text) = function(f) else { return Vec::new() };
+    if first && !text.lines().next().is_some_and(|head| head.contains("(o")) {
+        return Vec::new();
+    }
     let Some(line) = text
         .lines()
         .map(str::trim)

@@ -163,10 +163,7 @@ impl Console {
     pub fn eval(&self, text: &str) -> Result<Answer, Failed> {
         let outcome = self.guarded(text, true, |console| {
             let (values, locals) = console.run_line(text)?;
-            let mut shown = Vec::new();
-            for v in &values {
-                shown.push(value::show(&console.lua, v)?);
-            }
+            let shown = console.show(&values)?;
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
@@ -184,10 +181,7 @@ impl Console {
         let outcome = self.guarded("", false, |console| {
             let chunk = frames::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
             let values: MultiValue = chunk.call(())?;
-            let mut shown = Vec::new();
-            for v in &values {
-                shown.push(value::show(&console.lua, v)?);
-            }
+            let shown = console.show(&values)?;
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
@@ -266,6 +260,23 @@ impl Console {
         Ok(())
     }
 
+    /// Results as text. Tensors are evaluated together: one plan, and one wait for the device.
+    fn show(&self, values: &MultiValue) -> mlua::Result<Vec<String>> {
+        let nodes: MultiValue = values.iter().filter(|v| v.is_userdata()).cloned().collect();
+        let refs = crate::functions::tensors_of(&nodes);
+        if refs.len() > 1 {
+            self.host.record(&self.lua, |engine| {
+                let ids: Result<Vec<_>, _> = refs
+                    .iter()
+                    .filter(|r| matches!(r.0, crate::tensor::Ref::Node(_)))
+                    .map(|r| r.node(engine))
+                    .collect();
+                engine.evaluate(&ids?)
+            })?;
+        }
+        values.iter().map(|v| value::show(&self.lua, v)).collect()
+    }
+
     fn run_line(&self, text: &str) -> mlua::Result<(MultiValue, Vec<String>)> {
         let readings = chunk::readings(text);
         let base = self.at.get();
@@ -335,6 +346,9 @@ impl Console {
     fn tidy(&self) {
         // Objects with finalisers go in a first pass and what they held in a second.
         let _ = self.host.collect(&self.lua).and_then(|()| self.host.collect(&self.lua));
+        if self.frame.is_some() {
+            return; // the function that waits may be in the middle of a recording, as a custom backward is
+        }
         let mut engine = self.host.engine.borrow_mut();
         engine.tidy();
         if engine.graph.is_empty() {

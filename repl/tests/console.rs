@@ -2,18 +2,21 @@
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::ops;
-use perilune_lua::{Console, console};
-use perilune_tests::scripts::{Script, script};
+use perilune_cpu::Cpu;
+use perilune_lua::{Console, Runtime, RuntimeOptions, console};
+use std::rc::Rc;
 
 struct Prompt {
-    script: Script,
+    runtime: Runtime,
     console: Console,
 }
 
 fn prompt() -> Prompt {
-    let script = script(2, &[]).unwrap();
-    let console = Console::new(&script.runtime, "prompt").unwrap();
-    Prompt { script, console }
+    let print = Rc::new(|_: &str| ());
+    let options = RuntimeOptions { backend: Rc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
+    let runtime = Runtime::new(options).unwrap();
+    let console = Console::new(&runtime, "prompt").unwrap();
+    Prompt { runtime, console }
 }
 
 impl Prompt {
@@ -76,7 +79,7 @@ fn histories_live_from_line_to_line() {
 fn a_chain_of_lines_holds_no_more_than_its_end() {
     let p = prompt();
     p.line("x = pl.eval(pl.ones({256, 256}))");
-    let held = || p.script.runtime.host().engine.borrow().stats();
+    let held = || p.runtime.host().engine.borrow().stats();
     let before = held().held_bytes;
     for _ in 0..50 {
         assert_eq!(p.line("x = pl.eval(x * 1.01); x:dim()"), "2");
@@ -111,7 +114,7 @@ fn lines_are_read_as_meant() {
     assert!(prompt().line("\n\nerror('third')").contains("prompt:3: third"));
     assert!(p.line("pl.zeros({2}):nothing()").contains("prompt:"));
     // Recipes stay strict and see none of the prompt's globals.
-    assert!(p.script.runtime.load_text("return a", "@file.lua").is_err());
+    assert!(p.runtime.load_text("return a", "@file.lua").is_err());
 }
 
 #[test]
