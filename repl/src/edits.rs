@@ -49,7 +49,7 @@ impl Trainer<'_> {
         let at_once = self.signals.reload_asked();
         let Some(watch) = &mut self.watch else { return Ok(false) };
         let Some(candidate) = watch.changed(at_once, self.run.count()) else { return Ok(false) };
-        if candidate.from_trial() {
+        if candidate.is_from_trial() {
             self.accept(true)?;
         }
         // What is pending was recorded by the old version.
