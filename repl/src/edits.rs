@@ -207,8 +207,14 @@ impl Trainer<'_> {
 
     /// Something of the running version went wrong. Goes on with the version before it, if there is one.
     pub fn bad_edit(&mut self, failure: Failure) -> Result<(), Failure> {
-        // The loss of the step before may well say why.
-        let failure = self.settle().err().unwrap_or(failure);
+        let failure = if self.spoilt {
+            // What was issued since is made of it.
+            self.pending = None;
+            failure
+        } else {
+            // The loss of the step before may well say why.
+            self.settle().err().unwrap_or(failure)
+        };
         let spoilt = std::mem::take(&mut self.spoilt);
         let Some(watch) = &self.watch else { return Err(failure) };
         // In a replay the ways back are versions of the ledger.

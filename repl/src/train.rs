@@ -35,7 +35,7 @@ pub struct Trainer<'a> {
     pub spoilt: bool,
     /// Ends here, whatever the recipe says.
     pub until: Option<u64>,
-    pending: Option<(u64, StepResult)>,
+    pub pending: Option<(u64, StepResult)>,
     last_loss: Option<f64>,
     /// The step that the valid split was evaluated at last, and the result.
     pub evaluated: Option<(u64, Vec<(String, f64)>)>,
