@@ -49,7 +49,7 @@ impl Trainer<'_> {
         let at_once = self.signals.reload_asked();
         let Some(watch) = &mut self.watch else { return Ok(false) };
         let Some(candidate) = watch.changed(at_once, self.run.count()) else { return Ok(false) };
-        if candidate.from_trial() {
+        if candidate.is_from_trial() {
             self.accept(true)?;
         }
         // What is pending was recorded by the old version.
@@ -209,8 +209,14 @@ impl Trainer<'_> {
 
     /// Something of the running version went wrong. Goes on with the version before it, if there is one.
     pub fn bad_edit(&mut self, failure: Failure) -> Result<(), Failure> {
-        // The loss of the step before may well say why.
-        let failure = self.settle().err().unwrap_or(failure);
+        let failure = if self.spoilt {
+            // What was issued since is made of it.
+            self.pending = None;
+            failure
+        } else {
+            // The loss of the step before may well say why.
+            self.settle().err().unwrap_or(failure)
+        };
         let spoilt = std::mem::take(&mut self.spoilt);
         let Some(watch) = &self.watch else { return Err(failure) };
         // In a replay the ways back are versions of the ledger.

@@ -1,7 +1,9 @@
 //! `--resume`: a run to go on with.
 
+use crate::events::{self, Events};
 use crate::failure::Failure;
-use crate::ledger;
+use crate::format::grouped;
+use crate::ledger::{self, Entry, Files, Kind};
 use perilune_checkpoint::{Snapshot, list, read};
 use perilune_lua::{Handover, ParamValue, Parked, Run, Source, Taking};
 use serde_json::{Map, Value};
@@ -150,5 +152,56 @@ impl Resume {
         }
         run.set_rng((seed, step));
         Ok(handover)
+    }
+
+    /// Says how the run goes on, and enters it into the ledger: a replay goes through stops and resumes.
+    pub fn enter(
+        &self,
+        files: &Files,
+        (run, params): (&Run, &[(String, ParamValue)]),
+        handover: &Handover,
+        about: &Map<String, Value>,
+        edited: bool,
+        events: &mut Events,
+    ) -> Result<(), Failure> {
+        let name = files.first().map(|f| f.0.clone()).unwrap_or_default();
+        // What ran until then; a run of an older version may not say it in full.
+        let (first, versions) = ledger::history(&self.dir, &self.record, &name).unwrap_or_default();
+        let before = versions.into_iter().rfind(|v| v.since <= self.step()).map_or(first, |v| v.files);
+        let mut changed: Vec<String> = Vec::new();
+        let was = self.params();
+        for (key, value) in ledger::as_given(events::params(params).as_object().unwrap_or(&Map::new())) {
+            match was.iter().find(|p| p.0 == key) {
+                Some((_, old)) if *old == value => {}
+                Some((_, old)) => changed.push(format!("{key} {old} -> {value}")),
+                None => changed.push(format!("{key} {value}")),
+            }
+        }
+        changed.extend(ledger::places(&before, files));
+        let step = self.step();
+        events.screen.line(&format!("going on from step {} of {}", grouped(step), self.dir.display()));
+        if !changed.is_empty() {
+            events.screen.line(&format!("changed since: {}", changed.join(", ")));
+        }
+        let states = handover.show();
+        if let Some(text) = &states {
+            events.screen.line(text);
+        }
+        let entry = Entry {
+            step,
+            kind: Kind::Resumed,
+            changed: &changed,
+            before: &before,
+            states,
+            run: Some((run, params)),
+            device: about["device"].as_str(),
+            ..Entry::new(files)
+        };
+        ledger::record(&self.dir, &entry)?;
+        let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
+        // A default that was edited and not applied waits for an --edited.
+        let waits = !edited && self.record.contains_key("defaults");
+        let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);
+        events.dir.as_mut().map_or(Ok(()), |dir| dir.update(fields))
     }
 }

@@ -6,7 +6,7 @@ use crate::events::{self, Events, SCHEMA};
 use crate::failure::Failure;
 use crate::format::{grouped, metrics};
 use crate::keep::KeepArgs;
-use crate::ledger::{self, Entry, Kind};
+use crate::ledger;
 use crate::monitor::Monitor;
 use crate::progress::Progress;
 use crate::prompt;
@@ -342,7 +342,8 @@ impl Job<'_> {
         events.start(&about);
         self.header(&run, &splits, events);
         if let Some(resume) = &self.resume {
-            self.resumed(resume, &run, &params, &handover, &about, events)?;
+            let files = own_files(self.source, &self.runtime.required());
+            resume.enter(&files, (&run, &params), &handover, &about, self.args.edited, events)?;
         }
 
         events.begin(kept.seconds);
@@ -389,58 +390,6 @@ impl Job<'_> {
         drop(trainer);
         checkpoints.finish(events)?;
         self.close(&run, end, events)
-    }
-
-    /// A resume is an entry of the ledger: a replay goes through it.
-    fn resumed(
-        &self,
-        resume: &Resume,
-        run: &Run,
-        params: &[(String, ParamValue)],
-        handover: &Handover,
-        about: &Map<String, Value>,
-        events: &mut Events,
-    ) -> Result<(), Failure> {
-        let files = own_files(self.source, &self.runtime.required());
-        let name = PathBuf::from(self.source.path.file_name().unwrap_or_default());
-        // What ran until then; a run of an older version may not say it in full.
-        let (first, versions) = ledger::history(&resume.dir, &resume.record, &name).unwrap_or_default();
-        let before = versions.into_iter().rfind(|v| v.since <= resume.step()).map_or(first, |v| v.files);
-        let mut changed: Vec<String> = Vec::new();
-        let was = resume.params();
-        for (key, value) in ledger::as_given(events::params(params).as_object().unwrap_or(&Map::new())) {
-            match was.iter().find(|p| p.0 == key) {
-                Some((_, old)) if *old == value => {}
-                Some((_, old)) => changed.push(format!("{key} {old} -> {value}")),
-                None => changed.push(format!("{key} {value}")),
-            }
-        }
-        changed.extend(ledger::places(&before, &files));
-        let step = resume.step();
-        events.screen.line(&format!("going on from step {} of {}", grouped(step), resume.dir.display()));
-        if !changed.is_empty() {
-            events.screen.line(&format!("changed since: {}", changed.join(", ")));
-        }
-        let states = handover.show();
-        if let Some(text) = &states {
-            events.screen.line(text);
-        }
-        let entry = Entry {
-            step,
-            kind: Kind::Resumed,
-            changed: &changed,
-            before: &before,
-            states,
-            run: Some((run, params)),
-            device: about["device"].as_str(),
-            ..Entry::new(&files)
-        };
-        ledger::record(&resume.dir, &entry)?;
-        let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
-        // A default that was edited and not applied waits for an --edited.
-        let waits = !self.args.edited && resume.record.contains_key("defaults");
-        let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);
-        events.dir.as_mut().map_or(Ok(()), |dir| dir.update(fields))
     }
 
     fn run_dir(&self, about: &Map<String, Value>) -> Result<RunDir, Failure> {

@@ -37,7 +37,7 @@ pub struct Trainer<'a> {
     pub spoilt: bool,
     /// Ends here, whatever the recipe says.
     pub until: Option<u64>,
-    pending: Option<Pending>,
+    pub(crate) pending: Option<Pending>,
     pub(crate) sentry: Sentry,
     /// The device's sensors, where it has some.
     pub monitor: Option<Monitor>,

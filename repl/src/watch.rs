@@ -61,7 +61,7 @@ pub struct Candidate {
 
 impl Candidate {
     /// In a replay: the run went back from a version on trial here.
-    pub fn from_trial(&self) -> bool {
+    pub fn is_from_trial(&self) -> bool {
         self.version.as_ref().is_some_and(|v| v.from_trial)
     }
 }

@@ -162,6 +162,56 @@ describe("a run", function()
     expect(#run.ema:states()):to_be(4)
   end)
 
+  it("leaves nothing behind where an evaluation raises", function()
+    local fails = true
+    local run = train.new(recipe_of {
+      ema = 0.9,
+      evaluate = function(model, batch)
+        if fails then error "no" end
+        return pl.cross_entropy(model(batch.x), batch.y)
+      end,
+    })
+    losses(run, 5)
+    local before = weights(run)
+    expect(function() run:evaluate "valid" end):to_raise "no"
+    expect(run.model.training):to_be(true)
+    for path, value in pairs(weights(run)) do expect(value):to_equal(before[path]) end
+    fails = false
+    expect(run:evaluate("valid").loss > 0):to_be_true()
+  end)
+
+  it("rehearses a step without taking it", function()
+    local function recipe()
+      return recipe_of { ema = 0.9, model = function()
+        return nn.Sequential { nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2) }
+      end }
+    end
+    local straight = train.new(recipe())
+    losses(straight, 6)
+    local run = train.new(recipe())
+    losses(run, 3)
+    local before = weights(run)
+    run:rehearse()
+    expect(run.count):to_be(3)
+    expect(run.opt.count):to_be(3)
+    expect(run.ema.count):to_be(3)
+    for path, value in pairs(weights(run)) do expect(value):to_equal(before[path]) end
+    losses(run, 3)
+    local b = weights(run)
+    for path, value in pairs(weights(straight)) do expect(b[path]):to_equal(value) end
+  end)
+
+  it("raises in a rehearsal what a step or an evaluation would raise", function()
+    local run = train.new(recipe_of { loss = function(model, batch) return model(batch.x):matmul(pl.zeros { 3, 1 }):mean() end })
+    expect(function() run:rehearse() end):to_raise "matmul"
+    expect(run.opt.count):to_be(0)
+    run = train.new(recipe_of { evaluate = function(model, batch) return model(batch.x):matmul(pl.zeros { 3, 1 }):mean() end })
+    expect(function() run:rehearse() end):to_raise "matmul"
+    expect(run.model.training):to_be(true)
+    expect(function() train.new(recipe_of { keep = { lst = 3 } }) end):to_raise "last"
+    expect(function() train.new(recipe_of { keep = { last = 3, mode = "best" } }) end):to_raise "mode"
+  end)
+
   it("goes on from a cursor with the same bits", function()
     local straight = train.new(recipe_of())
     losses(straight, 12)
