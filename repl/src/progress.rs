@@ -108,16 +108,19 @@ impl Progress {
         self.samples += samples;
         let wait = match &self.bar {
             Some(_) => REFRESH,
-            None => {
-                PLAIN.max(Duration::from_secs_f64((self.seconds * self.total as f64 / step as f64 / LINES).min(3600.0)))
-            }
+            None => PLAIN.max(Duration::from_secs_f64((self.a_step() * self.total as f64 / LINES).min(3600.0))),
         };
         if step >= self.total || self.shown.elapsed() < wait {
             return;
         }
         self.shown = Instant::now();
-        let left = self.seconds / step as f64 * (self.total - step) as f64;
+        let left = self.a_step() * (self.total - step) as f64;
         self.show(&format!("{} left", clock(left)));
+    }
+
+    /// Seconds a step takes, of those taken in this process.
+    fn a_step(&self) -> f64 {
+        self.seconds / f64::from(self.taken.max(1))
     }
 
     /// `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
