@@ -116,7 +116,7 @@ function Text:windows(opts)
     for i = 1, count do list[i] = (first + i - 1) * T end
     return pl.tensor(list, { dtype = "i64" })
   end
-  local function ids(first, count)
+  local function starts_list(first, count)
     return (starts_of(first, count) + low):tolist()
   end
   local function make(first, count)
@@ -126,7 +126,7 @@ function Text:windows(opts)
     if both_BT.dtype ~= "i64" then both_BT = both_BT:to("i64") end
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
-  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = ids,
+  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = starts_list,
                             what = "windows from token", tokens = T })
 end
 
