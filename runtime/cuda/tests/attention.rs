@@ -341,7 +341,7 @@ fn compile(kinds: &[(&str, DType, bool, bool)], warps: bool) {
 
 #[test]
 fn tiles_compile_without_spills() {
-    compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, true, false)), true);
+    compile(&[("sm_80", DType::BF16, true, false), ("sm_90a", DType::BF16, true, false)], true);
     compile(&[("sm_90a", DType::BF16, false, false), ("sm_90a", DType::F16, true, true)], false);
 }
 
@@ -349,7 +349,7 @@ fn tiles_compile_without_spills() {
 #[ignore = "all kinds of all tiles: minutes"]
 fn everything_compiles_without_spills() {
     let mut kinds = Vec::new();
-    for arch in ["sm_80", "sm_90a", "sm_100a"] {
+    for arch in ["sm_80", "sm_90a"] {
         for dtype in [DType::BF16, DType::F16] {
             kinds.extend([(false, false), (true, false), (true, true)].map(|(c, w)| (arch, dtype, c, w)));
         }
