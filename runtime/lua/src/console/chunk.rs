@@ -101,7 +101,7 @@ fn keep_locals(text: &str) -> (String, Vec<String>) {
             }
             at += 1;
         }
-        if found.is_empty() || word(at) == "<" || word(at) == "," {
+        if found.is_empty() || word(at) == "<" || word(at - 1) == "," {
             out.push_str("local"); // an attribute, or no Lua: as typed
             continue;
         }
