@@ -57,7 +57,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Train a recipe, or run a plain script
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Explore: a prompt with completion and help, with a recipe's run if one is named
     Repl(prompt::ReplArgs),
     /// Find mistakes in a recipe before they cost a run: one dry step, no training
@@ -116,7 +116,7 @@ fn dispatch() -> Result<(), Failure> {
     let cli = Cli::parse_from(arguments()?);
     log::start(cli.log.as_deref())?;
     match cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(args) => run::run(*args),
         Command::Repl(args) => prompt::repl(args),
         Command::Check(args) => check::check(args),
         Command::Doctor(args) => doctor::doctor(&args),
@@ -126,7 +126,7 @@ fn dispatch() -> Result<(), Failure> {
         Command::Plot(args) => curves::plot(&args),
         Command::Replay(args) => {
             replay::replay(args, |words| match Cli::try_parse_from(with_run(words)).ok()?.command {
-                Command::Run(args) => Some(args),
+                Command::Run(args) => Some(*args),
                 _ => None,
             })
         }

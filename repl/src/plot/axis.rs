@@ -98,7 +98,7 @@ fn log_ticks(lo: f64, hi: f64, wanted: usize) -> Vec<(f64, String)> {
 
 /// A tick among others that are `step` apart and at most `most` in size: no more digits than tell them apart.
 fn label(v: f64, step: f64, most: f64) -> String {
-    if most >= 1e15 || most < 1e-4 {
+    if !(1e-4..1e15).contains(&most) {
         if v == 0.0 {
             return "0".into();
         }

@@ -36,8 +36,6 @@ pub struct Mark {
     pub label: String,
 }
 
-// The command draws lines alone; `:plot` at the prompt the rest.
-#[allow(dead_code)]
 #[derive(Clone, Debug)]
 pub enum Figure {
     Lines {
@@ -64,7 +62,6 @@ pub enum Figure {
     },
 }
 
-#[allow(dead_code)]
 impl Figure {
     pub fn lines(title: &str, x_label: &str, series: Vec<Series>) -> Figure {
         Figure::Lines { title: title.into(), x_label: x_label.into(), series, marks: Vec::new(), log_y: false }

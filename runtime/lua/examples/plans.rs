@@ -40,7 +40,7 @@ fn main() {
     let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
     let run = || -> Result<(), perilune_lua::Failed> {
         let runtime = Runtime::new(options)?;
-        runtime.host().engine.borrow_mut().switches.print_plan = true;
+        runtime.host().engine.borrow_mut().switches.print_plan = perilune_engine::PrintPlan::Kernels;
         if let perilune_lua::Loaded::Recipe(recipe) = runtime.load(std::path::Path::new(&file))? {
             let run = recipe.start(None, precision, None)?;
             for _ in 0..2 {
