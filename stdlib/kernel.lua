@@ -233,7 +233,9 @@ local function kernel(given)
     if v ~= nil and not check.is(v, wanted) then pl.error(op, ("%s is %s"):format(key, check.show(v)), ("it must be a %s"):format(wanted)) end
   end
   if type(given) ~= "table" then pl.error(op, "the argument is " .. check.show(given), 'pl.kernel { inputs = "x", expr = "x * x" }') end
-  if given["source"] ~= nil then return require("perilune.source_kernel").kernel(given, declared) end
+  ---@cast given -nil
+  if given["source"] ~= nil then return require("perilune.source_kernel").kernel(given --[[@as perilune.SourceKernelOptions]], declared) end
+  ---@cast given perilune.KernelOptions
   if given["expr"] == nil then pl.error(op, "it has neither expr nor source", 'an elementwise one is an expr: expr = "x * x"; any other is CUDA source') end
   check.options(op, given, {}, { name = "string", inputs = "string", scalars = "string", expr = "string", backward = "function" })
   check.required(op, given, { "inputs", "expr" })
@@ -242,7 +244,7 @@ local function kernel(given)
   local taken = {}
   local inputs, types = declared(name, "inputs", given.inputs, taken)
   local scalars = declared(name, "scalars", given.scalars, taken)
-  local body = parse(name, given.expr, taken)
+  local body = parse(name, given.expr --[[@as string]], taken)
   local usage = ("%s(%s)"):format(name, table.concat(inputs, ", ") .. (#scalars > 0 and ", " .. table.concat(scalars, ", ") or ""))
 
   local function forward(...)

@@ -20,7 +20,8 @@ local function columns(rows)
   for k, row in ipairs(rows) do
     local cells = {}
     for i, cell in ipairs(row) do
-      local pad = (" "):rep(widths[i] - (utf8.len(cell) or #cell))
+      local width = widths[i] --[[@as integer]]
+      local pad = (" "):rep(width - (utf8.len(cell) or #cell))
       cells[i] = i == 1 and cell .. pad or pad .. cell
     end
     lines[k] = (table.concat(cells, "  "):gsub("%s+$", ""))
@@ -64,11 +65,11 @@ end
 ---A table of gradients: shape, L2 norm, largest element, norm against the weight's.
 local function table_of(entries, list)
   local rows = { { "", "shape", "|g|", "max |g|", "|g|/|w|" } }
-  local total = 0
+  local total = 0.0
   for _, pair in ipairs(list) do
-    local state, g = pair[1], pair[2]:to("f32")
+    local state, g = pair[1], pair[2]:to("f32") ---@type perilune.State?, perilune.Tensor
     local norm, most = (g * g):sum():sqrt():item(), g:abs():max():item()
-    local w = state and state:detach():to("f32")
+    local w = state and state:detach():to("f32") ---@type perilune.Tensor?
     local weight = w and (w * w):sum():sqrt():item() or 0
     total = total + norm * norm
     rows[#rows + 1] = { pair[3] or name_of(entries, state), shape_of(g), short(norm), short(most),

@@ -111,7 +111,7 @@ function M.kernel(given, declared)
     end
     for i, scalar in ipairs(scalars) do
       local v = (select(#inputs + i, ...))
-      local dtype = kinds[scalar] or "f32"
+      local dtype = kinds[scalar] or "f32" ---@type any
       if type(v) == "number" then
         v = pl.full({}, v, { dtype = dtype })
       elseif pl.is_tensor(v) and #v.shape == 0 then
@@ -125,6 +125,7 @@ function M.kernel(given, declared)
   end
 
   ---Shapes and dtypes of the outputs.
+  ---@return any list for each output its sizes, with its dtype as a field beside them
   local function results(...)
     local shapes = given.shape and table.pack(given.shape(...))
     if shapes and shapes.n ~= #outputs then
@@ -153,7 +154,7 @@ function M.kernel(given, declared)
   ---The reference, whose results must be what was declared.
   local function reference(...)
     arguments(...)
-    local want, got = results(...), table.pack(given.cpu(...))
+    local want, got = results(...), table.pack((given.cpu --[[@as function]])(...))
     if got.n ~= #outputs then pl.error(name, ("cpu gave %d values for %d outputs"):format(got.n, #outputs), "return a tensor for each", given.cpu) end
     for i, y in ipairs(got) do
       local fine = pl.is_tensor(y) and y.dtype == want[i].dtype and #y.shape == #want[i]
@@ -161,7 +162,7 @@ function M.kernel(given, declared)
       if not fine then
         local is = check.show(y)
         if pl.is_tensor(y) then
-          local meta = { table.unpack(y.shape) }
+          local meta = { table.unpack(y.shape) } ---@type table
           meta.dtype = y.dtype
           is = text(meta)
         end
@@ -179,7 +180,7 @@ function M.kernel(given, declared)
       pl.error(name, ("block has %d threads"):format(threads), ("a block has %d at most"):format(most_threads))
     end
     local elements = 1
-    for _, n in ipairs(made_of[1]) do elements = elements * n end
+    for _, n in ipairs(made_of[1]) do elements = elements * n --[[@as integer]] end
     -- By default a thread for each element of the first output.
     local grid = extents(name, "grid", given.grid == nil and (elements + threads - 1) // threads or value(given.grid, ...), 0)
     local shared = value(given.shared or 0, ...)

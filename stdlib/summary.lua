@@ -55,7 +55,8 @@ function meta.__tostring(summary)
   for k, row in ipairs(rows) do
     local line = ""
     for i, cell in ipairs(row) do
-      local pad = (" "):rep(widths[i] - (utf8.len(cell) or #cell))
+      local width = widths[i] --[[@as integer]]
+      local pad = (" "):rep(width - (utf8.len(cell) or #cell))
       line = line .. (i <= 2 and cell .. pad or pad .. cell) .. "  "
     end
     lines[k] = (line:gsub("%s+$", ""))

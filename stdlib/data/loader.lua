@@ -47,6 +47,10 @@ function Loader:samples()
 end
 
 ---First sample and number of samples of batch `k`.
+---@param self perilune.Loader
+---@param k integer
+---@return integer first
+---@return integer count
 local function span(self, k)
   if self.shuffled then
     local first = k * self.size
@@ -72,7 +76,8 @@ end
 ---@return integer[]? ids
 function Loader:ids_at(k)
   if not self.ids then return nil end
-  return self.what, self.ids(span(self, k))
+  local first, count = span(self, k)
+  return self.what, self.ids(first, count)
 end
 
 ---Where batch `k` starts, as a checkpoint tells it.

@@ -29,7 +29,7 @@ local function bucket(n, opts)
     local half = length + length // 2
     length = n <= half and half or length * 2
   end
-  return o.to and math.min(length, o.to) or length
+  return o.to and math.min(length, o.to) --[[@as integer]] or length
 end
 
 ---A batch of sequences as one tensor (B, L), and their own lengths (B): L is the bucket of the longest.
@@ -43,6 +43,7 @@ local function pad(sequences, opts)
   if type(sequences) ~= "table" or #sequences == 0 then
     pl.error(op, "the sequences are " .. check.show(sequences), "a list of lists of numbers: { { 5, 7 }, { 9 } }")
   end
+  ---@cast sequences number[][]
   local longest, lengths = 0, {}
   for i, s in ipairs(sequences) do
     if type(s) ~= "table" then pl.error(op, ("sequence %d is %s"):format(i, check.show(s)), "it must be a list of numbers") end

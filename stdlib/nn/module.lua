@@ -13,6 +13,7 @@ local tree = require "perilune.tree"
 ---@field info string?
 ---@field training boolean whether layers such as Dropout and BatchNorm act as in training
 ---@field forward fun(self: perilune.Module, ...): ...
+---@overload fun(...: any): any ...
 ---@field [string] any the module's own: its States, its parts, its numbers
 local methods = { training = true }
 local meta = { __index = methods }
