@@ -2,7 +2,7 @@
 //!
 //! It looks at numbers that are read anyway, one step late, so it costs the device nothing. A leap is a loss far above the
 //! last ones: by ten standard deviations (estimated from the median and the median distance from it, which leaps do not
-//! move) and by three times as much as the worst of them lies above the median, so that a loss with a long tail is left in
+//! move) and by four times as much as the worst of them lies above the median, so that a loss with a long tail is left in
 //! peace. With "skip" the device itself compares, with the limit made of what was known two steps before: a run that is
 //! resumed skips what it would have skipped.
 
@@ -111,7 +111,7 @@ impl Sentry {
         let sigma = 1.4826 * self.spread(median);
         let worst = self.sorted[self.sorted.len() - 1] - median;
         // As the device compares: in f32.
-        Some(Limit { median, sigma, at: f64::from((median + (10.0 * sigma).max(3.0 * worst)) as f32) })
+        Some(Limit { median, sigma, at: f64::from((median + (10.0 * sigma).max(4.0 * worst)) as f32) })
     }
 
     /// The numbers of a step, in order, and the limit it was given. `norm` is that of the gradients, where it is known and
@@ -170,7 +170,7 @@ mod tests {
             let median = s.median();
             let mut distances: Vec<f64> = s.sorted.iter().map(|v| (v - median).abs()).collect();
             distances.sort_by(f64::total_cmp);
-            assert_eq!(s.spread(median), distances[n.div_ceil(2).max(1) - usize::from(n % 2 == 1)], "{n}");
+            assert_eq!(s.spread(median), distances[(n - 1) / 2], "{n}");
         }
     }
 

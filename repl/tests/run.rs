@@ -192,7 +192,7 @@ fn a_loss_that_is_no_number_ends_the_run_with_the_step_and_a_cure() {
     let message = last["message"].as_str().unwrap();
     assert!(message.contains(" at step 2; it was "), "{message}");
     assert!(last["hint"].as_str().unwrap().starts_with("try a lower learning rate (lr is 1"), "{last}");
-    assert!(message.contains("; the first infinity comes from pow, shape {} (tiny.lua:13); rows "), "{message}");
+    assert!(message.contains("; the first infinity comes from mul, shape {8} (tiny.lua:13); rows "), "{message}");
     assert!(r.err.starts_with("tiny.lua:13: the loss is "), "{}", r.err);
     let record = p.run_json(&format!("runs/{}", p.runs()[0]));
     assert_eq!(record["status"], "failed");

@@ -52,7 +52,7 @@ function harness.run(cases, order, round)
     if times[1] > 5e4 then n = math.min(n, 3) end
   end
   table.sort(times)
-  print(("%.3f %.3f"):format(times[(#times + 1) // 2], first))
+  print(("%.3f %.6f"):format(times[(#times + 1) // 2], first))
 end
 
 ---A table that remembers the order in which cases were written down.
