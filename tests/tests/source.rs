@@ -17,14 +17,14 @@ fn a_plan_on_the_cpu_shows_what_a_gpu_would_run() {
         HostTensor::new(DType::F32, shape, vec![0; shape.numel() * 4])
     };
     let file = e.sites.file("no-such-recipe.lua");
-    let (x, w) = (e.from_host(&zeros(&[8, 16])).unwrap(), e.from_host(&zeros(&[16, 4])).unwrap());
+    let (x, w) = (e.from_host(&zeros(&[8, 512])).unwrap(), e.from_host(&zeros(&[512, 4])).unwrap());
     e.graph.site = e.sites.intern(file, 7);
     let y = call(&mut e, "matmul", &[t(x), t(w)], &[]).unwrap();
     e.graph.site = e.sites.intern(file, 8);
     let y = call(&mut e, "softmax", &[t(y), perilune_tests::harness::int(-1)], &[]).unwrap();
     let text = e.show_plan(&[y], true).unwrap();
     assert!(text.starts_with("as a GPU (sm_90, 132 SMs) would run it: 2 kernels"), "{text}");
-    assert!(text.contains("// cuBLASLt: (8, 16) x (16, 4) in f32"), "{text}");
+    assert!(text.contains("// cuBLASLt: (8, 512) x (512, 4) in f32"), "{text}");
     assert!(text.contains("__global__ void"), "{text}");
     assert!(text.contains("no-such-recipe.lua:8 "), "{text}");
     assert!(!text.contains("KERNEL"), "{text}");

@@ -2,7 +2,7 @@
 
 use crate::launch::{Arg, Props, Work};
 use crate::library::source::{ENTRY, OWN};
-use crate::{codegen, compile, nvrtc};
+use crate::{codegen, compile, conv, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
@@ -68,10 +68,17 @@ impl Backend for Paper {
     }
 }
 
-/// What kernel `k` of a program takes: a line about the product that cuBLASLt does, if it does one, and launches.
+/// What kernel `k` of a program takes: a line about the product that cuBLASLt does or the convolution that cuDNN does, if
+/// one does, and launches.
 pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String>, Vec<Work>)> {
     let (mut product, mut works) = (None, Vec::new());
     let regions = match &program.kernels[k] {
+        Kernel::Library(l) if conv::is(l.op) => {
+            let conv::Parts { before, call, after } = conv::parts(l)?;
+            product = call.map(|_| format!("cuDNN: {}", l.op.name));
+            works.extend([before, after]);
+            &[]
+        }
         Kernel::Library(l) => match compile::product(program, l) {
             Some(p) => {
                 let inside = l.epilogue.as_ref().is_some_and(|r| compile::epilogue(program, l, r, &p).is_some());
