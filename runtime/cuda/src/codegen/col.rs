@@ -92,7 +92,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);
     }
     let stage = g.stage("col", groups * cut.chunks, threads, THREADS);
-    let mut out = vec![Stage { resident: if together == 1 && small { 3 } else { 2 }, ..stage }];
+    let mut out = vec![Stage { resident: if together == 1 && small && loads.len() <= 2 { 3 } else { 2 }, ..stage }];
     if joins {
         out.push(combine(body, &feeds, &cells, cut.chunks));
     }
