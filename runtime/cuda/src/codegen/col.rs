@@ -59,8 +59,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     // Rows of a strand that are loaded together. Where maps are made and stored too, arithmetic takes as long as memory
     // does, and more threads at a time do more than longer ones.
     let stored = |i: &&usize| matches!(body.code(**i), Code::Load { source: Source::Value(_), .. });
-    let loads: Vec<usize> =
-        set.iter().filter(|i| stored(i) && body.level(**i) == Level::Full && g.differs_by_row(**i)).copied().collect();
+    let loads: Vec<usize> = set.iter().filter(|i| stored(i) && body.level(**i) == Level::Full).copied().collect();
     let small = loads.iter().all(|i| g.dtype(*i).size() <= 2);
     let runs = OCTET / v;
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
