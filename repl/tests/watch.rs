@@ -222,12 +222,12 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
             args.push("--resume");
         }
         let r = p.run(&args);
-        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "part {k}");
+        // The loss may leap at an edit, which is said.
+        assert_eq!(r.status, Some(0), "part {k}: {}", r.err);
     }
     assert_eq!(p.run_json("s")["weights"], done["weights"]);
     // Stops and resumes are repeated too; what is not what ran is not.
     let r = p.run(&["replay", "s", "--run-dir", "t"]);
-    // The loss may leap at an edit, which is said.
     assert_eq!(r.status, Some(0), "{}", r.err);
     assert_eq!(p.run_json("t")["weights"], done["weights"]);
     p.file("r/recipe/parts.lua", "return {}");
