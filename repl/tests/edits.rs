@@ -64,7 +64,8 @@ fn fails(p: &Place, run: &mut Running, text: &str, applied: bool, says: &str) ->
 /// The run ends some steps from here; its weights.
 fn finish(p: &Place, run: &mut Running, version: impl Fn(u64) -> String) -> (u64, Value) {
     let step = run.next("step")["step"].as_u64().unwrap();
-    let steps = step + 300;
+    // Far enough for the edit to be seen on a busy machine before.
+    let steps = step + 3000;
     save(p, "bad.lua", &version(steps));
     assert_eq!(run.next("reload")["ok"], true);
     let done = run.next("done");
