@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Place, Running, place, save};
+use support::{MIGRATE, Place, Running, place, save};
 
 /// The empty loop makes a step long enough for twenty edits to find their place in 400 of them. The words in capitals are
 /// what the edits replace.
@@ -37,25 +37,6 @@ function recipe.evaluate(model, batch)
 end
 MIGRATE
 return recipe
-"#;
-
-/// A wider layer keeps what it had, and begins with zeros beside it.
-const MIGRATE: &str = r#"
-function recipe.migrate(old, new)
-  for path, w in pairs(new) do
-    local was = old[path]
-    if was and table.concat(was.shape, ",") ~= table.concat(w.shape, ",") then
-      local value = was:detach()
-      for d = 1, #w.shape do
-        local shape = {}
-        for k, n in ipairs(value.shape) do shape[k] = n end
-        shape[d] = w.shape[d] - value.shape[d]
-        if shape[d] > 0 then value = pl.cat({ value, pl.zeros(shape) }, d - 1) end
-      end
-      w:assign(value)
-    end
-  end
-end
 "#;
 
 const PARTS: &str = r#"local parts = {}

@@ -7,7 +7,7 @@ mod support;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use support::{Running, place, save};
+use support::{MIGRATE, Running, place, save};
 
 /// `ACT`, `WIDTH`, `OPT`, `LR`, `STEPS` and `LOSS` are what the edits replace.
 const RECIPE: &str = r#"
@@ -33,25 +33,6 @@ function recipe.loss(model, batch)
 end
 MIGRATE
 return recipe
-"#;
-
-/// A wider layer keeps what it had, and begins with zeros beside it.
-const MIGRATE: &str = r#"
-function recipe.migrate(old, new)
-  for path, w in pairs(new) do
-    local was = old[path]
-    if was and table.concat(was.shape, ",") ~= table.concat(w.shape, ",") then
-      local value = was:detach()
-      for d = 1, #w.shape do
-        local shape = {}
-        for k, n in ipairs(value.shape) do shape[k] = n end
-        shape[d] = w.shape[d] - value.shape[d]
-        if shape[d] > 0 then value = pl.cat({ value, pl.zeros(shape) }, d - 1) end
-      end
-      w:assign(value)
-    end
-  end
-end
 "#;
 
 const PARTS: &str = "local parts = {}\nfunction parts.square(x) return x * x end\nreturn parts\n";

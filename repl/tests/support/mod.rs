@@ -140,3 +140,22 @@ impl Running {
         while self.next("step")["step"].as_u64().unwrap() < step {}
     }
 }
+
+/// Lua for a recipe: a wider layer keeps what it had, and begins with zeros beside it.
+pub const MIGRATE: &str = r#"
+function recipe.migrate(old, new)
+  for path, w in pairs(new) do
+    local was = old[path]
+    if was and table.concat(was.shape, ",") ~= table.concat(w.shape, ",") then
+      local value = was:detach()
+      for d = 1, #w.shape do
+        local shape = {}
+        for k, n in ipairs(value.shape) do shape[k] = n end
+        shape[d] = w.shape[d] - value.shape[d]
+        if shape[d] > 0 then value = pl.cat({ value, pl.zeros(shape) }, d - 1) end
+      end
+      w:assign(value)
+    end
+  end
+end
+"#;
