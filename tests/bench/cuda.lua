@@ -117,9 +117,9 @@ function cases.mlp()
   end)
 end
 
-local function gpt2(batch)
+local function gpt2(batch, layers, heads, C)
   return function()
-    local layers, heads, C, V, T = 12, 12, 768, 50304, 1024
+    local V, T = 50304, 1024
     local m = { wte = nn.Embedding(V, C, { std = 0.02 }), wpe = nn.Embedding(T, C, { std = 0.02 }), blocks = {}, norm = nn.LayerNorm(C) }
     for i = 1, layers do m.blocks[i] = nn.TransformerBlock(C, heads, { causal = true, approximate = "tanh" }) end
     function m:forward(ids)
@@ -138,8 +138,11 @@ local function gpt2(batch)
     end)
   end
 end
-cases.gpt2_b4 = gpt2(4)
-cases.gpt2_b32 = gpt2(32)
+cases.gpt2_b4 = gpt2(4, 12, 12, 768)
+cases.gpt2_b32 = gpt2(32, 12, 12, 768)
+cases.gpt2_b64 = gpt2(64, 12, 12, 768)
+cases.gpt2_350m_b32 = gpt2(32, 24, 16, 1024)
+cases.gpt2_1558m_b8 = gpt2(8, 48, 25, 1600)
 
 -- Llama 3.2 1B, one step of 4 x 4096 tokens: recipes/llama.lua without its files.
 function cases.llama_1b()

@@ -115,7 +115,7 @@ class Block(torch.nn.Module):
 
 
 class GPT2(torch.nn.Module):
-    def __init__(self, layers=12, heads=12, c=768, v=50304, t=1024):
+    def __init__(self, layers, heads, c, v=50304, t=1024):
         super().__init__()
         self.wte, self.wpe = torch.nn.Embedding(v, c), torch.nn.Embedding(t, c)
         self.blocks, self.norm = torch.nn.ModuleList(Block(c, heads) for _ in range(layers)), torch.nn.LayerNorm(c)
@@ -129,9 +129,9 @@ class GPT2(torch.nn.Module):
         return F.linear(self.norm(x), self.wte.weight)
 
 
-def gpt2(batch):
+def gpt2(batch, layers=12, heads=12, c=768):
     def build(wrap):
-        model = GPT2().cuda()
+        model = GPT2(layers, heads, c).cuda()
         x = torch.randint(0, 50257, (batch, 1024), device="cuda")
         y = torch.randint(0, 50257, (batch * 1024,), device="cuda")
 
@@ -275,7 +275,16 @@ SIMPLE = {
     "cumsum": cumsum,
     "sort": sort,
 }
-STEPS = {"mlp": mlp, "gpt2_b4": gpt2(4), "gpt2_b32": gpt2(32), "llama_1b": llama_1b, "resnet50": resnet50}
+STEPS = {
+    "mlp": mlp,
+    "gpt2_b4": gpt2(4),
+    "gpt2_b32": gpt2(32),
+    "gpt2_b64": gpt2(64),
+    "gpt2_350m_b32": gpt2(32, 24, 16, 1024),
+    "gpt2_1558m_b8": gpt2(8, 48, 25, 1600),
+    "llama_1b": llama_1b,
+    "resnet50": resnet50,
+}
 # Cases that torch.compile has nothing to add to.
 NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "attention"))}
 
