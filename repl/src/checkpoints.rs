@@ -7,6 +7,7 @@ use perilune_checkpoint::{Saver, Snapshot};
 use perilune_lua::Run;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 const MODEL: &str = "model.";
 
@@ -32,6 +33,8 @@ pub struct Checkpoints {
     /// What each of them says besides the run's own state: recipe, params, versions.
     about: Map<String, Value>,
     last: Option<u64>,
+    /// How long the loop stood still for the one that is being written: for its snapshot, and for the end of the one before.
+    stalled: f64,
 }
 
 impl Checkpoints {
@@ -51,7 +54,7 @@ impl Checkpoints {
         if let Some(step) = best.as_ref().and_then(Best::step) {
             saver.set_best(step);
         }
-        Ok(Checkpoints { saver, every, args, best, about, last: None })
+        Ok(Checkpoints { saver, every, args, best, about, last: None, stalled: 0.0 })
     }
 
     /// The recipe was edited: it may say something else about what stays.
@@ -102,7 +105,7 @@ impl Checkpoints {
         if let Some(best) = &mut self.best {
             best.forget_after(step);
         }
-        announce(written.filter(|w| w.0 <= step), events)
+        self.announce(written.filter(|w| w.0 <= step), events)
     }
 
     /// The params changed while the run went on.
@@ -122,6 +125,7 @@ impl Checkpoints {
             return Ok(());
         }
         self.last = Some(step);
+        let begun = Instant::now();
         // Going on from here must find the log up to here.
         if let Some(dir) = events.dir.as_mut() {
             dir.flush()?;
@@ -130,27 +134,27 @@ impl Checkpoints {
             self.saver.set_best(step);
         }
         let written = self.saver.save(snapshot(run, &self.about, &events.latest)?)?;
-        announce(written, events)
+        let stalled = begun.elapsed().as_secs_f64();
+        self.announce(written, events)?;
+        self.stalled = stalled;
+        Ok(())
     }
 
     /// Says what has been written by now.
     pub fn poll(&mut self, events: &mut Events) -> Result<(), Failure> {
         let written = self.saver.poll()?;
-        announce(written, events)
+        self.announce(written, events)
     }
 
     /// Waits until all is on the disk.
     pub fn finish(&mut self, events: &mut Events) -> Result<(), Failure> {
         let written = self.saver.wait()?;
-        announce(written, events)
+        self.announce(written, events)
     }
-}
 
-fn announce(written: Option<(u64, PathBuf)>, events: &mut Events) -> Result<(), Failure> {
-    if let Some((step, path)) = written {
-        events.checkpoint(step, &path)?;
+    fn announce(&self, written: Option<(u64, PathBuf)>, events: &mut Events) -> Result<(), Failure> {
+        written.map_or(Ok(()), |(step, path)| events.checkpoint(step, &path, self.stalled))
     }
-    Ok(())
 }
 
 fn snapshot(run: &Run, about: &Map<String, Value>, latest: &[(String, f64)]) -> Result<Snapshot, Failure> {

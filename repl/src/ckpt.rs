@@ -12,23 +12,36 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Where CHECKPOINT is asked for, a run's directory means its last one.
 #[derive(clap::Subcommand, Debug)]
 pub enum CkptArgs {
     /// The checkpoints of a run: step, size, metrics
-    List { run_dir: PathBuf },
+    List {
+        /// The directory of a run
+        run_dir: PathBuf,
+    },
     /// Every tensor with dtype, shape and norm, and what run.json says
-    Inspect { checkpoint: PathBuf },
+    Inspect {
+        /// A checkpoint (…/step-N), or the directory of a run for its last one
+        checkpoint: PathBuf,
+    },
     /// The tensors in which two checkpoints differ, with the norm of the change
-    Diff { first: PathBuf, second: PathBuf },
+    Diff {
+        /// A checkpoint (…/step-N), or the directory of a run for its last one
+        first: PathBuf,
+        /// Another
+        second: PathBuf,
+    },
     /// Read checkpoints and check every hash and rule
     Verify {
+        /// Checkpoints (…/step-N); the directory of a run stands for all of its checkpoints
         #[arg(required = true)]
         checkpoints: Vec<PathBuf>,
     },
     /// Write the weights alone as a safetensors file
     Export {
+        /// A checkpoint (…/step-N), or the directory of a run for its last one
         checkpoint: PathBuf,
+        /// A file whose name ends in .safetensors
         out: PathBuf,
         /// f32, bf16, f16 or f64 for all float tensors; as they are by default
         #[arg(long)]
@@ -44,11 +57,7 @@ pub fn ckpt(args: &CkptArgs) -> Result<(), Failure> {
         CkptArgs::List { run_dir } => say(&listing(run_dir)?),
         CkptArgs::Inspect { checkpoint } => say(&inspect(&find(checkpoint)?)?),
         CkptArgs::Diff { first, second } => say(&diff(&read(&find(first)?)?, &read(&find(second)?)?)),
-        CkptArgs::Verify { checkpoints } => checkpoints.iter().try_for_each(|path| {
-            let path = find(path)?;
-            let s = read(&path)?;
-            say(&format!("{}: whole, {} tensors\n", path.display(), s.model.len() + s.optimizer.len()))
-        }),
+        CkptArgs::Verify { checkpoints } => verify(checkpoints),
         CkptArgs::Export { checkpoint, out, dtype, shard_size } => {
             export(&find(checkpoint)?, out, dtype.as_deref(), *shard_size)
         }
@@ -73,6 +82,30 @@ fn find(path: &Path) -> Result<PathBuf, Failure> {
         return Ok(all_of(path)?.pop().map(|f| f.path).unwrap_or_default());
     }
     Err(Failure::Usage(format!("{} is neither a checkpoint (…/step-N) nor the directory of a run", path.display())))
+}
+
+/// Reads them all, whatever is wrong with some of them; what is wrong with the last of those is the outcome, the rest is said.
+fn verify(paths: &[PathBuf]) -> Result<(), Failure> {
+    let mut broken: Option<Failure> = None;
+    for path in paths {
+        let found = find(path)?;
+        let all = if found.starts_with(path.join("checkpoints")) {
+            all_of(path)?.into_iter().map(|f| f.path).collect()
+        } else {
+            vec![found]
+        };
+        for path in all {
+            match read(&path) {
+                Ok(s) => say(&format!("{}: whole, {} tensors\n", path.display(), s.model.len() + s.optimizer.len()))?,
+                Err(e) => {
+                    if let Some(before) = broken.replace(e.into()) {
+                        before.show();
+                    }
+                }
+            }
+        }
+    }
+    broken.map_or(Ok(()), Err)
 }
 
 fn size_of(dir: &Path) -> u64 {

@@ -86,6 +86,8 @@ impl Trainer<'_> {
                     checkpointed: false,
                 });
                 self.evaluated = None;
+                self.run.time_data(self.progress.data())?;
+                self.new_pace();
                 self.new_policies()?;
                 self.note_params()?;
                 Ok(true)
@@ -268,6 +270,7 @@ impl Trainer<'_> {
         let Some(next) = watch.step_back(&self.run, &self.params) else { return Err(failure) };
         watch.parked.add(&self.run, &next.handover)?;
         (self.run, self.params) = (Rc::new(next.run), next.params);
+        self.run.time_data(self.progress.data())?;
         self.changed_back()?;
         self.refused(step, None, &next.files, &bad, &failure)?;
         self.record_way_back(step, false, &bad, &next.files, next.handover.show())
@@ -279,8 +282,15 @@ impl Trainer<'_> {
         self.set_policies(self.asked.clone())
     }
 
+    /// The progress line says how fast the running version is.
+    pub fn new_pace(&mut self) {
+        let peak = self.run.host().engine.borrow().backend().peak_flops(&self.run.precision());
+        self.progress.begin(self.run.tokens_per_sample(), peak);
+    }
+
     fn changed_back(&mut self) -> Result<(), Failure> {
         self.evaluated = None;
+        self.new_pace();
         self.new_policies()?;
         self.checkpoints.again();
         self.note_params()

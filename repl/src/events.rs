@@ -101,9 +101,12 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values).and_then(|()| d.flush()))
     }
 
-    pub fn checkpoint(&mut self, step: u64, path: &std::path::Path) -> Result<(), Failure> {
-        tracing::info!(step, path = %path.display(), "checkpoint");
-        let event = json!({ "event": "checkpoint", "step": step, "path": path.display().to_string() });
+    /// One is whole on the disk; the loop stood still for so long when it was taken.
+    pub fn checkpoint(&mut self, step: u64, path: &std::path::Path, stalled: f64) -> Result<(), Failure> {
+        let ms = (stalled * 1e5).round() / 1e2;
+        tracing::info!(step, path = %path.display(), stalled_ms = ms, "checkpoint");
+        let event =
+            json!({ "event": "checkpoint", "step": step, "path": path.display().to_string(), "stalled_ms": ms });
         self.screen.event(&event);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
     }

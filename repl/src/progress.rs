@@ -14,37 +14,66 @@ const REFRESH: Duration = Duration::from_millis(80);
 const PLAIN: Duration = Duration::from_secs(2);
 const LINES: f64 = 18.0;
 
-/// Steps that say nothing about the speed of the others.
+/// Steps that say nothing about the speed of the others: the first ones, of a new version of the recipe too.
 const WARM: u32 = 5;
+/// After so many seconds a step counts half in the speed that the live line says.
+const HALF: f64 = 10.0;
 
 /// Width of the bar.
 const BAR: usize = 20;
+
+/// What steps took together: seconds, those of them that making batches took, samples, FLOP of products.
+#[derive(Clone, Copy, Default)]
+struct Pace {
+    steps: f64,
+    seconds: f64,
+    data: f64,
+    samples: f64,
+    work: f64,
+}
+
+impl Pace {
+    fn add(&mut self, seconds: f64, data: f64, work: f64) {
+        self.steps += 1.0;
+        self.seconds += seconds;
+        self.data += data;
+        self.work += work;
+    }
+
+    fn fade(&mut self, by: f64) {
+        for sum in [&mut self.steps, &mut self.seconds, &mut self.data, &mut self.samples, &mut self.work] {
+            *sum *= by;
+        }
+    }
+}
 
 pub struct Progress {
     screen: Rc<Screen>,
     total: u64,
     bar: Option<ProgressBar>,
-    /// Seconds that making batches took, out of those below.
+    /// Seconds that making batches took in all, and how many of them have been looked at.
     data: Rc<Cell<f64>>,
-    pub seconds: f64,
-    samples: u64,
+    seen: f64,
+    /// All steps; those after the first few; the last ones of the running version.
+    all: Pace,
+    warm: Pace,
+    recent: Pace,
+    /// Steps taken here, and by the running version.
+    taken: u32,
+    fresh: u32,
     shown: Instant,
     step: u64,
     loss: Option<f64>,
     /// Tokens in a sample, where samples have some.
     tokens: Option<u64>,
-    /// What the device could do, and what was asked of it, in FLOP of products.
+    /// What the device could do, in FLOP/s of products.
     peak: Option<f64>,
-    work: f64,
-    /// Steps taken here, and seconds and work when the first of them, which compile, were over.
-    taken: u32,
-    warm: (f64, f64),
     /// What its sensors said last.
     readings: Option<String>,
 }
 
 impl Progress {
-    pub fn new(screen: Rc<Screen>, total: u64, data: Rc<Cell<f64>>) -> Progress {
+    pub fn new(screen: Rc<Screen>, total: u64) -> Progress {
         let bar = screen.live.then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
             let width = total.to_string().len() + 1;
@@ -59,19 +88,34 @@ impl Progress {
             screen,
             total,
             bar,
-            data,
-            seconds: 0.0,
-            samples: 0,
+            data: Rc::default(),
+            seen: 0.0,
+            all: Pace::default(),
+            warm: Pace::default(),
+            recent: Pace::default(),
+            taken: 0,
+            fresh: 0,
             shown: Instant::now(),
             step: 0,
             loss: None,
             tokens: None,
             peak: None,
-            work: 0.0,
-            taken: 0,
-            warm: (0.0, 0.0),
             readings: None,
         }
+    }
+
+    /// Where the seconds go that making batches takes.
+    pub fn data(&self) -> Rc<Cell<f64>> {
+        self.data.clone()
+    }
+
+    /// Another version of the recipe takes the next step: its speed is its own. With the tokens in a sample, and the FLOP/s
+    /// that the device reaches at most.
+    pub fn begin(&mut self, tokens: Option<u64>, peak: Option<f64>) {
+        (self.tokens, self.peak) = (tokens, peak);
+        (self.recent, self.fresh) = (Pace::default(), 0);
+        // Making it ready took batches, too.
+        self.seen = self.data.get();
     }
 
     /// The run became longer or shorter.
@@ -84,17 +128,18 @@ impl Progress {
 
     /// A step was taken, in that time, with so much work.
     pub fn took(&mut self, seconds: f64, work: f64) {
-        self.seconds += seconds;
-        self.work += work;
-        self.taken += 1;
-        if self.taken == WARM {
-            self.warm = (self.seconds, self.work);
+        let data = self.data.get() - self.seen;
+        self.seen += data;
+        (self.taken, self.fresh) = (self.taken + 1, self.fresh + 1);
+        self.all.add(seconds, data, work);
+        if self.taken > WARM {
+            self.warm.add(seconds, data, work);
         }
-    }
-
-    /// Tokens in a sample, and FLOP/s that the device reaches at most.
-    pub fn set_device(&mut self, tokens: Option<u64>, peak: Option<f64>) {
-        (self.tokens, self.peak) = (tokens, peak);
+        if self.fresh == WARM {
+            self.recent = Pace::default();
+        }
+        self.recent.fade(0.5f64.powf(seconds / HALF));
+        self.recent.add(seconds, data, work);
     }
 
     pub fn set_readings(&mut self, readings: &Readings) {
@@ -105,7 +150,9 @@ impl Progress {
     pub fn update(&mut self, step: u64, loss: f64, samples: u64) {
         self.step = step;
         self.loss = Some(loss);
-        self.samples += samples;
+        for pace in [&mut self.all, &mut self.recent] {
+            pace.samples += samples as f64;
+        }
         let wait = match &self.bar {
             Some(_) => REFRESH,
             None => PLAIN.max(Duration::from_secs_f64((self.a_step() * self.total as f64 / LINES).min(3600.0))),
@@ -118,41 +165,46 @@ impl Progress {
         self.show(&format!("{} left", clock(left)));
     }
 
-    /// Seconds a step takes, of those taken in this process.
+    /// Seconds a step takes at present.
     fn a_step(&self) -> f64 {
-        self.seconds / f64::from(self.taken.max(1))
+        self.recent.seconds / self.recent.steps.max(1e-9)
     }
 
     /// `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
-    fn message(&self, time: &str) -> String {
+    fn message(&self, time: &str, of: &Pace, products: &Pace) -> String {
         let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
-        if self.seconds > 0.0 {
+        if of.seconds > 0.0 {
             let (unit, per) = self.tokens.map_or(("samples", 1), |n| ("tokens", n));
-            parts.push(format!("{} {unit}/s", rate((self.samples * per) as f64 / self.seconds)));
-            if let Some(peak) = self.peak.filter(|_| self.taken > WARM) {
-                let (seconds, work) = (self.seconds - self.warm.0, self.work - self.warm.1);
-                parts.push(format!("MFU {:.1} %", 100.0 * work / seconds / peak));
+            parts.push(format!("{} {unit}/s", rate(of.samples * per as f64 / of.seconds)));
+            if let Some(peak) = self.peak.filter(|_| products.seconds > 0.0) {
+                parts.push(format!("MFU {:.1} %", 100.0 * products.work / products.seconds / peak));
             }
-            parts.push(format!("data {:.1} %", 100.0 * self.data.get() / self.seconds));
+            parts.push(format!("data {:.1} %", 100.0 * of.data / of.seconds));
         }
         parts.extend(self.readings.clone());
         parts.push(time.to_string());
         parts.join(" · ")
     }
 
+    /// Of now.
+    fn present(&self, time: &str) -> String {
+        let products = if self.fresh >= WARM { self.recent } else { Pace::default() };
+        self.message(time, &self.recent, &products)
+    }
+
     fn show(&self, time: &str) {
         match &self.bar {
             Some(bar) => {
                 bar.set_position(self.step);
-                bar.set_message(self.message(time));
+                bar.set_message(self.present(time));
             }
-            None => self.plain(" ·", time),
+            None => self.plain(" ·", &self.present(time)),
         }
     }
 
-    fn plain(&self, between: &str, time: &str) {
+    fn plain(&self, between: &str, message: &str) {
         let width = self.total.to_string().len() + 1;
-        self.screen.line(&format!("step {:>width$}/{}{between} {}", self.step, self.total, self.message(time)));
+        self.screen.line(&format!("step {:>width$}/{}{between} {message}", self.step, self.total));
     }
 
     /// The last line, which stays: printed as text, since a bar leaves the cursor at its end.
@@ -167,7 +219,40 @@ impl Progress {
             None => " ·".to_string(),
         };
         if self.loss.is_some() {
-            self.plain(&between, &clock(self.seconds));
+            self.plain(&between, &self.message(&clock(self.all.seconds), &self.all, &self.warm));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::screen::Mode;
+
+    /// A new version of the recipe is slower, and spends more of its time on data.
+    #[test]
+    fn the_line_says_the_speed_of_the_running_version() {
+        let mut p = Progress::new(Rc::new(Screen::new(Mode::Quiet)), 1000);
+        let steps = |p: &mut Progress, n: u32, seconds: f64, data: f64, samples: u64| {
+            for _ in 0..n {
+                p.data.set(p.data.get() + data);
+                p.took(seconds, 8e9);
+                p.update(1, 0.5, samples);
+            }
+        };
+        p.begin(None, Some(1e12));
+        steps(&mut p, 1, 5.0, 0.0, 10);
+        assert_eq!(p.present("t"), "loss 0.500 · 2.0 samples/s · data 0.0 % · t");
+        steps(&mut p, 99, 0.01, 0.001, 10);
+        assert_eq!(p.present("t"), "loss 0.500 · 1.0k samples/s · MFU 80.0 % · data 10.0 % · t");
+        p.data.set(p.data.get() + 3.0);
+        p.begin(None, Some(1e12));
+        steps(&mut p, 1, 0.5, 0.25, 20);
+        assert_eq!(p.present("t"), "loss 0.500 · 40 samples/s · data 50.0 % · t");
+        steps(&mut p, 20, 0.1, 0.05, 20);
+        assert_eq!(p.present("t"), "loss 0.500 · 200 samples/s · MFU 8.0 % · data 50.0 % · t");
+        assert_eq!(p.a_step(), 0.1);
+        // The last line is about all of it.
+        assert_eq!((p.all.steps, p.all.samples), (121.0, 1420.0));
     }
 }

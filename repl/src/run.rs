@@ -347,10 +347,7 @@ impl Job<'_> {
         }
 
         events.begin(kept.seconds);
-        let data = run.time_data()?;
-        let screen = events.screen.clone();
-        let mut progress = Progress::new(screen, run.steps(), data);
-        progress.set_device(run.tokens_per_sample(), self.backend.peak_flops(&run.precision()));
+        let mut progress = Progress::new(events.screen.clone(), run.steps());
         let watch = match self.args.watch || self.args.script.is_some() {
             true => {
                 signals.hear_reload()?;
@@ -369,6 +366,8 @@ impl Job<'_> {
         };
         let run = Rc::new(run);
         let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
+        trainer.run.time_data(trainer.progress.data())?;
+        trainer.new_pace();
         trainer.monitor = self.backend.probe().and_then(Monitor::start);
         trainer.set_policies((self.args.on_nan.clone(), self.args.on_spike.clone()))?;
         trainer.remember(&kept.history);

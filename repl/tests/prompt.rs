@@ -235,6 +235,30 @@ fn an_unfinished_line_goes_on() {
     assert_eq!(t.end(), Some(0));
 }
 
+/// A paste comes in one read, and is more than the first line of it.
+#[test]
+fn what_is_pasted_runs_in_order() {
+    let p = place();
+    let mut t = prompt(&p, &[]);
+    t.begin("a = 2\rb = 3\rfor i = 1, 2 do\r  a = a * b\rend\r'a is ' .. a\r");
+    t.wait("a is 18\n");
+    // A terminal that marks a paste shows it whole, and waits for Enter.
+    t.begin("\x1b[200~x = pl.tensor({1, 2})\nx + 1\n:time x\ny = x\n  :sum()\n?pl.relu\ny\n\x1b[201~");
+    t.wait("?pl.relu\ny\n");
+    t.keys("\r");
+    t.wait("tensor {2} i64 cpu   2 3\n");
+    t.wait(" new plan");
+    t.wait("example: pl.relu(");
+    t.wait("tensor {} i64 cpu   3\n");
+    // What goes wrong is not followed by what builds on it.
+    t.begin("\x1b[200~z = 1\nz = nothing_there\nz = 2\n\x1b[201~");
+    t.wait("z = 2\n");
+    t.keys("\r");
+    t.wait("'nothing_there' is not defined");
+    t.wait("(what follows it was not run)");
+    t.line("'z is ' .. z", "z is 1\n");
+}
+
 #[test]
 fn errors_name_their_line_and_the_prompt_stays() {
     let p = place();

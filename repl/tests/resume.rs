@@ -402,6 +402,7 @@ fn ckpt_lists_inspects_compares_verifies_and_exports() {
     let same = ok(&["ckpt", "diff", b, "r"]);
     assert!(same.lines().count() == 2 && same.ends_with(" tensors are equal\n"), "{same}");
     assert_eq!(ok(&["ckpt", "verify", a, b]).lines().count(), 2);
+    assert_eq!(ok(&["ckpt", "verify", "r"]), ok(&["ckpt", "verify", a, b]));
     ok(&["ckpt", "export", "r", "w.safetensors", "--dtype", "bf16"]);
     p.file("see.lua", "print(require(\"perilune\").load(\"w.safetensors\")[\"1.weight\"].dtype)");
     assert_eq!(ok(&["run", "see.lua"]), "bf16\n");
@@ -414,4 +415,9 @@ fn ckpt_lists_inspects_compares_verifies_and_exports() {
     let r = p.run(&["ckpt", "verify", b, a]);
     assert_eq!(r.status, Some(4));
     assert!(r.err.contains("optimizer.safetensors: size: is 100 bytes"), "{}", r.err);
+    // One that is broken hides none of the others.
+    let r = p.run(&["ckpt", "verify", "r"]);
+    assert_eq!((r.status, r.out.lines().count()), (Some(4), 1), "{}{}", r.out, r.err);
+    let logged = std::fs::read_to_string(p.path("r/metrics.jsonl")).unwrap();
+    assert!(logged.lines().any(|l| l.contains("\"checkpoint\"") && l.contains("\"stalled_ms\":")), "{logged}");
 }

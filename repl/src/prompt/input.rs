@@ -1,6 +1,7 @@
 //! The line editor: colours, completion, lines that go on, and the history file.
 
 use super::commands;
+use super::pieces::pieces;
 use crate::screen;
 use perilune_lua::Console;
 use perilune_lua::console::lexer::{Kind, tokens};
@@ -103,9 +104,8 @@ impl Hinter for Words<'_> {
 
 impl Validator for Words<'_> {
     fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
-        let text = context.input();
-        let whole = text.trim().is_empty() || commands::is_command(text) || !self.console.is_unfinished(text);
-        Ok(if whole { ValidationResult::Valid(None) } else { ValidationResult::Incomplete })
+        let (_, unfinished) = pieces(self.console, context.input());
+        Ok(if unfinished { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
 

@@ -8,6 +8,7 @@ mod commands;
 mod input;
 mod interrupts;
 mod pause;
+mod pieces;
 mod plot;
 mod run;
 
@@ -98,6 +99,31 @@ impl Prompt<'_> {
             );
             screen::complain("", &self.dim(&text));
         }
+    }
+
+    /// Runs what was typed or pasted, piece by piece, as far as nothing goes wrong.
+    fn text(&self, console: &Console, text: &str) -> Flow {
+        let (pieces, _) = pieces::pieces(console, text);
+        if pieces.len() < 2 {
+            return self.line(console, text);
+        }
+        let before = self.raised.replace(false);
+        let mut left = pieces.iter();
+        let mut flow = Flow::Go;
+        for piece in left.by_ref() {
+            flow = self.line(console, piece);
+            if flow != Flow::Go || self.raised.get() {
+                break;
+            }
+        }
+        if flow == Flow::Go && left.any(|piece| !piece.trim().is_empty()) {
+            screen::complain("", &self.dim("(what follows it was not run)"));
+        }
+        if !pieces.iter().all(|piece| commands::is_command(piece)) {
+            *self.last.borrow_mut() = text.to_string();
+        }
+        self.raised.set(before || self.raised.get());
+        flow
     }
 
     /// Runs a line of any kind and says what it gives, or what went wrong.
@@ -200,7 +226,7 @@ fn typed(prompt: &Prompt, console: &Console, around: &dyn Around) -> Result<(), 
             input::Typed::End => return Ok(()),
             input::Typed::Line(line) => {
                 let mut flow = Flow::Go;
-                around.during(&mut || flow = prompt.line(console, &line));
+                around.during(&mut || flow = prompt.text(console, &line));
                 if flow == Flow::Quit {
                     return Ok(());
                 }

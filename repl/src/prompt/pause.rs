@@ -79,7 +79,7 @@ fn stop(console: &Console, place: &str, around: &dyn Around) -> Ended {
             Ok(input::Typed::End) | Err(_) => return Ended::Continue,
         };
         let mut flow = Flow::Go;
-        around.during(&mut || flow = prompt.line(console, &line));
+        around.during(&mut || flow = prompt.text(console, &line));
         match flow {
             Flow::Go => {}
             Flow::Continue => return Ended::Continue,

@@ -329,11 +329,10 @@ impl Run {
         f.call::<i64>(&loader).ok().map(|n| n.max(0) as u64)
     }
 
-    /// Adds up, from now on, the seconds that making training batches takes on the host.
-    pub fn time_data(&self) -> Result<Rc<Cell<f64>>, Failed> {
-        let spent: Rc<Cell<f64>> = Rc::default();
+    /// Adds to `spent`, from now on, the seconds that making training batches takes on the host.
+    pub fn time_data(&self, spent: Rc<Cell<f64>>) -> Result<(), Failed> {
         if let Some(loader) = self.loader("train") {
-            let (make, total) = (loader.get::<Function>("batch_at")?, spent.clone());
+            let (make, total) = (loader.get::<Function>("batch_at")?, spent);
             let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
                 let _span = tracing::debug_span!("data").entered();
                 let start = std::time::Instant::now();
@@ -343,7 +342,7 @@ impl Run {
             })?;
             loader.raw_set("batch_at", timed)?;
         }
-        Ok(spent)
+        Ok(())
     }
 
     /// Tokens in a training sample, if its loader says.

@@ -5,6 +5,7 @@
 
 mod chains;
 mod emit;
+mod guard;
 mod phase;
 mod scratch;
 
@@ -84,7 +85,8 @@ fn bug(what: &str) -> Error {
 
 pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Region> {
     let body = &region.body[..];
-    let root = roots(body);
+    let mut root = roots(body);
+    let guard = guard::take(program, region, &mut root);
     let mut needed = vec![false; body.len()];
     for (reg, _) in &region.stores {
         needed[root[*reg as usize]] = true;
@@ -132,7 +134,9 @@ pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Regio
         cost: 0.02,
     };
     c.classify(&needed);
-    c.region(region, &needed)
+    let mut out = c.region(region, &needed)?;
+    out.guard = guard;
+    Ok(out)
 }
 
 fn layout_of(i: &Instr) -> Option<Layout> {

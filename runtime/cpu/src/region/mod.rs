@@ -199,6 +199,8 @@ enum HoistedKind {
 
 /// A compiled region.
 pub struct Region {
+    /// One bool: where it is false, nothing is stored, and so nothing need be computed.
+    guard: Option<Constant>,
     grid: Grid,
     /// Whether rows are cut into segments.
     segmented: bool,

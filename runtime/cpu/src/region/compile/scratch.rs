@@ -43,6 +43,7 @@ impl Compiler<'_> {
             phases.push(Phase { steps: list.steps, tiles, reductions, row_steps });
         }
         Region {
+            guard: None,
             grid: self.grid,
             segmented: self.segmented,
             block_rows,
