@@ -366,7 +366,7 @@ mod nvrtc {
 fn props(arch: &str) -> Props {
     match arch {
         "sm_80" => A100,
-        "sm_100" => Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+        "sm_100a" => Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
         _ => Props::H200,
     }
 }
@@ -421,7 +421,7 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
 
 #[test]
 fn tiles_compile_without_spills() {
-    compile(&["sm_80", "sm_90a", "sm_100"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
+    compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
     let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
     // Kinds of 16 bits do not differ in registers: some of each.
     let dtype = |i: usize| if i % 2 == 0 { DType::BF16 } else { DType::F16 };
@@ -432,7 +432,7 @@ fn tiles_compile_without_spills() {
 #[ignore = "all kinds of all tiles: minutes"]
 fn everything_compiles_without_spills() {
     let mut kinds = Vec::new();
-    for arch in ["sm_80", "sm_90a", "sm_100"] {
+    for arch in ["sm_80", "sm_90a", "sm_100a"] {
         for dtype in [DType::BF16, DType::F16] {
             kinds.extend(masks().map(|mask| (arch, dtype, mask)));
         }
@@ -455,7 +455,7 @@ fn copies_and_row_sums_compile() {
         dense(1, &[2, 6]),
         documents(&[6], &[1]),
     ];
-    for arch in ["sm_80", "sm_90a", "sm_100"] {
+    for arch in ["sm_80", "sm_90a", "sm_100a"] {
         let w = work_on(&props(arch), inputs.clone(), 1, true);
         assert_eq!(labels(&w)[..2], ["attention_document_bounds", "attention_copy"]);
         for (i, l) in w.launches[..3].iter().enumerate() {
