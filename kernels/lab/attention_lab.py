@@ -5,9 +5,10 @@
 Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
 same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
 of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
-poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention; a causal mask counts half the work; `documents`
-the kernels with documents with those without. `sweep` times other tiles kernel by kernel. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under
-compute-sanitizer; KIND=documents (or plain) only those; WARPS=1 leaves out the kernels of warpgroups.
+poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention;
+a causal mask counts half the work. `documents` times kernels with documents beside those without. `sweep` times other
+tiles kernel by kernel. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under compute-sanitizer;
+KIND=documents (or plain) only those; WARPS=1 leaves out the kernels of warpgroups.
 """
 
 import ctypes

@@ -20,9 +20,11 @@ use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
 mod groups;
+mod mask;
 mod tiles;
 
 pub use groups::{GROUPS, Groups};
+pub use mask::Mask;
 pub use tiles::{SIZES, TILES, Tile, When, function};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,34 +32,6 @@ pub enum Pass {
     Forward,
     BackwardQ,
     BackwardKv,
-}
-
-/// Which keys a query sees, as far as kernels are made for it. A window is causal too.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Mask {
-    pub causal: bool,
-    pub window: bool,
-    pub documents: bool,
-}
-
-impl Mask {
-    /// The end of a kernel's name.
-    fn name(self) -> String {
-        let near = match (self.causal, self.window) {
-            (_, true) => "_window",
-            (true, false) => "_causal",
-            _ => "",
-        };
-        format!("{near}{}", if self.documents { "_documents" } else { "" })
-    }
-
-    /// Parameters and the argument that a kernel with documents has beside the rest.
-    fn documents_text(self) -> (&'static str, &'static str) {
-        match self.documents {
-            true => ("const i32* labels, const int4* bounds, ", ", attention::Documents{labels, bounds}"),
-            false => ("", ""),
-        }
-    }
 }
 
 /// Whether attention, or its backward, has a kernel for this node.
@@ -107,13 +81,6 @@ fn rows_function(size: u32, dtype: DType, numbers: bool) -> Function {
 /// Lanes that share a row of `size` elements, 8 each.
 fn lanes(size: u32) -> u32 {
     (size / 8).next_power_of_two()
-}
-
-fn bounds_function() -> Function {
-    let text = "#include \"attention/documents.cuh\"\n\
-                extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const i64* ids, i32* labels, int4* bounds, const attention::Numbers p) {\n    \
-                attention::document_bounds(ids, labels, bounds, p);\n}\n";
-    Function { label: "attention_document_bounds".into(), text: text.into() }
 }
 
 fn copy_function() -> Function {
@@ -271,7 +238,7 @@ impl<'a> Builder<'a> {
         let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
             return Ok(());
         };
-        let stretches = self.t.div_ceil(STRETCH);
+        let stretches = self.t.div_ceil(mask::STRETCH);
         if self.b * self.padded() > i32::MAX as usize {
             let message = format!("{} rows of {} positions are more than documents can be told of", self.b, self.t);
             return Err(Error::system("scaled_dot_product_attention", message));
@@ -279,25 +246,10 @@ impl<'a> Builder<'a> {
         let labels = self.scratch(self.b * self.padded() * 4);
         let bounds = self.scratch(self.b * stretches * 16);
         self.documents = vec![labels.clone(), bounds.clone()];
-        if self.b * stretches == 0 {
-            return Ok(());
+        if self.b * stretches > 0 {
+            let ids = Arg::Value(ids, layout.offset as i64 * 8);
+            self.work.launches.push(mask::bounds([ids, labels, bounds], &layout, self.t, self.padded()));
         }
-        let lead = layout.shape.rank() - 1;
-        let (mut dims, mut strides) = ([1i64; 7], [0i64; 7]);
-        for k in 0..lead {
-            dims[7 - lead + k] = layout.shape.dims()[k] as i64;
-            strides[7 - lead + k] = layout.strides[k] as i64;
-        }
-        let both = self.t as i64 | (self.padded() as i64) << 32;
-        let numbers = dims.into_iter().chain(strides).chain([layout.strides[lead] as i64, both]);
-        let numbers = Arg::Bytes(numbers.flat_map(i64::to_le_bytes).collect());
-        self.work.launches.push(Launch {
-            function: Arc::new(bounds_function()),
-            grid: [(self.b * stretches) as u32, 1, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-            args: vec![Arg::Value(ids, layout.offset as i64 * 8), labels, bounds, numbers],
-        });
         Ok(())
     }
 
@@ -445,9 +397,6 @@ impl<'a> Builder<'a> {
         Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * 2), contiguous)))
     }
 }
-
-/// As in `documents.cuh`.
-const STRETCH: usize = 64;
 
 /// What heads that are worked on together read: well inside the L2 cache of an A100 (40 MB) or H100 (50 MB).
 const SECTION_BYTES: usize = 16 << 20;
