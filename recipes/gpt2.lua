@@ -9,6 +9,9 @@
 -- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them. Without one the
 -- recipe trains on random tokens, which says how fast a machine is and nothing else.
 --
+-- Documents stand one behind the other in such a file. `ends` names the token that ends each (50256 of GPT-2's vocabulary):
+-- with it a position sees its own document alone, which is also less work.
+--
 -- `weights` names a model.safetensors of transformers' GPT2LMHeadModel to start from, OpenAI's own among them; `export` one to
 -- write at the end. It needs a config.json beside it, which transformers writes, with the same sizes.
 --
@@ -31,6 +34,7 @@ local recipe = pl.recipe {
   params = {
     size = "124M",                     -- tiny, 124M, 350M, 774M or 1558M
     tokens = "",                       -- a file of token ids; random tokens without one
+    ends = -1,                         -- the token that ends a document; none: all positions before are seen
     weights = "", export = "",         -- model.safetensors to start from, and to write at the end
     vocab = 50304,                     -- 50257 tokens, padded
     context = 1024, batch = 32, accumulate = 1,
@@ -77,7 +81,12 @@ function recipe.model(p)
 
   function m:forward(ids_BT)
     local x_BTC = self.wte(ids_BT) + self.wpe(pl.arange(ids_BT:size(1)))
-    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
+    local call
+    if p.ends >= 0 then
+      local ends_BT = ids_BT:eq(p.ends):to("i64")
+      call = { documents = ends_BT:cumsum(1) - ends_BT }   -- the token that ends a document is its last
+    end
+    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC, call) end
     return pl.linear(self.norm(x_BTC), self.wte.weight)
   end
 

@@ -20,7 +20,7 @@
 // Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and
 // dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
-#include "attention/tile.cuh"
+#include "attention/documents.cuh"
 
 namespace attention {
 
@@ -33,10 +33,10 @@ struct BackwardKVPlan {
     static constexpr int COLUMNS = C / SPLIT;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void backward_kv(
     const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
-    const Problem& p) {
+    const Problem& p, const D& documents = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS, N = P::COLUMNS;
     using Keys = Tile<C, BM>;
     using Queries = Tile<C, BN>;
@@ -57,8 +57,17 @@ __device__ __forceinline__ void backward_kv(
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.s) - 1;
-    const i32 begin = CAUSAL ? first / BN * BN : 0;
-    const i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    i32 begin = CAUSAL ? first / BN * BN : 0;
+    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    // Of the keys' documents: `near` holds the queries that see any of the warp's keys, and those that see all of them.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
     // Steps of one head, and of all that share these keys.
     const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
     const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
@@ -119,7 +128,8 @@ __device__ __forceinline__ void backward_kv(
             copies_end();
         }
         const u32 tq = sq + stage * STAGE, tg = tq + Queries::BYTES, numbers = tg + Queries::BYTES + (lane & 3) * 8;
-        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom)) {
+        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) &&
+            (!D::ON || (query < near.y && query + BN > near.x))) {
             f32 x[MT][BN / 8][4];
             scores<T, Queries, MT, BN>(x, lk, tq + along);
 #pragma unroll
@@ -147,6 +157,8 @@ __device__ __forceinline__ void backward_kv(
                             x[m][j][i] = seen ? x[m][j][i] : 0.0f;
                         }
             }
+            if constexpr (D::ON)
+                if (query < near.z || query + BN > near.w) ours.template hide<MT, BN>(x, top, query, 0.0f);
             u32 w[MT][BN / 16][4];
             pack<T, MT, BN>(w, x);
             weighted<T, Queries, MT, BN, N>(av, w, P::SPLIT == 1 ? tg + down : Queries::shift(tg + down, column), 0);

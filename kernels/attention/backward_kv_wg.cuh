@@ -26,10 +26,10 @@ struct BackwardKVWgPlan {
     static constexpr int BM = 64 * GROUPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void backward_kv_wg(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* numbers, T* dk,
-    T* dv, const Problem& p) {
+    T* dv, const Problem& p, const D& documents = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Keys = Tile<C, BM>;
     using Queries = Tile<C, BN>;
@@ -47,8 +47,17 @@ __device__ __forceinline__ void backward_kv_wg(
 
     const i32 top = first + (i32)group * 64, bottom = top + 63;
     const i32 last = min(first + BM, p.s) - 1;
-    const i32 begin = CAUSAL ? first / BN * BN : 0;
-    const i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    i32 begin = CAUSAL ? first / BN * BN : 0;
+    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    // Of the keys' documents: `near` holds the queries that see any of the warpgroup's keys, and those that see all of them.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
     // Steps of one head, and of all that share these keys.
     const i32 each = max(end - begin + BN - 1, 0) / BN, all = each * p.group;
 
@@ -96,7 +105,8 @@ __device__ __forceinline__ void backward_kv_wg(
             barrier_wait(free + 8 * old.stage, old.parity);
             fetch(n - 2 + STAGES, old.stage);
         }
-        const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s;
+        const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s &&
+                            (!D::ON || (query < near.y && query + BN > near.x));
         if (active) {
             const u32 tq = sq + now.stage * Queries::BYTES, tg = sg + now.stage * Queries::BYTES;
             const u32 numbers_at = sn + now.stage * NUMBERS + (lane & 3) * 16;
@@ -136,6 +146,8 @@ __device__ __forceinline__ void backward_kv_wg(
                         x[0][j][i] = seen ? x[0][j][i] : 0.0f;
                     }
             }
+            if constexpr (D::ON)
+                if (query < near.z || query + BN > near.w) ours.template hide<1, BN>(x, top + (i32)(warp % 4) * 16, query, 0.0f);
             pack<T, 1, BN>(w, x);
             if (!P::LEAN) {
                 products_wait<0>();

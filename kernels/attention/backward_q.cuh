@@ -15,7 +15,7 @@
 // Limits: shared memory bandwidth and mma.sync issue together (two fragments of three come from k twice and v once), and
 // the registers: dq 16 MT C, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
-#include "attention/tile.cuh"
+#include "attention/documents.cuh"
 
 namespace attention {
 
@@ -27,9 +27,10 @@ struct BackwardQPlan {
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void backward_q(
-    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dq, const Problem& p) {
+    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dq, const Problem& p,
+    const D& documents = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -47,8 +48,17 @@ __device__ __forceinline__ void backward_q(
     const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.t) - 1;
-    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
 
     typename LeftOf<P::HELD, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
     const u32 along = Keys::lane_along(lane), down = Keys::lane_down(lane);
@@ -100,12 +110,15 @@ __device__ __forceinline__ void backward_q(
         }
         copies_end();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window);
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
+                            (!D::ON || (key < near.y && key + BN > near.x));
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, lq, sk + along + here);
             bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
             if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
+            if constexpr (D::ON)
+                if (key < near.z || key + BN > near.w) ours.template hide<MT, BN>(x, top, key, -infinity());
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll

@@ -22,10 +22,10 @@ struct BackwardQWgPlan {
     static constexpr int BM = 64 * GROUPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void backward_q_wg(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* numbers, T* dq,
-    const Problem& p) {
+    const Problem& p, const D& documents = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -43,12 +43,23 @@ __device__ __forceinline__ void backward_q_wg(
 
     // Keys that the block sees, in tiles, and those that this warpgroup sees.
     const i32 last = min(first + BM, p.t) - 1, top = first + (i32)group * 64;
-    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    // Of the rows' documents: `near` holds the keys that the warpgroup can see at all, and those that all of its rows do.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
     const i32 all = max(end - begin + BN - 1, 0) / BN;
-    const i32 my_end = CAUSAL ? min(end, top + 64) : end;
+    i32 my_end = CAUSAL ? min(end, top + 64) : end;
+    if (D::ON) my_end = min(my_end, near.y);
     const i32 hi = top < p.t ? max(my_end - begin + BN - 1, 0) / BN : 0;
-    const i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
+    i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
+    if (D::ON) lo = max(lo, min(max(near.x - begin, 0) / BN, hi));
 
     auto fetch = [&](i32 n, u32 stage) {
         barrier_expect(here + 8 * stage, 2 * Keys::BYTES);
@@ -127,6 +138,9 @@ __device__ __forceinline__ void backward_q_wg(
         const i32 key = begin + n * BN;
         bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
         if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
+        if constexpr (D::ON)
+            if (key < near.z || key + BN > near.w)
+                ours.template hide<1, BN>(x, top + (i32)(warp % 4) * 16, key, -infinity());
 #pragma unroll
         for (int j = 0; j < BN / 8; j++)
 #pragma unroll

@@ -16,7 +16,7 @@
 // Keys are walked in order from the first that the block sees. Only tiles that the edge of the mask or of the keys
 // crosses are masked; a warp sits out tiles that none of its rows sees.
 #pragma once
-#include "attention/tile.cuh"
+#include "attention/documents.cuh"
 
 namespace attention {
 
@@ -28,9 +28,9 @@ struct ForwardPlan {
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void forward(
-    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p) {
+    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p, const D& documents = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -47,8 +47,17 @@ __device__ __forceinline__ void forward(
     // The first and the last row of the warp.
     const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
     const i32 last = min(first + BM, p.t) - 1;
-    const i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    const i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
 
     typename LeftOf<P::HELD, Queries, MT>::Type left(sq, warp * MT * 16, lane);
     const u32 bk = sk + Keys::lane_along(lane), bv = sv + Keys::lane_down(lane);
@@ -93,12 +102,15 @@ __device__ __forceinline__ void forward(
         }
         copies_end();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window);
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
+                            (!D::ON || (key < near.y && key + BN > near.x));
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, left, bk + here);
             bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
             if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
+            if constexpr (D::ON)
+                if (key < near.z || key + BN > near.w) ours.template hide<MT, BN>(x, top, key, -infinity());
         }
         if (P::STAGES == 1) {
             copies_wait<0>();

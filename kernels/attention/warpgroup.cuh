@@ -5,7 +5,7 @@
 // (see mma.cuh), 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which is what a tensor
 // map writes with a swizzle of 128 bytes.
 #pragma once
-#include "attention/tile.cuh"
+#include "attention/documents.cuh"
 
 namespace attention {
 

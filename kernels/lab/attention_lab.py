@@ -1,13 +1,14 @@
 """Attention's kernels on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
 
-    python3 kernels/lab/attention_lab.py [check] [time] [sweep]        (all three without arguments; about 2 minutes)
+    python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep]   (all without arguments; over 2 minutes)
 
 Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
 same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
 of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
-poisoned outputs. `time` compares with torch's flash and cuDNN attention; a causal mask counts half the work. `sweep`
-times other tiles kernel by kernel. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under
-compute-sanitizer.
+poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention;
+a causal mask counts half the work. `documents` times kernels with documents beside those without. `sweep` times other
+tiles kernel by kernel. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under compute-sanitizer;
+KIND=documents (or plain) only those; WARPS=1 leaves out the kernels of warpgroups.
 """
 
 import ctypes
@@ -53,7 +54,9 @@ WG_POINTERS = {
 class Table:
     """Which tile a kernel works with, from the Rust source."""
 
-    def __init__(self, large, hopper=False):
+    def __init__(self, arch, shared):
+        self.newer, hopper = arch >= (10, 0), arch == (9, 0)
+        large = hopper and shared >= 200 << 10
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
         self.large, self.rows = large, re.findall(row, open(os.path.join(RUST, "tiles.rs")).read())
         row = r"\(Pass::(\w+), (\d+), When::(\w+), groups\((\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
@@ -61,8 +64,10 @@ class Table:
         assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "tiles.rs changed"
         assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "groups.rs changed"
 
-    def of(self, p, size, causal, window):
-        holds = {"Always": True, "Large": self.large and not window, "Masked": causal or window}
+    def of(self, p, size, causal, window, documents=False):
+        holds = {"Always": True, "Large": self.large and not window and not documents, "Masked": causal or window,
+                 "Bare100": self.newer and not (causal or window or documents), "Documents": documents,
+                 "Mixed": documents and (window or not causal)}
         number = lambda x: int(x) if x.isdigit() else x == "true"
         for r in self.groups:
             if r[0] == p and int(r[1]) == made_for(size) and holds[r[2]]:
@@ -76,7 +81,14 @@ def made_for(size):
     return 128 if size == 96 else size
 
 
-def wg_text(p, size, tile, t, causal, window):
+def of_documents(documents):
+    """What a kernel with documents takes beside the rest: parameters, arguments."""
+    if not documents:
+        return "", ""
+    return "const i32* labels, const int4* bounds, ", ", attention::Documents{labels, bounds}"
+
+
+def wg_text(p, size, tile, t, causal, window, documents=False):
     size = made_for(size)
     _, groups, bn, stages, lean, blocks = tile
     lower = lambda x: "true" if x else "false"
@@ -85,25 +97,32 @@ def wg_text(p, size, tile, t, causal, window):
     kinds = {"MAP": "const __grid_constant__ attention::TensorMap"}
     params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for kind, name in WG_POINTERS[p])
     args = ", ".join(name for _, name in WG_POINTERS[p])
+    more, given = of_documents(documents)
     return (f'#include "attention/{NAMES[p]}_wg.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, '
+            f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, {more}'
             f"const __grid_constant__ attention::Problem p) {{\n"
-            f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p);\n}}\n")
+            f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
-def text(p, size, tile, t, causal, window):
+def text(p, size, tile, t, causal, window, documents=False):
     if tile[0] == "wg":
-        return wg_text(p, size, tile, t, causal, window)
+        return wg_text(p, size, tile, t, causal, window, documents)
     warps, mt, bn, stages, held, split, blocks = tile
     lower = lambda x: "true" if x else "false"
     plan = f"attention::{PLANS[p]}<{size}, {warps}, {mt}, {bn}, {stages}, {lower(held)}"
     plan += f", {split}>" if p == "BackwardKv" else ">"
     params = ", ".join(f"{kind.replace('T', t)} {name}" for kind, name in POINTERS[p])
     args = ", ".join(name for _, name in POINTERS[p])
+    more, given = of_documents(documents)
     return (f'#include "attention/{NAMES[p]}.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({32 * warps}, {blocks}) KERNEL({params}, '
+            f'extern "C" __global__ void __launch_bounds__({32 * warps}, {blocks}) KERNEL({params}, {more}'
             f"const attention::Problem p) {{\n"
-            f"    attention::{NAMES[p]}<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p);\n}}\n")
+            f"    attention::{NAMES[p]}<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
+
+
+BOUNDS = ('#include "attention/documents.cuh"\n'
+          'extern "C" __global__ void __launch_bounds__(256) KERNEL(const i64* ids, i32* labels, int4* bounds, '
+          "const attention::Numbers p) {\n    attention::document_bounds(ids, labels, bounds, p);\n}\n")
 
 
 def delta_text(size, t, wg):
@@ -262,7 +281,7 @@ class Gpu:
 class Case:
     """q, k and v as views of one projection (B, T, H + 2 G, D), or of two where T is not S, or D not E."""
 
-    def __init__(self, b, h, g, t, s, d, e, causal, window=0, dtype="bf16", fused=True):
+    def __init__(self, b, h, g, t, s, d, e, causal, window=0, dtype="bf16", fused=True, documents=None):
         self.b, self.h, self.g, self.t, self.s, self.d, self.e = b, h, g, t, s, d, e
         self.causal, self.window, self.dtype = causal or window > 0, window if window < t else 0, dtype
         self.size = next(c for c in SIZES if c >= max(d, e))
@@ -283,16 +302,23 @@ class Case:
         self.padded = -(-t // 128) * 128 + 128
         self.numbers = empty(b, h, self.padded, 2, kind=torch.float32)
         self.dq, self.dk, self.dv = empty(b, h, t, d), empty(b, g, s, d), empty(b, g, s, e)
+        self.documents, self.ids = documents, numbers(documents, b, t)
+        self.labels = torch.full((b, self.padded), -7, device="cuda", dtype=torch.int32)
+        self.bounds = torch.full((b, -(-t // 64), 4), -7, device="cuda", dtype=torch.int32)
 
     def __str__(self):
         mask = f"window {self.window}" if self.window else "causal" if self.causal else "full"
+        mask += f", documents {self.documents}" if self.documents else ""
         return f"B{self.b} H{self.h} G{self.g} T{self.t} S{self.s} D{self.d} E{self.e} {self.dtype} {mask}"
 
     def tile(self, tiles, p):
-        return tiles.of(p, self.size, self.causal, self.window > 0)
+        return tiles.of(p, self.size, self.causal, self.window > 0, self.documents is not None)
+
+    def text(self, p, tile):
+        return text(p, self.size, tile, self.dtype, self.causal, self.window > 0, self.documents is not None)
 
     def texts(self, tiles):
-        kinds = [text(p, self.size, self.tile(tiles, p), self.dtype, self.causal, self.window > 0) for p in NAMES]
+        kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
         return kinds + [delta_text(self.size, self.dtype, self.wg(tiles))]
 
     def wg(self, tiles):
@@ -325,7 +351,8 @@ class Case:
                     for kind, name in WG_POINTERS[p]]
         else:
             args = [getattr(self, name) for _, name in POINTERS[p]]
-        t = text(p, self.size, tile, self.dtype, self.causal, self.window > 0)
+        t = self.text(p, tile)
+        args += [self.labels, self.bounds] if self.documents else []
         split = 1 if tile[0] == "wg" else tile[5]
         return t, (blocks, split, 1), threads(tile), shared_bytes(p, self.size, tile), [*args, data]
 
@@ -335,7 +362,13 @@ class Case:
         args = [self.grad, self.out, *([self.lse, self.numbers] if wg else [self.delta]), data]
         return delta_text(self.size, self.dtype, wg), (blocks, 1, 1), 256, 0, args
 
+    def bounds_launch(self):
+        data = struct.pack("<15q2i", *[1] * 6, self.b, *[0] * 6, self.ids.stride(0), self.ids.stride(1), self.t, self.padded)
+        return BOUNDS, (self.b * self.bounds.shape[1], 1, 1), 256, 0, [self.ids, self.labels, self.bounds, data]
+
     def run(self, gpu, tiles, backward=True):
+        if self.documents:
+            gpu.launch(*self.bounds_launch())
         gpu.launch(*self.launches(gpu, "Forward", self.tile(tiles, "Forward")))
         if backward:
             self.run_backward(gpu, tiles)
@@ -359,8 +392,10 @@ class Case:
             seen &= j <= i
         if self.window:
             seen &= j > i - self.window
+        if self.documents:
+            seen = seen & (self.ids[:, :, None] == self.ids[:, None, :])[:, None]
         x = x.masked_fill(~seen, -math.inf)
-        any_key = seen.any(1)[:, None]
+        any_key = seen.any(-1, keepdim=True)
         lse = torch.where(any_key, torch.logsumexp(x, -1, keepdim=True), 0.0)
         p = torch.where(seen, (x - lse).exp(), 0.0)
         out = p @ v.repeat_interleave(r, 1)
@@ -369,7 +404,7 @@ class Case:
 
     def flash(self):
         """torch's results, where it has this case."""
-        if self.window or self.h != self.g or self.d != self.e or (self.causal and self.t != self.s):
+        if self.window or self.documents or self.h != self.g or self.d != self.e or (self.causal and self.t != self.s):
             return {}
         try:
             q, k, v = (x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v))
@@ -379,6 +414,27 @@ class Case:
             return {"out": out, "dq": dq, "dk": dk, "dv": dv}
         except RuntimeError:
             return {}
+
+
+def numbers(kind, b, t):
+    """Numbers of documents (b, t): "packed" documents of random lengths, numbered from 0; "wide": the same with numbers
+    beyond 32 bits; "falling": the last one first; "mixed": any of five in any order; "turns": runs of two in turns; "one"
+    for all; "each": every position its own."""
+    if kind is None:
+        return None
+    draw = torch.Generator().manual_seed(3 * t + b)
+    if kind in ("packed", "wide", "falling"):
+        ids = (torch.rand(b, t, generator=draw) < 4.0 / (t + 4)).long().cumsum(1)
+        ids = ids * (1 << 40) + 5 if kind == "wide" else 1000 - ids if kind == "falling" else ids
+    elif kind == "mixed":
+        ids = torch.randint(-2, 3, (b, t), generator=draw)
+    elif kind == "turns":
+        ids = torch.arange(t).div(90, rounding_mode="floor").remainder(2).expand(b, t)
+    elif kind == "one":
+        ids = torch.full((1, t), 9).expand(b, t)
+    else:
+        ids = torch.arange(t).expand(b, t)
+    return ids.cuda()
 
 
 def distance(x, ref):
@@ -410,8 +466,27 @@ def cases():
     yield 1, 2, 1, 150, 150, 192, 136, True
 
 
+def document_cases():
+    every = ("packed", "wide", "falling", "mixed", "turns", "one", "each")
+    for d in (64, 128):
+        for kind in every:
+            yield 2, 4, 2, 1000, 1000, d, d, True, 0, "bf16", True, kind
+        for kind in ("packed", "mixed"):
+            yield 2, 3, 3, 515, 515, d, d, False, 0, "bf16", True, kind
+            yield 2, 3, 3, 777, 777, d, d, True, 100, "bf16", True, kind
+        for t in (1, 7, 64, 129, 193):
+            yield 3, 2, 2, t, t, d, d, True, 0, "f16", True, "packed"
+        yield 1, 2, 2, 4096, 4096, d, d, True, 0, "bf16", True, "packed"
+    for d in (32, 96, 256):
+        for kind in ("packed", "mixed"):
+            yield 2, 4, 2, 515, 515, d, d, True, 0, "bf16", True, kind
+            yield 2, 2, 2, 300, 300, d, d, False, 0, "bf16", True, kind
+            yield 2, 2, 2, 515, 515, d, d, True, 70, "bf16", True, kind
+
+
 def some_cases():
-    return itertools.islice(cases(), int(os.environ.get("CASES", "1000")))
+    kinds = {"all": itertools.chain(cases(), document_cases()), "documents": document_cases(), "plain": cases()}
+    return itertools.islice(kinds[os.environ.get("KIND", "all")], int(os.environ.get("CASES", "1000")))
 
 
 def check(gpu, tiles):
@@ -501,6 +576,26 @@ def timing(gpu, tiles):
         torch.cuda.empty_cache()
 
 
+def timing_documents(gpu, tiles):
+    print("\ncausal bf16 with documents, in ms: bounds; forward; delta + dq + dk, dv; in brackets without them")
+    for d, h, b, t in SHAPES:
+        for kind in ("packed", "mixed", "one"):
+            line = f"d{d} {b}x{t} {kind}:"
+            for documents in (kind, None):
+                c = Case(b, h, h, t, t, d, d, True, documents=documents)
+                c.run(gpu, tiles)
+                ready = [c.bounds_launch()] if documents else []
+                ready += [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), c.delta_launch(c.wg(tiles))]
+                ready += [c.launches(gpu, p, c.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
+                each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
+                if documents:
+                    line += f" {each.pop(0):.3f};"
+                line += f" {each[0]:.3f}; {' + '.join(f'{x:.3f}' for x in each[1:])}" + ("  [" if documents else "]")
+            print(line, flush=True)
+            del c
+            torch.cuda.empty_cache()
+
+
 SWEEP = {
     ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
         ("wg", 2, 64, 4, False, 2), ("wg", 2, 64, 5, False, 2), ("wg", 2, 64, 3, False, 2), ("wg", 2, 128, 4, False, 1),
@@ -576,13 +671,16 @@ def main():
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    todo = sys.argv[1:] or ["check", "time", "sweep"]
+    todo = sys.argv[1:] or ["check", "time", "documents", "sweep"]
     torch.manual_seed(1)
     gpu = Gpu()
     gpu.arch = torch.cuda.get_device_capability()
-    limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-    tiles = Table(limit >= 200 << 10, gpu.arch == (9, 0))
+    tiles = Table(gpu.arch, torch.cuda.get_device_properties(0).shared_memory_per_block_optin)
+    if os.environ.get("WARPS"):
+        tiles.groups = []
     texts = [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
+    if "documents" in todo:
+        texts += [t for d in (64, 128) for t in Case(1, 1, 1, 8, 8, d, d, True, documents="one").texts(tiles)]
     if "check" in todo:
         texts += [t for spec in some_cases() for t in Case(*spec).texts(tiles)]
     if "sweep" in todo:
@@ -599,6 +697,8 @@ def main():
     bad = check(gpu, tiles) if "check" in todo else 0
     if "time" in todo:
         timing(gpu, tiles)
+    if "documents" in todo:
+        timing_documents(gpu, tiles)
     if "sweep" in todo:
         sweep(gpu, tiles)
     print(f"done in {time.time() - START:.0f} s")

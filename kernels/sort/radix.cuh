@@ -101,6 +101,28 @@ __device__ __forceinline__ u32 sum_before(u32 x, u32* shared) {
     return before + scan - x;
 }
 
+// How radix_place gets by with its registers, by what ptxas makes of it on each architecture. PLACE_BLOCKS: blocks that are
+// to fit on a multiprocessor; three hide more latency than two. Held: what holds a key; PACKED: and its rank with it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int PLACE_BLOCKS = 2;
+#else
+constexpr int PLACE_BLOCKS = 3;
+#endif
+template <typename Key>
+struct Held {
+    using Type = Key;
+    static constexpr bool PACKED = false;
+};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <>
+struct Held<u8> {
+    using Type = u32;
+    static constexpr bool PACKED = true;
+};
+template <>
+struct Held<u16> : Held<u8> {};
+#endif
+
 // FIRST: positions are the places of the keys. LAST: only positions are wanted, as i64 at (outer, n, inner).
 template <typename Key, int ITEMS, bool FIRST, bool LAST>
 __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const u32* __restrict__ order,
@@ -121,8 +143,10 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
     if (!FIRST) order += row * n;
     u32 tile = column * TILE, size = n - tile < TILE ? n - tile : TILE;
 
-    Key key[ITEMS];
-    u32 rank[ITEMS];
+    typename Held<Key>::Type key[ITEMS];
+    constexpr bool PACKED = Held<Key>::PACKED;
+    static_assert(TILE <= 1 << 16);
+    u32 rank[PACKED ? 1 : ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         u32 p = (warp * ITEMS + i) * 32 + lane;
@@ -149,7 +173,11 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
         __syncwarp();
         if (before == 0) found[warp][digit] = base + __popc(peers);
         __syncwarp();
-        rank[i] = base + before;
+        if constexpr (PACKED) {
+            key[i] |= (base + before) << 16;
+        } else {
+            rank[i] = base + before;
+        }
     }
     __syncthreads();
     // Thread t: digit t.
@@ -168,8 +196,13 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         u32 p = (warp * ITEMS + i) * 32 + lane;
-        u32 r = rank[i] + found[warp][(u32)(key[i] >> shift) & (RADIX - 1)];
-        key_at[r] = key[i];
+        u32 r = found[warp][(u32)(key[i] >> shift) & (RADIX - 1)];
+        if constexpr (PACKED) {
+            r += key[i] >> 16;
+        } else {
+            r += rank[i];
+        }
+        key_at[r] = (Key)key[i];
         if (p < size) order_at[r] = FIRST ? tile + p : order[tile + p];
     }
     __syncthreads();

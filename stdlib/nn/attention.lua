@@ -15,7 +15,7 @@ local Linear = require("perilune.nn.linear").Linear
 ---@param q_BHTD perilune.Tensor
 ---@param k_BKSD perilune.Tensor
 ---@param v_BKSD perilune.Tensor
----@param opts {is_causal: boolean?, window: integer?, mask: perilune.Tensor?}
+---@param opts {is_causal: boolean?, window: integer?, mask: perilune.Tensor?, documents: perilune.Tensor?}
 ---@param p number
 ---@return perilune.Tensor
 local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
@@ -28,6 +28,10 @@ local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
   local i, j = pl.arange(T):unsqueeze(1), pl.arange(S)
   if opts.is_causal or opts.window then score_BHTS = score_BHTS:masked_fill(j:gt(i), -math.huge) end
   if opts.window then score_BHTS = score_BHTS:masked_fill((i - j):ge(opts.window), -math.huge) end
+  if opts.documents then
+    local i, j = opts.documents:unsqueeze(-1), opts.documents:unsqueeze(-2)
+    score_BHTS = score_BHTS:masked_fill(i:ne(j):unsqueeze(-3), -math.huge)
+  end
   if opts.mask then
     if opts.mask.dtype == "bool" then
       score_BHTS = score_BHTS:masked_fill(opts.mask:logical_not(), -math.huge)
@@ -89,22 +93,26 @@ local function rope_rates(head_dim, opts)
   return (pl.eval(pl.tensor(rates, { dtype = "f32" })))
 end
 
-local per_call = { mask = "tensor", positions = "tensor", memory = "tensor" }
+local per_call = { mask = "tensor", documents = "tensor", positions = "tensor", memory = "tensor" }
 
 ---x (B, T, C) -> (B, T, C).
 ---@param self any
 ---@param x_BTC perilune.Tensor
----@param given {mask?: perilune.Tensor, positions?: perilune.Tensor, memory?: perilune.Tensor}?
+---@param given {mask?: perilune.Tensor, documents?: perilune.Tensor, positions?: perilune.Tensor, memory?: perilune.Tensor}?
 local function forward(self, x_BTC, given)
   local call = given and check.options("nn.MultiHeadAttention", given, {}, per_call) or {}
   if x_BTC:dim() ~= 3 or x_BTC:size(2) ~= self.width then
     pl.error("nn.MultiHeadAttention", ("x has shape {%s}"):format(table.concat(x_BTC.shape, ", ")), ("it must be (B, T, %d)"):format(self.width))
   end
+  if call.documents and call.memory then
+    pl.error("nn.MultiHeadAttention", "`documents` number the positions of x, and say nothing of those of `memory`", "a mask (T, S) can say who sees what")
+  end
   local q, k, v = project(self, x_BTC, call.memory)
   if self.rope then
     q, k = pl.rope(q, call.positions, self.rope), pl.rope(k, call.positions, self.rope)
   end
-  local opts = { is_causal = self.causal, window = self.window, mask = call.mask, enable_gqa = self.heads ~= self.kv_heads }
+  local opts = { is_causal = self.causal, window = self.window, mask = call.mask, documents = call.documents,
+                 enable_gqa = self.heads ~= self.kv_heads }
   local y_BHTD
   if self.training and self.dropout > 0 then
     y_BHTD = attention_with_dropout(q, k, v, opts, self.dropout)
@@ -124,8 +132,8 @@ end
 ---@field rope boolean|{base?: number, interleaved?: boolean, rates?: perilune.Tensor}? rotary positions for queries and keys
 ---@field dropout number? of the attention weights, in training
 
----attn(x, { mask =, positions =, memory = }): `mask` is bool (true: attend) or added to the scores, broadcast to (B, H, T, S);
----`positions` (T) i64 for RoPE, 0, 1, ... if absent; `memory` (B, S, C) to attend to something other than x.
+---attn(x, { mask =, documents =, positions =, memory = }): `mask` is bool (true: attend) or added to the scores, broadcast to
+---(B, H, T, S); `documents` (B, T) or (T) int: positions see those with the same number alone; `positions` (T) i64 for RoPE, 0, 1, ... if absent; `memory` (B, S, C) to attend to something other than x.
 ---@param width integer
 ---@param heads integer
 ---@param opts perilune.AttentionOptions?

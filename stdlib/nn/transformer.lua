@@ -58,7 +58,7 @@ end
 ---@field checkpoint boolean? the backward pass computes the block again instead of keeping its activations
 
 ---x (B, T, width) -> (B, T, width). `dropout` acts on the attention weights and on both branches; `bias = false` removes
----the biases of all parts. block(x, { mask =, positions = }) passes its options to the attention.
+---the biases of all parts. block(x, { mask =, documents =, positions = }) passes its options to the attention.
 ---@param width integer
 ---@param heads integer
 ---@param opts perilune.BlockOptions?

@@ -163,6 +163,35 @@ describe("attention", function()
     expect(function() attn(x, { masc = causal }) end):to_raise "Did you mean 'mask'?"
   end)
 
+  it("keeps to documents, as if each stood alone", function()
+    for _, opts in ipairs { { causal = true }, { window = 3, kv_heads = 1, rope = true }, {} } do
+      local attn = nn.MultiHeadAttention(8, 2, opts)
+      local a, b = pl.randn { 1, 4, 8 }, pl.randn { 1, 3, 8 }
+      local packed = pl.cat({ a, b }, 1)
+      local alone = pl.cat({ attn(a), attn(b, { positions = pl.arange(3) + 4 }) }, 1)
+      if not opts.rope then alone = pl.cat({ attn(a), attn(b) }, 1) end
+      local ids = pl.tensor { 0, 0, 0, 0, 1, 1, 1 }
+      expect(attn(packed, { documents = ids })):to_be_near(alone:tolist(), 1e-5)
+      expect(attn(packed, { documents = ids:unsqueeze(0) })):to_be_near(alone:tolist(), 1e-5)
+      -- By plain ops, as dropout needs them.
+      attn.dropout = 1e-30
+      expect(attn:train()(packed, { documents = ids:unsqueeze(0) })):to_be_near(alone:tolist(), 1e-5)
+      attn.dropout = 0
+    end
+  end)
+
+  it("takes documents in any order, and only for the positions that it has", function()
+    local attn = nn.MultiHeadAttention(8, 2, { causal = true })
+    local x, ids = pl.randn { 2, 5, 8 }, pl.tensor { { 1, 0, 1, 0, 1 }, { -3, -3, 7, -3, 7 } }
+    local mask = ids:unsqueeze(2):eq(ids:unsqueeze(1)):unsqueeze(1)
+    expect(attn(x, { documents = ids })):to_be_near(attn(x, { mask = mask }):tolist(), 1e-6)
+    expect(function() attn(x, { documents = ids:narrow(1, 0, 4) }) end):to_raise "does not broadcast to {2, 5}"
+    expect(function() attn(x, { documents = ids:to("f32") }) end):to_raise "documents must be integers"
+    expect(function() attn(x, { documents = ids, memory = x }) end):to_raise "positions of x"
+    local q, k = pl.randn { 2, 5, 4 }, pl.randn { 2, 6, 4 }
+    expect(function() pl.scaled_dot_product_attention(q, k, k, { documents = pl.arange(5) }) end):to_raise "q has 5 and k has 6"
+  end)
+
   it("depends on distances alone with rope", function()
     local attn = nn.MultiHeadAttention(8, 2, { rope = true })
     local x = pl.randn { 1, 4, 8 }

@@ -6,6 +6,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention/backward_kv.cuh", include_str!("../../../kernels/attention/backward_kv.cuh")),
     ("attention/backward_q_wg.cuh", include_str!("../../../kernels/attention/backward_q_wg.cuh")),
     ("attention/backward_q.cuh", include_str!("../../../kernels/attention/backward_q.cuh")),
+    ("attention/documents.cuh", include_str!("../../../kernels/attention/documents.cuh")),
     ("attention/forward_wg.cuh", include_str!("../../../kernels/attention/forward_wg.cuh")),
     ("attention/forward.cuh", include_str!("../../../kernels/attention/forward.cuh")),
     ("attention/mma.cuh", include_str!("../../../kernels/attention/mma.cuh")),

@@ -7,19 +7,27 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
-use perilune_cuda::attention::{self, GROUPS, Groups, Pass, TILES, Tile, When};
+use perilune_cuda::attention::{self, GROUPS, Groups, Mask, Pass, TILES, Tile, When};
 use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
 // ---- which nodes, which launches ---------------------------------------------------------------------------------
 
+const CAUSAL: Mask = Mask { causal: true, window: false, documents: false };
+
 fn node(dtype: DType, d: usize, scale: f64, mask: bool) -> bool {
+    node_with(dtype, d, scale, mask, false)
+}
+
+fn node_with(dtype: DType, d: usize, scale: f64, mask: bool, documents: bool) -> bool {
     let g = &mut Graph::new();
     let q = g.leaf(&create::LEAF, Shape::of(&[2, 3, 5, d]), dtype, &[], 0);
     let mask = mask.then(|| g.leaf(&create::LEAF, Shape::of(&[5, 5]), DType::Bool, &[], 0));
-    let inputs: Vec<NodeId> = [q, q, q].into_iter().chain(mask).collect();
-    let a = g.push(&ATTENTION, &inputs, &[1, bits(scale), 0, d as i64, d as i64]).unwrap();
+    let given = documents.then(|| g.leaf(&create::LEAF, Shape::of(&[2, 5]), DType::I64, &[], 0));
+    let inputs: Vec<NodeId> = [q, q, q].into_iter().chain(mask).chain(given).collect();
+    let attrs = [1, bits(scale), 0, d as i64, d as i64, i64::from(documents)];
+    let a = g.push(&ATTENTION, &inputs, &attrs).unwrap();
     attention::keeps(g.node(a))
 }
 
@@ -28,6 +36,7 @@ fn kernels_take_half_floats_without_a_mask() {
     assert!(
         node(DType::BF16, 64, 0.125, false) && node(DType::F16, 8, 0.125, false) && node(DType::F16, 256, 1.0, false)
     );
+    assert!(node_with(DType::BF16, 64, 0.125, false, true) && !node_with(DType::BF16, 64, 0.125, true, true));
     assert!(!node(DType::F32, 64, 0.125, false));
     assert!(!node(DType::BF16, 64, 0.125, true));
     assert!(!node(DType::BF16, 60, 0.125, false) && !node(DType::BF16, 264, 0.125, false));
@@ -42,6 +51,11 @@ fn view(v: u32, dims: &[usize], strides: &[isize], offset: isize) -> Operand {
 
 fn dense(v: u32, dims: &[usize]) -> Operand {
     Operand::View(ValueId(v), Layout::contiguous(Shape::of(dims)))
+}
+
+/// Numbers of documents among the inputs.
+fn documents(dims: &[usize], strides: &[isize]) -> Operand {
+    view(7, dims, strides, 3)
 }
 
 /// A GPU whose kernels are of warps.
@@ -63,14 +77,18 @@ fn work_on(props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) 
         arena_bytes: 0,
         live_bytes: 0,
     };
+    let always = if backward { 6 } else { 3 };
+    let mut dtypes = vec![DType::BF16; always];
+    dtypes.resize(inputs.len(), DType::I64);
+    let documents = i64::from(inputs.len() > always);
     let last = |o: &Operand| o.shape().dims()[o.shape().rank() - 1] as i64;
     let (q, k, v) = (inputs[0].shape(), inputs[1].shape(), inputs[2].shape());
     let out = q.with(q.rank() - 1, v.dims()[v.rank() - 1]);
     let shapes = if backward { [q, k, v] } else { [out, q.remove(q.rank() - 1), v] };
     let l = Library {
         op: if backward { &ATTENTION_BACKWARD } else { &ATTENTION },
-        attrs: [1, bits(0.125), 0, last(&inputs[0]), last(&inputs[2])].into_iter().collect(),
-        dtypes: vec![DType::BF16; inputs.len()],
+        attrs: [1, bits(0.125), 0, last(&inputs[0]), last(&inputs[2]), documents].into_iter().collect(),
+        dtypes,
         inputs,
         outputs: (8..8 + outputs as u32).map(ValueId).collect(),
         layouts: shapes[..outputs].iter().map(|s| Layout::contiguous(*s)).collect(),
@@ -134,7 +152,7 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     let inputs = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)];
     let w = work_on(&Props::H200, inputs.clone(), 2, false);
     assert_eq!(labels(&w), ["attention_forward_wg_d64_bf16_causal"]);
-    let tile = Groups::of(Pass::Forward, 64, &Props::H200, true, false).unwrap().1;
+    let tile = Groups::of(Pass::Forward, 64, &Props::H200, CAUSAL).unwrap().1;
     let map = |i: usize| match &w.launches[0].args[i] {
         Arg::Map(of, boxes) => (of.as_ref().clone(), boxes.clone()),
         other => panic!("{other:?}"),
@@ -153,12 +171,53 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     assert_eq!(labels(&w), ["attention_numbers_bf16", both[0], both[1]]);
     assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
     // The side that a block keeps comes in its rows, the other in steps.
-    let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, true, false).unwrap().1;
+    let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
     let rows: Vec<u32> = w.launches[2].args[..4]
         .iter()
         .map(|a| if let Arg::Map(_, boxes) = a { boxes.shape[1] } else { panic!("{a:?}") })
         .collect();
     assert_eq!(rows, [tile.bn, tile.rows(), tile.rows(), tile.bn]);
+}
+
+#[test]
+fn documents_take_one_small_launch_more() {
+    let x = || dense(0, &[3, 2, 4, 200, 64]);
+    // One row of numbers for each of 2, the same for all 3.
+    let ids = documents(&[3, 2, 200], &[0, 200, 1]);
+    let padded = 256 + 128;
+    for (props, wg) in [(&A100, ""), (&Props::H200, "_wg")] {
+        let w = work_on(props, vec![x(), x(), x(), ids], 2, false);
+        assert_eq!(
+            labels(&w),
+            ["attention_document_bounds", &format!("attention_forward{wg}_d64_bf16_causal_documents")]
+        );
+        let l = &w.launches[0];
+        assert_eq!((l.grid, l.block), ([6 * 4, 1, 1], [256, 1, 1]));
+        assert_eq!(l.args[..3], [Arg::Value(ValueId(7), 24), Arg::Scratch(0), Arg::Scratch(6 * padded * 4)]);
+        let numbers: Vec<i64> = (0..16).map(|i| number(&l.args, i)).collect();
+        assert_eq!(numbers[..7], [1, 1, 1, 1, 1, 3, 2]);
+        assert_eq!(numbers[7..], [0, 0, 0, 0, 0, 0, 200, 1, 200 | (padded as i64) << 32]);
+        // They come before the sizes, behind all that the kernel without documents takes.
+        let forward = &w.launches[1].args;
+        assert_eq!(forward[forward.len() - 3..][..2], l.args[1..3]);
+
+        let rest = [x(), x(), dense(3, &[3, 2, 4, 200])];
+        let inputs: Vec<Operand> = vec![x(), x(), x()].into_iter().chain(rest).chain([ids]).collect();
+        let w = work_on(props, inputs, 3, true);
+        let rows = if wg.is_empty() { "delta" } else { "numbers" };
+        assert_eq!(
+            labels(&w),
+            [
+                "attention_document_bounds".to_string(),
+                format!("attention_{rows}_bf16"),
+                format!("attention_backward_q{wg}_d64_bf16_causal_documents"),
+                format!("attention_backward_kv{wg}_d64_bf16_causal_documents"),
+            ]
+        );
+    }
+    // One document for all: nothing to choose.
+    let one = Operand::Constant(0, Shape::of(&[3, 2, 200]), DType::I64);
+    assert_eq!(labels(&work(vec![x(), x(), x(), one], 2, false)), ["attention_forward_d64_bf16_causal"]);
 }
 
 #[test]
@@ -216,7 +275,7 @@ fn every_tile_fits_a_multiprocessor() {
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
             let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 };
-            assert!(Tile::of(pass, size, &props, false, false).is_some());
+            assert!(Tile::of(pass, size, &props, Mask::default()).is_some());
         }
     }
 }
@@ -303,18 +362,39 @@ mod nvrtc {
     }
 }
 
-/// Compiles `(arch, dtype, causal, window)` of every tile, or of those of warpgroups only; prints the rows of a table.
-fn compile(kinds: &[(&str, DType, bool, bool)], warps: bool) {
+/// What the tables go by for a GPU of that kind.
+fn props(arch: &str) -> Props {
+    match arch {
+        "sm_80" => A100,
+        "sm_100a" => Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+        _ => Props::H200,
+    }
+}
+
+/// A causal mask, none, a window, each without documents and with them.
+fn masks() -> impl Iterator<Item = Mask> {
+    let near = [(true, false), (false, false), (true, true)];
+    [false, true]
+        .into_iter()
+        .flat_map(move |documents| near.into_iter().map(move |(causal, window)| Mask { causal, window, documents }))
+}
+
+/// Compiles every tile for each `(arch, dtype, mask)`, or those of warpgroups only; prints the rows of a table.
+fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
     let Some(nvrtc) = nvrtc::Nvrtc::open() else {
         println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
         return;
     };
-    for &(arch, dtype, causal, window) in kinds {
+    for &(arch, dtype, mask) in kinds {
         let mut text = String::new();
-        let tiles = TILES.iter().filter(|t| warps && t.2.holds(arch != "sm_80", causal, window));
-        let tiles = tiles.map(|&(pass, size, _, tile)| attention::function(pass, size, tile, dtype, causal, window));
-        let groups = GROUPS.iter().filter(|t| arch == "sm_90a" && t.2.holds(true, causal, window));
-        let groups = groups.map(|&(pass, size, _, tile)| tile.function(pass, size, dtype, causal, window));
+        let props = props(arch);
+        // The one of each pass and size that is taken.
+        let tiles =
+            TILES.iter().filter(|t| warps && Tile::of(t.0, t.1, &props, mask) == Some(t.3) && t.2.holds(&props, mask));
+        let tiles = tiles.map(|&(pass, size, _, tile)| attention::function(pass, size, tile, dtype, mask));
+        let groups =
+            GROUPS.iter().filter(|t| Groups::of(t.0, t.1, &props, mask) == Some((t.1, t.3)) && t.2.holds(&props, mask));
+        let groups = groups.map(|&(pass, size, _, tile)| tile.function(pass, size, dtype, mask));
         let functions: Vec<_> = tiles.chain(groups).collect();
         for (i, f) in functions.iter().enumerate() {
             text += &f.text.replace("KERNEL", &format!("{}_{i}", f.label));
@@ -341,17 +421,20 @@ fn compile(kinds: &[(&str, DType, bool, bool)], warps: bool) {
 
 #[test]
 fn tiles_compile_without_spills() {
-    compile(&[("sm_80", DType::BF16, true, false), ("sm_90a", DType::BF16, true, false)], true);
-    compile(&[("sm_90a", DType::BF16, false, false), ("sm_90a", DType::F16, true, true)], false);
+    compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
+    let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
+    // Kinds of 16 bits do not differ in registers: some of each.
+    let dtype = |i: usize| if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+    compile(&rest.into_iter().map(|(i, mask)| ("sm_90a", dtype(i), mask)).collect::<Vec<_>>(), false);
 }
 
 #[test]
 #[ignore = "all kinds of all tiles: minutes"]
 fn everything_compiles_without_spills() {
     let mut kinds = Vec::new();
-    for arch in ["sm_80", "sm_90a"] {
+    for arch in ["sm_80", "sm_90a", "sm_100a"] {
         for dtype in [DType::BF16, DType::F16] {
-            kinds.extend([(false, false), (true, false), (true, true)].map(|(c, w)| (arch, dtype, c, w)));
+            kinds.extend(masks().map(|mask| (arch, dtype, mask)));
         }
     }
     compile(&kinds, true);
@@ -370,12 +453,15 @@ fn copies_and_row_sums_compile() {
         dense(1, &[2, 6, 64]),
         dense(1, &[2, 6, 64]),
         dense(1, &[2, 6]),
+        documents(&[6], &[1]),
     ];
-    for (props, arch) in [(&A100, "sm_80"), (&Props::H200, "sm_90a")] {
-        let w = work_on(props, inputs.clone(), 1, true);
-        for (i, l) in w.launches[..2].iter().enumerate() {
+    for arch in ["sm_80", "sm_90a", "sm_100a"] {
+        let w = work_on(&props(arch), inputs.clone(), 1, true);
+        assert_eq!(labels(&w)[..2], ["attention_document_bounds", "attention_copy"]);
+        for (i, l) in w.launches[..3].iter().enumerate() {
             let text = l.function.text.replace("KERNEL", &format!("kernel_{i}"));
-            nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{log}"));
+            let log = nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{log}"));
+            assert!(log.contains(" 0 bytes spill stores, 0 bytes spill loads"), "{arch} {}: {log}", l.function.label);
         }
     }
 }

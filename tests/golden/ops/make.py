@@ -141,6 +141,10 @@ def attention(a):
         s = s.masked_fill(cols > rows, -math.inf)
     if a.window is not None:
         s = s.masked_fill(cols <= rows - a.window, -math.inf)
+    if a.documents is not None:
+        d = a.documents
+        same = d.unsqueeze(-1) == d.unsqueeze(-2)
+        s = s.masked_fill(~(same.unsqueeze(-3) if q.dim() > 2 else same), -math.inf)
     if a.mask is not None:
         s = s.masked_fill(~a.mask, -math.inf) if a.mask.dtype == torch.bool else s + a.mask
     return torch.nan_to_num(torch.softmax(s, -1), nan=0.0) @ v

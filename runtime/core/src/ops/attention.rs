@@ -16,12 +16,17 @@ pub static OPS: &[&Op] = &[&ATTENTION, &ATTENTION_BACKWARD, &ROPE];
 
 // ---- scaled dot product attention --------------------------------------------------------------------------------
 
-/// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E]. The sizes are for backends, which decide by the node
-/// alone whether they have a kernel for it.
+/// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E, 1 if the last input is `documents`]. The sizes are
+/// for backends, which decide by the node alone whether they have a kernel for it.
 struct Scores {
     causal: bool,
     scale: f64,
     window: i64,
+    /// (..., T) i64, in step with the leading dims of q up to the heads.
+    documents: Option<NodeId>,
+    mask: Option<NodeId>,
+    /// Whether there is a dim of heads.
+    heads: bool,
     /// Query heads for each key head.
     r: usize,
 }
@@ -41,10 +46,28 @@ fn groups(q: Shape, k: Shape) -> Option<usize> {
     }
 }
 
+/// mask? and documents? of the inputs behind those that are always there.
+fn optional(rest: &[NodeId], attrs: &[i64]) -> (Option<NodeId>, Option<NodeId>) {
+    match rest.split_last() {
+        Some((&documents, rest)) if attrs[5] != 0 => (rest.first().copied(), Some(documents)),
+        _ => (rest.first().copied(), None),
+    }
+}
+
 impl Scores {
-    fn of(g: &Graph, q: NodeId, k: NodeId, attrs: &[i64]) -> Scores {
+    /// `rest`: the inputs behind those that are always there.
+    fn of(g: &Graph, q: NodeId, k: NodeId, rest: &[NodeId], attrs: &[i64]) -> Scores {
         let r = groups(g.shape(q), g.shape(k)).unwrap_or(1);
-        Scores { causal: attrs[0] != 0, scale: real(attrs[1]), window: attrs[2], r }
+        let (mask, documents) = optional(rest, attrs);
+        Scores {
+            causal: attrs[0] != 0,
+            scale: real(attrs[1]),
+            window: attrs[2],
+            documents,
+            mask,
+            heads: g.shape(q).rank() > 2,
+            r,
+        }
     }
 
     /// (..., H, T, N) as (..., G, r, T, N).
@@ -97,8 +120,24 @@ impl Scores {
         self.join(g, z)
     }
 
-    /// Which keys a query may see by its position: key j for query i if j <= i, and j > i - window.
+    /// Which keys a query may see, the mask aside: of its document, and by its position.
     fn visible(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
+        let near = self.near(g, t, s)?;
+        let Some(documents) = self.documents else { return Ok(near) };
+        let rank = g.shape(documents).rank();
+        let (i, j) = (g.unsqueeze(documents, rank)?, g.unsqueeze(documents, rank - 1)?);
+        let mut same = g.eq(i, j)?;
+        if self.heads {
+            same = g.unsqueeze(same, rank - 1)?;
+        }
+        match near {
+            Some(near) => g.logical_and(same, near).map(Some),
+            None => Ok(Some(same)),
+        }
+    }
+
+    /// Key j for query i if j <= i, and j > i - window.
+    fn near(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
         if !self.causal && self.window == 0 {
             return Ok(None);
         }
@@ -114,7 +153,7 @@ impl Scores {
 
     /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of what each row of exponentials adds up to:
     /// (..., H, T). A row without any key is 0, and so is its logarithm.
-    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId, mask: Option<NodeId>) -> Result<(NodeId, NodeId)> {
+    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<(NodeId, NodeId)> {
         let (q, k) = (g.widen(q)?, g.widen(k)?);
         let q = g.mul_c(q, self.scale)?;
         let k = g.t(k)?;
@@ -122,7 +161,7 @@ impl Scores {
         let shape = g.shape(x);
         let last = shape.rank() - 1;
         let never = g.constant_like(f64::NEG_INFINITY, x);
-        if let Some(mask) = mask {
+        if let Some(mask) = self.mask {
             x = if g.dtype(mask) == DType::Bool {
                 g.where_(mask, x, never)?
             } else {
@@ -150,21 +189,22 @@ impl Scores {
     }
 }
 
-/// Inputs: q, k, v, mask? -> out, lse (..., H, T) in the dtype of the scores, which only the backward asks for; `attrs` as
+/// Inputs: q, k, v, mask?, documents? -> out, lse (..., H, T) in the dtype of the scores, which only the backward asks for; `attrs` as
 /// [`Scores`].
 pub static ATTENTION: Op = Op {
     name: "scaled_dot_product_attention",
-    sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false",
+    sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false, documents: tensor?",
     doc: "q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.\n\
           scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,\n\
           added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees\n\
-          no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
+          no key gives 0. documents (..., T) int, the dims of q without heads and D or what broadcasts to them: query i sees key j\n\
+          only if documents[i] == documents[j]; any numbers do, equal ones side by side are fast. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
           Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     results: crate::ops::Results::One,
     class: Class::Fused(|g, x, attrs| {
-        let s = Scores::of(g, x[0], x[1], attrs);
-        let (p, lse) = s.weights(g, x[0], x[1], x.get(3).copied())?;
+        let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
+        let (p, lse) = s.weights(g, x[0], x[1])?;
         let dtype = g.dtype(x[0]);
         let p = g.cast(p, dtype)?;
         Ok(smallvec![s.product(g, p, x[2])?, lse])
@@ -181,16 +221,14 @@ pub static ATTENTION: Op = Op {
         let again = g.push(&ATTENTION, c.inputs, c.attrs)?;
         let q = g.shape(c.x(0));
         let lse = out_of(g, again, &[(q.remove(q.rank() - 1), g.dtype(c.x(0)).compute())])[1];
-        let mut inputs: SmallVec<[NodeId; 7]> = smallvec![c.x(0), c.x(1), c.x(2), c.grad, again, lse];
+        let mut inputs: SmallVec<[NodeId; 8]> = smallvec![c.x(0), c.x(1), c.x(2), c.grad, again, lse];
         let mut parts: SmallVec<[(Shape, DType); 3]> = SmallVec::new();
         for &x in &c.inputs[1..3] {
             parts.push((g.shape(x), g.dtype(x)));
         }
-        if let Some(&mask) = c.inputs.get(3) {
-            inputs.push(mask);
-            if g.dtype(mask).is_float() {
-                parts.push((g.shape(mask), g.dtype(mask)));
-            }
+        inputs.extend_from_slice(&c.inputs[3..]);
+        if let Some(mask) = optional(&c.inputs[3..], c.attrs).0.filter(|&m| g.dtype(m).is_float()) {
+            parts.push((g.shape(mask), g.dtype(mask)));
         }
         let main = g.push(&ATTENTION_BACKWARD, &inputs, c.attrs)?;
         Ok(out_of(g, main, &parts).into_iter().map(Some).collect())
@@ -206,6 +244,10 @@ pub static ATTENTION: Op = Op {
         "f(2,7,4), f(2,7,4), f(2,7,4), window=3",
         "f(1,2,0,4), f(1,2,3,4), f(1,2,3,4)",
         "f(1,6,3,4), f(1,1,3,4), f(1,1,3,4), enable_gqa=true, mask=f(3,3)",
+        "f(2,4,6,5), f(2,2,6,5), f(2,2,6,3), enable_gqa=true, is_causal=true, documents=i(3;2,6)",
+        "f(2,2,6,4), f(2,2,6,4), f(2,2,6,4), documents=i(2;6), window=4",
+        "f(5,4), f(5,4), f(5,4), documents=i(3;5), mask=f(5,5)",
+        "f(2,3,5,4), f(2,3,5,4), f(2,3,5,4), documents=i(3;1,5), mask=b(5,5)",
     ],
     smooth: true,
 };
@@ -237,7 +279,7 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
         Some(w) if w < 1 => return Err(Error::argument(op, format!("window is {w}; it must be 1 or more"))),
         w => w.unwrap_or(0),
     };
-    let mut inputs: SmallVec<[NodeId; 4]> = SmallVec::new();
+    let mut inputs: SmallVec<[NodeId; 5]> = SmallVec::new();
     for x in given {
         inputs.push(g.cast(x, dtype)?);
     }
@@ -253,22 +295,57 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
         }
         inputs.push(mask);
     }
+    let documents = a.opt_tensor(8);
+    if let Some(documents) = documents {
+        inputs.push(documents_of(g, documents, q, k)?);
+    }
     let scale = a.opt_float(5).unwrap_or(1.0 / (q.dims()[n - 1] as f64).sqrt());
     let sizes = [q.dims()[n - 1] as i64, v.dims()[n - 1] as i64];
-    g.push(&ATTENTION, &inputs, &[i64::from(a.bool(4)), bits(scale), window, sizes[0], sizes[1]]).map(one)
+    let (causal, documents) = (i64::from(a.bool(4)), i64::from(documents.is_some()));
+    g.push(&ATTENTION, &inputs, &[causal, bits(scale), window, sizes[0], sizes[1], documents]).map(one)
 }
 
-/// Inputs: q, k, v, gradient, out, lse, mask? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
+/// The numbers of documents in i64, one for each position of q without its heads.
+fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<NodeId> {
+    let op = "scaled_dot_product_attention";
+    let (shape, dtype) = (g.shape(documents), g.dtype(documents));
+    let n = q.rank();
+    let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
+    if !dtype.is_int() {
+        let e = Error::dtype(op, format!("documents must be integers, not {dtype}"));
+        return Err(e.hint("documents:to(\"i64\"), or `mask` for a choice of keys"));
+    }
+    if t != s {
+        let e = Error::shape(
+            op,
+            format!("documents number the positions of queries and keys alike, but q has {t} and k has {s}"),
+        );
+        return Err(e.hint("a mask (..., T, S) can say which keys a query sees"));
+    }
+    let mut dims: SmallVec<[usize; 8]> = SmallVec::from_slice(&q.dims()[..n.saturating_sub(3)]);
+    dims.push(t);
+    let wanted = Shape::of(&dims);
+    if Shape::broadcast(&wanted, &shape) != Some(wanted) {
+        let e = Error::shape(
+            op,
+            format!("documents {shape} does not broadcast to {wanted}, the dims of q {q} without heads and D"),
+        );
+        return Err(e.hint("dim -3 of q is its heads, if it has 3 dims or more"));
+    }
+    let documents = g.cast(documents, DType::I64)?;
+    g.expand(documents, wanted)
+}
+
+/// Inputs: q, k, v, gradient, out, lse, mask?, documents? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
 ///
 /// It is a function of q, k, v, the gradient and the mask: out and lse follow from these, so no gradient goes to them.
 pub static ATTENTION_BACKWARD: Op = Op {
     name: "scaled_dot_product_attention_backward",
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
-        let mask = x.get(6).copied();
-        let s = Scores::of(g, q, k, attrs);
+        let s = Scores::of(g, q, k, &x[6..], attrs);
         let dtype = g.dtype(q);
-        let (p, _) = s.weights(g, q, k, mask)?;
+        let (p, _) = s.weights(g, q, k)?;
         let last = g.shape(p).rank() - 1;
         // dv = p^T d, summed over the query heads that share a key head by the product itself.
         let low = g.cast(p, dtype)?;
@@ -290,7 +367,7 @@ pub static ATTENTION_BACKWARD: Op = Op {
         let st = g.t(sm)?;
         let dk = g.matmul(st, qm)?;
         let mut out: Out = smallvec![dq, dk, dv];
-        if let Some(mask) = mask.filter(|&m| g.dtype(m).is_float()) {
+        if let Some(mask) = s.mask.filter(|&m| g.dtype(m).is_float()) {
             let (shape, dtype) = (g.shape(mask), g.dtype(mask));
             let dmask = g.sum_to(ds, shape)?;
             out.push(g.cast(dmask, dtype)?);

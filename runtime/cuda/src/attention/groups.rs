@@ -1,6 +1,6 @@
 //! Tiles of warpgroups: kernels of wgmma and the copy engine for sm_90a (`kernels/attention/*_wg.cuh`).
 
-use super::{Pass, Strides, When, element, mask};
+use super::{Mask, Pass, Strides, When, element};
 use crate::launch::{Boxes, Function, Props};
 use perilune_core::DType;
 
@@ -19,11 +19,12 @@ const fn groups(groups: u32, bn: u32, stages: u32, lean: bool, blocks: u32) -> G
     Groups { groups, bn, stages, lean, blocks }
 }
 
-/// (pass, head size, when, tile) of the kernels of warpgroups; the first that holds is taken. Windows need registers that
-/// some tiles have not left (`When::Large`, which holds on every sm_90 without one).
+/// (pass, head size, when, tile) of the kernels of warpgroups; the first that holds is taken. Windows and documents need
+/// registers that some tiles have not left (`When::Large`, which holds on every sm_90 without these).
 #[rustfmt::skip]
 pub const GROUPS: &[(Pass, u32, When, Groups)] = &[
     (Pass::Forward, 64, When::Always, groups(2, 64, 4, false, 2)),
+    (Pass::Forward, 128, When::Mixed, groups(3, 64, 4, false, 1)),
     (Pass::Forward, 128, When::Always, groups(3, 96, 3, false, 1)),
     (Pass::BackwardQ, 64, When::Large, groups(2, 64, 4, true, 2)),
     (Pass::BackwardQ, 64, When::Always, groups(2, 48, 4, true, 2)),
@@ -35,7 +36,7 @@ pub const GROUPS: &[(Pass, u32, When, Groups)] = &[
 
 impl Groups {
     /// For heads of `size` columns (see `tiles::SIZES`), with the head size that the kernel is made for.
-    pub fn of(pass: Pass, size: u32, props: &Props, causal: bool, window: bool) -> Option<(u32, Groups)> {
+    pub fn of(pass: Pass, size: u32, props: &Props, mask: Mask) -> Option<(u32, Groups)> {
         // 32 would waste half of each product, and 256 has no room. 96 fills three quarters of 128; it was not timed against
         // the tiles of warps.
         let made_for = match size {
@@ -46,7 +47,7 @@ impl Groups {
         if props.arch != (9, 0) {
             return None;
         }
-        let fits = |t: &&(Pass, u32, When, Groups)| t.0 == pass && t.1 == made_for && t.2.holds(true, causal, window);
+        let fits = |t: &&(Pass, u32, When, Groups)| t.0 == pass && t.1 == made_for && t.2.holds(props, mask);
         GROUPS.iter().find(fits).map(|t| (t.1, t.3))
     }
 
@@ -65,7 +66,7 @@ impl Groups {
     }
 
     /// The text of one kernel.
-    pub fn function(&self, pass: Pass, size: u32, dtype: DType, causal: bool, window: bool) -> Function {
+    pub fn function(&self, pass: Pass, size: u32, dtype: DType, mask: Mask) -> Function {
         let t = element(dtype);
         let (name, plan, pointers) = match pass {
             Pass::Forward => ("forward", "ForwardWgPlan", vec![(format!("{t}*"), "out"), ("f32*".into(), "lse")]),
@@ -87,16 +88,18 @@ impl Groups {
         let args: Vec<&str> = maps.iter().copied().chain(pointers.iter().map(|p| p.1)).collect();
         let Groups { groups, bn, stages, lean, blocks } = *self;
         let lean = if pass == Pass::Forward { String::new() } else { format!(", {lean}") };
+        let Mask { causal, window, .. } = mask;
+        let (more, documents) = mask.documents_text();
         let text = format!(
             "#include \"attention/{name}_wg.cuh\"\n\
-             extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({}, \
+             extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({}, {more}\
              const __grid_constant__ attention::Problem p) {{\n    \
-             attention::{name}_wg<{t}, attention::{plan}<{size}, {groups}, {bn}, {stages}{lean}>, {causal}, {window}>({}, p);\n}}\n",
+             attention::{name}_wg<{t}, attention::{plan}<{size}, {groups}, {bn}, {stages}{lean}>, {causal}, {window}>({}, p{documents});\n}}\n",
             128 * groups,
             params.join(", "),
             args.join(", ")
         );
-        Function { label: format!("attention_{name}_wg_d{size}_{t}{}", mask(causal, window)), text }
+        Function { label: format!("attention_{name}_wg_d{size}_{t}{}", mask.name()), text }
     }
 }
 

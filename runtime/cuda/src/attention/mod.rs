@@ -3,7 +3,8 @@
 //! Forward is one launch. Backward is three: the rows' `delta`, then dq, then dk and dv; each adds up in a fixed order, so
 //! a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
 //! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. f32, masks
-//! and head sizes that are no multiple of 8 are left to the decomposition.
+//! and head sizes that are no multiple of 8 are left to the decomposition. Numbers of documents take one small launch more
+//! in each direction, after which tiles that see nothing of each other are skipped (`documents.cuh`).
 //!
 //! There are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the copy engine
 //! for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. Which tile a kernel works with depends on
@@ -19,9 +20,11 @@ use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
 mod groups;
+mod mask;
 mod tiles;
 
 pub use groups::{GROUPS, Groups};
+pub use mask::Mask;
 pub use tiles::{SIZES, TILES, Tile, When, function};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,11 +41,11 @@ pub fn keeps(node: &Node) -> bool {
         op if op == &ATTENTION_BACKWARD => 6,
         _ => return false,
     };
-    let [_, scale, _, d, e] = node.attrs[..] else { return false };
+    let [_, scale, _, d, e, documents] = node.attrs[..] else { return false };
     let fits = |n: i64| (8..=256).contains(&n) && n % 8 == 0;
     let scale = real(scale);
     // More inputs: there is a mask. The kernels take the largest score before they scale.
-    node.inputs.len() == inputs
+    node.inputs.len() == inputs + usize::from(documents != 0)
         && matches!(node.dtype, DType::BF16 | DType::F16)
         && fits(d)
         && fits(e)
@@ -85,15 +88,6 @@ fn copy_function() -> Function {
                 extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const u16* x, u16* y, const attention::View p) {\n    \
                 attention::copy(x, y, p);\n}\n";
     Function { label: "attention_copy".into(), text: text.into() }
-}
-
-/// The end of a kernel's name.
-fn mask(causal: bool, window: bool) -> &'static str {
-    match (causal, window) {
-        (_, true) => "_window",
-        (true, false) => "_causal",
-        _ => "",
-    }
 }
 
 /// A number of the program as 16 bits.
@@ -179,9 +173,11 @@ struct Builder<'a> {
     e: usize,
     /// The head size of the kernels.
     size: u32,
-    causal: bool,
+    mask: Mask,
     /// 0 for none.
     window: i32,
+    /// Labels and bounds, where there are documents.
+    documents: Vec<Arg>,
     scale: f32,
     dtype: DType,
 }
@@ -207,12 +203,14 @@ impl<'a> Builder<'a> {
         let (d, e) = (q.dims()[n - 1], v.dims()[n - 1]);
         let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
         let size = SIZES.into_iter().find(|&c| c as usize >= d.max(e));
-        let Some(size) = size.filter(|_| d % 8 == 0 && e % 8 == 0 && l.attrs.len() == 5) else {
+        let Some(size) = size.filter(|_| d % 8 == 0 && e % 8 == 0 && l.attrs.len() == 6) else {
             return Err(bug(format!("no attention kernel for head sizes {d} and {e}")));
         };
         let lead = n.saturating_sub(3);
         let window = if l.attrs[2] > 0 && l.attrs[2] < t as i64 { l.attrs[2] as i32 } else { 0 };
-        Ok(Builder {
+        // One number for all positions is no choice.
+        let documents = l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
+        let mut b = Builder {
             program,
             l,
             props,
@@ -225,11 +223,34 @@ impl<'a> Builder<'a> {
             d,
             e,
             size,
-            causal: l.attrs[0] != 0 || l.attrs[2] > 0,
+            mask: Mask { causal: l.attrs[0] != 0 || l.attrs[2] > 0, window: window > 0, documents },
             window,
+            documents: Vec::new(),
             scale: real(l.attrs[1]) as f32,
             dtype: l.dtypes[0],
-        })
+        };
+        b.bounds()?;
+        Ok(b)
+    }
+
+    /// Launches what makes labels and bounds of the documents' numbers.
+    fn bounds(&mut self) -> Result<()> {
+        let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
+            return Ok(());
+        };
+        let stretches = self.t.div_ceil(mask::STRETCH);
+        if self.b * self.padded() > i32::MAX as usize {
+            let message = format!("{} rows of {} positions are more than documents can be told of", self.b, self.t);
+            return Err(Error::system("scaled_dot_product_attention", message));
+        }
+        let labels = self.scratch(self.b * self.padded() * 4);
+        let bounds = self.scratch(self.b * stretches * 16);
+        self.documents = vec![labels.clone(), bounds.clone()];
+        if self.b * stretches > 0 {
+            let ids = Arg::Value(ids, layout.offset as i64 * 8);
+            self.work.launches.push(mask::bounds([ids, labels, bounds], &layout, self.t, self.padded()));
+        }
+        Ok(())
     }
 
     /// Room in the workspace.
@@ -292,14 +313,14 @@ impl<'a> Builder<'a> {
 
     /// The kernel of warps for this problem.
     fn tile(&self, pass: Pass) -> Result<Kernel> {
-        let tile = Tile::of(pass, self.size, self.props, self.causal, self.window > 0);
+        let tile = Tile::of(pass, self.size, self.props, self.mask);
         tile.map(Kernel::Tile).ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
     }
 
     /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
     /// the tensor maps that it takes for them.
     fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
-        let (size, tile) = Groups::of(pass, self.size, self.props, self.causal, self.window > 0)?;
+        let (size, tile) = Groups::of(pass, self.size, self.props, self.mask)?;
         let dims = [
             [self.b, self.h, self.t, self.d],
             [self.b, self.g, self.s, self.d],
@@ -322,22 +343,17 @@ impl<'a> Builder<'a> {
             Pass::BackwardKv => (self.b * self.g, self.s, self.t * (self.h / self.g.max(1))),
             _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
         };
-        let (causal, window) = (self.causal, self.window > 0);
         let (block, size, shared_bytes, blocks, function) = match kernel {
             Kernel::Tile(t) => (
                 t.rows(),
                 32 * t.warps,
                 t.shared_bytes(pass, self.size),
                 t.split,
-                function(pass, self.size, t, self.dtype, causal, window),
+                function(pass, self.size, t, self.dtype, self.mask),
             ),
-            Kernel::Groups(size, t) => (
-                t.rows(),
-                128 * t.groups,
-                t.shared_bytes(pass, size),
-                1,
-                t.function(pass, size, self.dtype, causal, window),
-            ),
+            Kernel::Groups(size, t) => {
+                (t.rows(), 128 * t.groups, t.shared_bytes(pass, size), 1, t.function(pass, size, self.dtype, self.mask))
+            }
         };
         let tiles = rows.div_ceil(block as usize);
         if pairs * tiles == 0 {
@@ -353,6 +369,7 @@ impl<'a> Builder<'a> {
             Pass::BackwardKv => section,
             _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
         };
+        args.extend(self.documents.iter().cloned());
         args.push(self.problem(x, pairs, section));
         self.work.launches.push(Launch {
             function: Arc::new(function),

@@ -1,6 +1,6 @@
 //! Tiles of warps: kernels of mma.sync for every GPU since sm_80 (`kernels/attention/{forward,backward_q,backward_kv}.cuh`).
 
-use super::{Pass, element, mask};
+use super::{Mask, Pass, element};
 use crate::launch::{Function, Props};
 use perilune_core::DType;
 use std::fmt::Write;
@@ -23,18 +23,28 @@ pub struct Tile {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     Always,
-    /// On the 228 KiB of shared memory of sm_90, without a window.
+    /// On the 228 KiB of shared memory of sm_90, without a window or documents.
     Large,
+    /// On sm_100 and later, without any mask.
+    Bare100,
     /// With a causal mask or a window.
     Masked,
+    /// With documents.
+    Documents,
+    /// With documents, but for a causal mask without a window.
+    Mixed,
 }
 
 impl When {
-    pub fn holds(self, large: bool, causal: bool, window: bool) -> bool {
+    pub fn holds(self, props: &Props, mask: Mask) -> bool {
+        let Mask { causal, window, documents } = mask;
         match self {
             When::Always => true,
-            When::Large => large && !window,
+            When::Large => props.arch.0 == 9 && props.shared_bytes >= 200 << 10 && !window && !documents,
+            When::Bare100 => props.arch.0 >= 10 && !causal && !window && !documents,
             When::Masked => causal || window,
+            When::Documents => documents,
+            When::Mixed => documents && (window || !causal),
         }
     }
 }
@@ -52,16 +62,20 @@ pub const TILES: &[(Pass, u32, When, Tile)] = &[
     (Pass::Forward, 32, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
     (Pass::Forward, 64, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
     (Pass::Forward, 96, When::Always, tile(4, 2, 64, 2, false, 1, 2)),
+    (Pass::Forward, 128, When::Documents, tile(4, 2, 64, 1, false, 1, 2)),
     (Pass::Forward, 128, When::Large, tile(4, 2, 64, 1, false, 1, 2)),
     (Pass::Forward, 128, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
     (Pass::Forward, 256, When::Always, tile(4, 1, 64, 1, false, 1, 2)),
     (Pass::BackwardQ, 32, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
     (Pass::BackwardQ, 64, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
     (Pass::BackwardQ, 96, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardQ, 128, When::Documents, tile(4, 1, 32, 2, true, 1, 2)),
     (Pass::BackwardQ, 128, When::Large, tile(4, 2, 32, 2, false, 1, 2)),
     (Pass::BackwardQ, 128, When::Always, tile(4, 2, 32, 1, false, 1, 2)),
     (Pass::BackwardQ, 256, When::Always, tile(4, 1, 32, 1, false, 1, 2)),
     (Pass::BackwardKv, 32, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
+    (Pass::BackwardKv, 64, When::Bare100, tile(4, 2, 32, 1, false, 1, 2)),
+    (Pass::BackwardKv, 64, When::Mixed, tile(4, 1, 64, 2, false, 1, 2)),
     (Pass::BackwardKv, 64, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
     (Pass::BackwardKv, 96, When::Always, tile(4, 1, 32, 2, true, 1, 2)),
     (Pass::BackwardKv, 128, When::Masked, tile(4, 1, 32, 2, true, 1, 2)),
@@ -70,9 +84,8 @@ pub const TILES: &[(Pass, u32, When, Tile)] = &[
 ];
 
 impl Tile {
-    pub fn of(pass: Pass, size: u32, props: &Props, causal: bool, window: bool) -> Option<Tile> {
-        let large = props.shared_bytes >= 200 << 10;
-        TILES.iter().find(|t| t.0 == pass && t.1 == size && t.2.holds(large, causal, window)).map(|t| t.3)
+    pub fn of(pass: Pass, size: u32, props: &Props, mask: Mask) -> Option<Tile> {
+        TILES.iter().find(|t| t.0 == pass && t.1 == size && t.2.holds(props, mask)).map(|t| t.3)
     }
 
     /// Rows of a block.
@@ -91,7 +104,7 @@ impl Tile {
 }
 
 /// The text of one kernel.
-pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, causal: bool, window: bool) -> Function {
+pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, mask: Mask) -> Function {
     let t = element(dtype);
     let (name, file, plan, params, args) = match pass {
         Pass::Forward => (
@@ -125,11 +138,13 @@ pub fn function(pass: Pass, size: u32, tile: Tile, dtype: DType, causal: bool, w
     if pass == Pass::BackwardKv {
         let _ = write!(plan, ", {split}");
     }
+    let Mask { causal, window, .. } = mask;
+    let (more, documents) = mask.documents_text();
     let text = format!(
         "#include \"attention/{file}.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, const attention::Problem p) {{\n    \
-         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p);\n}}\n",
+         extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, {more}const attention::Problem p) {{\n    \
+         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p{documents});\n}}\n",
         32 * warps
     );
-    Function { label: format!("attention_{name}_d{size}_{t}{}", mask(causal, window)), text }
+    Function { label: format!("attention_{name}_d{size}_{t}{}", mask.name()), text }
 }

@@ -8,8 +8,6 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
 use perilune_plan::ir::{Library, Operand, Program, Storage, ValueId};
 use std::sync::Arc;
 
-/// The label of the radix sort's ranking kernel.
-pub const RANKING: &str = "radix_place";
 /// Threads of a block of most kernels.
 pub const BLOCK: usize = 256;
 
@@ -142,15 +140,27 @@ impl<'a> Call<'a> {
         blocks: usize,
         block: usize,
     ) -> Result<()> {
+        // Left alone, ptxas spills a few registers rather than go beyond a round number.
+        self.launch_resident(label, header, params, body, [blocks, block], "1")
+    }
+
+    /// The same for a kernel with latency to hide: `resident` blocks of it, a number or a constant of the header, are to fit on
+    /// a multiprocessor.
+    pub fn launch_resident(
+        &mut self,
+        label: &str,
+        header: &str,
+        params: &[(&str, Arg)],
+        body: &str,
+        [blocks, block]: [usize; 2],
+        resident: &str,
+    ) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
         let Some(grid) = u32::try_from(blocks).ok().filter(|b| *b <= i32::MAX as u32) else {
             return Err(Error::system(self.name(), "the operands are too large for one launch"));
         };
-        // Left alone, ptxas spills a few registers rather than go beyond a round number. Where latency is to be hidden a
-        // kernel says how many blocks it wants on a multiprocessor.
-        let resident = if label == RANKING { 3 } else { 1 };
         let list: Vec<&str> = params.iter().map(|p| p.0).collect();
         let text = format!(
             "#include \"{header}\"\nextern \"C\" __global__ void __launch_bounds__({block}, {resident}) KERNEL({}) {{\n    {body}\n}}\n",

@@ -1,6 +1,6 @@
 //! argsort, and sorting of indices.
 
-use super::call::{BLOCK, Call, RANKING, by_value, typed, without};
+use super::call::{BLOCK, Call, by_value, typed, without};
 use super::space::Space;
 use crate::launch::Arg;
 use perilune_core::DType;
@@ -138,7 +138,8 @@ fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: 
             "library::radix_place<{t}, {items}, {first}, {last}>(keys, order, keys_out, order_out, out, counts, totals, n, tiles, \
              stride, shift, inner);"
         );
-        c.launch(RANKING, "sort/radix.cuh", &params, &body, k.rows * tiles, RADIX)?;
+        let size = [k.rows * tiles, RADIX];
+        c.launch_resident("radix_place", "sort/radix.cuh", &params, &body, size, "library::PLACE_BLOCKS")?;
         at = 1 - at;
     }
     Ok(at)
