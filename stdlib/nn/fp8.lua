@@ -63,6 +63,9 @@ local product = pl.custom {
     return pl.matmul_fp8(call.x.q, call.w.q, call.x.scale, call.w.scale, bias, { dtype = call.dtype, fast = true })
   end,
   backward = function(grad, _, w, bias, call)
+    if pl.native.mode().grad then
+      pl.error("nn.Linear", "gradients of gradients do not pass through fp8", "make the layer without fp8 where create_graph is wanted")
+    end
     local g, x = bytes(call.layer, "grad", grad), call.x
     if call.learns then remember(call.layer, { grad = amax(grad) }) end
     local dx = pl.matmul_fp8(g.q, call.w.q:t(), g.scale, call.w.scale, nil, { format_a = "e5m2", dtype = grad.dtype })

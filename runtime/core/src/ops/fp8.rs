@@ -135,12 +135,15 @@ pub static QUANTIZE_FP8: Op = Op {
 pub static DEQUANTIZE_FP8: Op = Op {
     name: "dequantize_fp8",
     sig: "x: tensor, scale: operand = 1, *, format: 'e4m3'|'e5m2' = 'e4m3', dtype: dtype = 'f32'",
-    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. Has no gradient.",
+    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to\n\
+          autograd.",
     call: Some(|g, a| {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
         bytes(g, "dequantize_fp8", "x", x)?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
-        g.without_autocast(|g| {
+        // Of the scale, too, it is a constant.
+        let before = std::mem::replace(&mut g.no_grad, true);
+        let y = g.without_autocast(|g| {
             let v = values(g, x, format)?;
             let y = g.mul(v, s)?;
             if g.shape(y) != g.shape(x) {
@@ -148,10 +151,12 @@ pub static DEQUANTIZE_FP8: Op = Op {
                 return Err(Error::shape("dequantize_fp8", message));
             }
             g.cast(y, dtype).map(one)
-        })
+        });
+        g.no_grad = before;
+        y
     }),
     grad: Grad::Missing(NO_GRADIENT),
-    samples: &["i(126;4,8)", "i(126;4,8), 0.5", "i(124;4,8), p(8), format='e5m2'", "i(126;0,8)", "i(100;3), 2, dtype='bf16'"],
+    samples: &["u8(126;4,8)", "u8(126;4,8), 0.5", "u8(124;4,8), p(8), format='e5m2'", "u8(126;0,8)", "u8(100;3), 2, dtype='bf16'"],
     ..Op::BASE
 };
 
@@ -201,11 +206,11 @@ pub static MATMUL_FP8: Op = Op {
     call: Some(matmul_fp8),
     grad: Grad::Missing(NO_GRADIENT),
     samples: &[
-        "i(126;2,3), i(126;4,3)",
-        "i(126;32,48), i(126;16,48), 0.01, 0.02, dtype='f32'",
-        "i(100;32,32), i(126;16,32), 0.5, 0.25, f(16), format_a='e5m2'",
-        "i(126;5,16), i(100;16,16), 1, 0.5, f(16), format_b='e5m2', dtype='f32', fast=true",
-        "i(126;0,16), i(126;16,16)",
+        "u8(126;2,3), u8(126;4,3)",
+        "u8(126;32,48), u8(126;16,48), 0.01, 0.02, dtype='f32'",
+        "u8(100;32,32), u8(126;16,32), 0.5, 0.25, f(16), format_a='e5m2'",
+        "u8(126;5,16), u8(100;16,16), 1, 0.5, f(16), format_b='e5m2', dtype='f32', fast=true",
+        "u8(126;0,16), u8(126;16,16)",
     ],
     ..Op::BASE
 };
