@@ -295,29 +295,30 @@ impl Blas {
             };
             set(CUBLASLT_MATMUL_DESC_TRANSA, u64::from(p.b.transposed), 4)?;
             set(CUBLASLT_MATMUL_DESC_TRANSB, u64::from(p.a.transposed), 4)?;
-            let layout = |rows: usize, cols: usize, s: Side, of: sys::cudaDataType_t| -> Result<sys::cublasLtMatrixLayout_t> {
-                let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
-                let mut out = null_mut();
-                let status =
-                    sys::cublasLtMatrixLayoutCreate(&mut out, of, rows as u64, cols as u64, s.ld);
-                check(status, "describing a matrix")?;
-                use sys::cublasLtMatrixLayoutAttribute_t::*;
-                let count = p.batch as i32;
-                let attribute = |a, v: *const c_void, size| {
-                    check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
+            let layout =
+                |rows: usize, cols: usize, s: Side, of: sys::cudaDataType_t| -> Result<sys::cublasLtMatrixLayout_t> {
+                    let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
+                    let mut out = null_mut();
+                    let status = sys::cublasLtMatrixLayoutCreate(&mut out, of, rows as u64, cols as u64, s.ld);
+                    check(status, "describing a matrix")?;
+                    use sys::cublasLtMatrixLayoutAttribute_t::*;
+                    let count = p.batch as i32;
+                    let attribute = |a, v: *const c_void, size| {
+                        check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
+                    };
+                    attribute(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
+                    attribute(
+                        CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                        (&raw const s.batch_stride).cast::<c_void>(),
+                        8,
+                    )?;
+                    Ok(out)
                 };
-                attribute(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
-                attribute(
-                    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                    (&raw const s.batch_stride).cast::<c_void>(),
-                    8,
-                )?;
-                Ok(out)
-            };
             let result = Side { transposed: false, ld: p.n as i64, batch_stride: (p.m * p.n) as i64 };
             let wide = data_type(p.dtype);
             let [type_a, type_b] = p.fp8.map_or([wide; 2], |f| f.formats.map(byte_type));
-            let layouts = [layout(p.n, p.k, p.b, type_b)?, layout(p.k, p.m, p.a, type_a)?, layout(p.n, p.m, result, wide)?];
+            let layouts =
+                [layout(p.n, p.k, p.b, type_b)?, layout(p.k, p.m, p.a, type_a)?, layout(p.n, p.m, result, wide)?];
             if let Some(f) = p.fp8 {
                 set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, u64::from(f.fast), 1)?;
                 set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, wide as u64, 4)?;

@@ -9,8 +9,8 @@ use crate::launch::{Arg, Work};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
-use perilune_core::ops::fp8::{Format, MATMUL_FP8, Product};
 use perilune_core::ops::Op;
+use perilune_core::ops::fp8::{Format, MATMUL_FP8, Product};
 use perilune_plan::ir::{Library, Program};
 
 /// What N and K are multiples of.
