@@ -33,7 +33,7 @@ local train = {}
 ---@field accumulate integer?
 ---@field steps integer? where params has none
 ---@field memory_budget string|integer? what a step may take, as in "20GiB": activations are recomputed until it fits
----@field precision "f32"|"tf32"|"bf16"|"fp16"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
+---@field precision "f32"|"tf32"|"bf16"|"fp16"|"fp8"? of matmuls, convolutions and attention; weights and everything that needs it stay f32
 ---@field eval_every integer?
 ---@field on_nan "stop"|"skip"|"warn"? when the loss or the norm of the gradients is NaN or infinite; "stop" by default
 ---@field on_spike "warn"|"skip"|"stop"|"off"? when the loss leaps far above what it was; "warn" by default
@@ -175,7 +175,7 @@ function train.new(recipe, params, opts)
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
-  check.word(op, "precision", precision, { "f32", "tf32", "bf16", "fp16" })
+  check.word(op, "precision", precision, { "f32", "tf32", "bf16", "fp16", "fp8" })
   local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = early_stop_of(recipe),
                 precision = precision, keep = keep_of(recipe) }
   local budget = o.memory_budget or params.memory_budget or recipe.memory_budget
@@ -188,6 +188,10 @@ function train.new(recipe, params, opts)
   if type(run.model) ~= "table" or #tree.states(run.model) == 0 then
     local got = check.show(run.model) .. (type(run.model) == "table" and " without any State" or "")
     fault(recipe, "model", "it returned " .. got, "return a module: nn.Sequential { ... } or nn.module(t)")
+  end
+  if precision == "fp8" then
+    if not require("perilune.nn.module").is_module(run.model) then fault(recipe, "model", "it returned a table that is no module", "precision = \"fp8\" needs one: nn.module(t)") end
+    require("perilune.nn.fp8").use_fp8(run.model)
   end
   local optimizer = part(recipe, "optimizer", recipe.step == nil)
   if optimizer then
@@ -243,10 +247,13 @@ local function add(sums, values, weight)
   end
 end
 
+---What autocast is told in a precision; with fp8 the layers do the rest.
+local casts = { tf32 = "tf32", bf16 = "bf16", fp16 = "f16", fp8 = "bf16" }
+
 ---Calls a function of the recipe in the run's precision.
 local function call(run, fn, ...)
   if run.precision == "f32" then return fn(...) end
-  return pl.autocast(run.precision == "fp16" and "f16" or run.precision, fn, ...)
+  return pl.autocast(casts[run.precision], fn, ...)
 end
 
 ---A loss ready for backward().

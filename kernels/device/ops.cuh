@@ -124,6 +124,51 @@ FN f64 opaque(f64 x) {
 EACH_FLOAT(OP_FLOAT)
 #undef OP_FLOAT
 
+// ---- numbers of 8 bits (runtime/core/src/scalar/fp8.rs)
+// From sm_89 on by an instruction, which makes infinity the largest number; before by the steps of the CPU.
+#define FP8(name, mantissa, top, least, infinite)                                                  \
+    FN u8 op_fp8_##name(f32 x) {                                                                    \
+        const u32 bits = __float_as_uint(x) & 0x7fffffff, sign = __float_as_uint(x) >> 24 & 0x80;   \
+        u32 code;                                                                                   \
+        FP8_BYTE(name, mantissa, top, least)                                                        \
+        return (u8)(bits == 0x7f800000 ? infinite : code);                                          \
+    }                                                                                               \
+    FN f32 op_fp8_##name##_value(f32 x) {                                                           \
+        const u32 code = (u32)x & 0xff, half = code & 0x7f;                                         \
+        f32 a = __uint_as_float(half << (23 - mantissa)) * __uint_as_float((126 + least) << 23);    \
+        if (mantissa == 2 && half == 0x7c) a = __uint_as_float(0x7f800000);                         \
+        if (half > (mantissa == 2 ? 0x7c : 0x7e)) a = __uint_as_float(0x7fc00000);                  \
+        return __uint_as_float(__float_as_uint(a) | (code & 0x80) << 24);                           \
+    }
+#if __CUDA_ARCH__ >= 890
+#define FP8_BYTE(name, mantissa, top, least)                                                        \
+    u16 pair;                                                                                       \
+    asm("cvt.rn.satfinite." #name "x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));           \
+    code = bits > 0x7f800000 ? 0x7f : pair & 0xff;
+#else
+#define FP8_BYTE(name, mantissa, top, least)                                                        \
+    const u32 b = bits > top ? top : bits, shift = 23 - mantissa;                                   \
+    const f32 step = __uint_as_float((least + shift) << 23);                                        \
+    if (b >> 23 < least)                                                                            \
+        code = __float_as_uint(__uint_as_float(b) + step) - __float_as_uint(step);                  \
+    else                                                                                            \
+        code = ((b + (1u << (shift - 1)) - 1 + (b >> shift & 1)) >> shift) - ((least - 1) << mantissa); \
+    code = bits > 0x7f800000 ? 0x7f : code | sign;
+#endif
+FP8(e4m3, 3, 0x43e00000, 121, 0x7f)
+FP8(e5m2, 2, 0x47600000, 113, (sign | 0x7c))
+#undef FP8_BYTE
+#undef FP8
+// As f32, where an inexact result has an odd last bit: rounding it again is rounding once.
+FN f32 fp8_odd(f64 x) {
+    f32 y = __double2float_rz(x);
+    return x == x && (f64)y != x ? __uint_as_float(__float_as_uint(y) | 1u) : y;
+}
+FN u8 op_fp8_e4m3(f64 x) { return op_fp8_e4m3(fp8_odd(x)); }
+FN u8 op_fp8_e5m2(f64 x) { return op_fp8_e5m2(fp8_odd(x)); }
+FN f64 op_fp8_e4m3_value(f64 x) { return op_fp8_e4m3_value((f32)x); }
+FN f64 op_fp8_e5m2_value(f64 x) { return op_fp8_e5m2_value((f32)x); }
+
 // f64 holds a quotient of two f32 finely enough never to round it up onto an integer that f32 can tell apart.
 FN f32 op_floor_div(f32 x, f32 y) {
     const f32 inf = __int_as_float(0x7f800000);

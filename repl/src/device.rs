@@ -35,8 +35,12 @@ impl DeviceArgs {
     pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
         let no = |text: String| Err(Failure::Usage(text));
         match self.precision.as_deref().unwrap_or("f32") {
-            "f32" | "tf32" | "bf16" | "fp16" => {}
-            p => return no(format!("--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16")),
+            "f32" | "tf32" | "bf16" | "fp16" | "fp8" => {}
+            p => {
+                return no(format!(
+                    "--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8"
+                ));
+            }
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));

@@ -106,9 +106,9 @@ fn what_is_not_built_yet_is_refused() {
         "error: --device gpu: there is no such device; it is one of cpu, cuda, cuda:N, auto",
     );
     says(
-        &["run", "tiny.lua", "--precision", "fp8"],
+        &["run", "tiny.lua", "--precision", "int8"],
         2,
-        "error: --precision fp8: there is no such precision; it is one of f32, tf32, bf16, fp16",
+        "error: --precision int8: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8",
     );
     says(&["bundle"], 2, "error: `perilune bundle` is not in this version yet; it comes in a later one");
 }

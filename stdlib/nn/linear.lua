@@ -5,28 +5,37 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 local init = require "perilune.init"
+local fp8 = require "perilune.nn.fp8"
 local module = require("perilune.nn.module").module
 
 local function forward(self, x)
+  if self.fp8 then return fp8.linear(self, x) end
   return pl.linear(x, self.weight, self.bias)
 end
 
 ---x (..., in) -> (..., out). weight (out, in) and bias (out) start uniform in +-1/sqrt(in).
+---`fp8` lets its products be made of numbers of 8 bits (see nn/fp8.lua); with false, precision = "fp8" passes the layer over.
 ---@param in_dim integer
 ---@param out_dim integer
----@param opts {bias?: boolean}?
+---@param opts {bias?: boolean, fp8?: boolean|{history?: integer, margin?: integer}}?
 ---@return perilune.Module
 local function Linear(in_dim, out_dim, opts)
   check.whole("nn.Linear", "in_dim", in_dim)
   check.whole("nn.Linear", "out_dim", out_dim)
-  local o = check.options("nn.Linear", opts, { bias = true })
+  local o = check.options("nn.Linear", opts, { bias = true }, { fp8 = "boolean|table" })
   local bound = 1 / math.sqrt(in_dim)
-  return module {
+  local self = module {
     kind = "Linear", info = ("%d -> %d"):format(in_dim, out_dim), forward = forward,
     in_dim = in_dim, out_dim = out_dim,
     weight = pl.state(init.kaiming_uniform({ out_dim, in_dim }, { a = math.sqrt(5) })),
     bias = o.bias and pl.state(init.uniform({ out_dim }, { a = -bound, b = bound })) or nil,
   }
+  if o.fp8 then
+    fp8.enable(self, o.fp8)
+  elseif opts and opts.fp8 == false then
+    self.fp8 = false
+  end
+  return self
 end
 
 return { Linear = Linear }

@@ -12,6 +12,7 @@
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local fp8 = require "perilune.nn.fp8"
 local tree = require "perilune.tree"
 
 ---@class perilune.NameRule
@@ -41,8 +42,9 @@ end
 
 ---Each State of the model with the names of its parts in the file.
 local function plan(op, model, rules)
-  local out = {}
+  local out, passing = {}, fp8.histories(model)
   for _, entry in ipairs(tree.states(model)) do
+    if passing[entry.state] then goto continue end
     local found = rules and find(rules, entry.path) or { names = { entry.path }, rule = {} }
     if rules then
       if not found.rule[1] then pl.error(op, ("no rule names '%s'"):format(entry.path), "add { \"" .. entry.path .. "\", \"its name in the file\" }") end
@@ -52,6 +54,7 @@ local function plan(op, model, rules)
       pl.error(op, ("the rule for '%s' names %d parts, but has %d sizes"):format(entry.path, #found.names, sizes and #sizes or 0))
     end
     out[#out + 1] = { path = entry.path, state = entry.state, names = found.names, rule = found.rule }
+    ::continue::
   end
   return out
 end

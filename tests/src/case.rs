@@ -328,6 +328,10 @@ fn tensor(
     let (mut dtype, mut values) = (DType::I64, Vec::with_capacity(n));
     match kind {
         Kind::Int(hi) => values.extend((0..n).map(|_| rng.below(hi as usize) as f64)),
+        Kind::Byte(hi) => {
+            dtype = DType::U8;
+            values.extend((0..n).map(|_| rng.below(hi as usize) as f64));
+        }
         Kind::Bool => {
             dtype = DType::Bool;
             values.extend((0..n).map(|_| f64::from(u8::from(rng.one_in(2)))));

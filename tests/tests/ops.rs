@@ -307,7 +307,7 @@ fn shared_inputs_are_like_equal_ones() {
 
 /// Whether the order of additions may follow how operands lie in memory: matrix products.
 fn layout_may_round(op: &Op) -> bool {
-    let products = ["mm", "matmul", "bmm", "linear", "dot", "einsum", "scaled_dot_product_attention"];
+    let products = ["mm", "matmul", "bmm", "linear", "dot", "einsum", "matmul_fp8", "scaled_dot_product_attention"];
     products.contains(&op.name) || op.name.starts_with("conv")
 }
 

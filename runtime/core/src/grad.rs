@@ -156,12 +156,10 @@ fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> 
     }
     for i in floor..=output.index() {
         let node = &g.nodes()[i];
-        if !needs[i]
-            && !node.detached
-            && node.dtype.is_float()
-            && !matches!(node.op.grad, Grad::Zero) | is_part(node.op.class)
-        {
-            needs[i] = node.inputs.iter().any(|x| needs[x.index()]);
+        if !needs[i] && !node.detached && !matches!(node.op.grad, Grad::Zero) | is_part(node.op.class) {
+            // What is no float has no gradient; but where an op lacks one by `Missing`, the pass must come to say so.
+            let flows = node.dtype.is_float() || matches!(node.op.grad, Grad::Missing(_));
+            needs[i] = node.inputs.iter().any(|x| needs[x.index()] && (flows || !g.dtype(*x).is_float()));
         }
     }
     needs

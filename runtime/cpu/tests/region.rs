@@ -12,7 +12,7 @@ const REDUCTIONS: [ReduceFn; 4] = [ReduceFn::Sum, ReduceFn::Prod, ReduceFn::Max,
 
 fn defined(f: MapFn, d: DType) -> bool {
     match f.domain() {
-        Domain::Float => d.is_float(),
+        Domain::Float | Domain::Code => d.is_float(),
         Domain::Number => d != DType::Bool,
         Domain::Any | Domain::Compare => true,
         Domain::Logic => d == DType::Bool,

@@ -111,7 +111,8 @@ impl Backend for Cuda {
     }
 
     fn keeps(&self, node: &Node) -> bool {
-        crate::compile::keeps(node) || (crate::conv::keeps(node) && self.shared.dnn().is_some())
+        crate::compile::keeps(node, &self.shared.device.props)
+            || (crate::conv::keeps(node) && self.shared.dnn().is_some())
     }
 
     fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {

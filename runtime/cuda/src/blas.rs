@@ -8,6 +8,7 @@ use crate::driver::{Address, Device, Event};
 use crate::find;
 use cudarc::cublaslt::sys;
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::fp8::{self, Format};
 use perilune_core::{DType, Layout, Shape};
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ use std::rc::Rc;
 pub const WORKSPACE: usize = 64 << 20;
 /// Algorithms that are timed against each other.
 const CANDIDATES: usize = 8;
+/// Bytes that bytes lie at multiples of, rows of them too: what their kernels ask for.
+pub const ALIGNMENT: u32 = 16;
 /// Separate calls that one product may take, where batch strides are not regular.
 const MOST_CALLS: usize = 4096;
 
@@ -85,7 +88,10 @@ fn side(rows: usize, cols: usize, row_stride: isize, col_stride: isize, batch_st
 /// A product as cuBLASLt sees it: one call, strided over a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
+    /// Of the result, and of the operands unless they are bytes.
     dtype: DType,
+    /// How bytes are numbers.
+    fp8: Option<fp8::Product>,
     m: usize,
     n: usize,
     k: usize,
@@ -165,6 +171,7 @@ pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
     };
     let problem = Problem {
         dtype,
+        fp8: None,
         m,
         n,
         k,
@@ -177,6 +184,13 @@ pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
 }
 
 impl Problem {
+    /// The product of bytes a (M, K) and b (N, K) transposed, both dense.
+    pub fn fp8(how: fp8::Product, dtype: DType, m: usize, n: usize, k: usize) -> Problem {
+        let lies = |transposed| Side { transposed, ld: k as i64, batch_stride: 0 };
+        let (a, b) = (lies(false), lies(true));
+        Problem { dtype, fp8: Some(how), m, n, k, batch: 1, a, b, align: (ALIGNMENT, ALIGNMENT) }
+    }
+
     pub fn n(&self) -> usize {
         self.n
     }
@@ -185,7 +199,11 @@ impl Problem {
     pub fn describe(&self, tf32: bool) -> String {
         let turned = |s: &Side| if s.transposed { ", transposed" } else { "" };
         let Problem { dtype, m, n, k, batch, a, b, .. } = self;
-        let how = if tf32 && *dtype == DType::F32 { "tf32" } else { dtype.name() };
+        let how = match self.fp8 {
+            Some(p) => format!("{} and {} to {dtype}", p.formats[0].name(), p.formats[1].name()),
+            None if tf32 && *dtype == DType::F32 => "tf32".to_string(),
+            None => dtype.name().to_string(),
+        };
         let many = if *batch > 1 { format!("{batch} times ") } else { String::new() };
         format!("{many}({m}, {k}{}) x ({k}, {n}{}) in {how}", turned(a), turned(b))
     }
@@ -213,6 +231,7 @@ pub struct Gemm {
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algo: sys::cublasLtMatmulAlgo_t,
     dtype: DType,
+    fp8: bool,
     epilogue: Epilogue,
 }
 
@@ -224,6 +243,8 @@ pub struct Addresses {
     pub out: Address,
     pub bias: Address,
     pub residual: Address,
+    /// What 1 is worth in bytes of A and of B: an f32 each.
+    pub scales: [Address; 2],
 }
 
 fn data_type(dtype: DType) -> sys::cudaDataType_t {
@@ -232,6 +253,13 @@ fn data_type(dtype: DType) -> sys::cudaDataType_t {
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
         _ => sys::cudaDataType_t::CUDA_R_32F,
+    }
+}
+
+fn byte_type(format: Format) -> sys::cudaDataType_t {
+    match format {
+        Format::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        Format::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
     }
 }
 
@@ -267,27 +295,37 @@ impl Blas {
             };
             set(CUBLASLT_MATMUL_DESC_TRANSA, u64::from(p.b.transposed), 4)?;
             set(CUBLASLT_MATMUL_DESC_TRANSB, u64::from(p.a.transposed), 4)?;
-            let layout = |rows: usize, cols: usize, s: Side| -> Result<sys::cublasLtMatrixLayout_t> {
-                let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
-                let mut out = null_mut();
-                let status =
-                    sys::cublasLtMatrixLayoutCreate(&mut out, data_type(p.dtype), rows as u64, cols as u64, s.ld);
-                check(status, "describing a matrix")?;
-                use sys::cublasLtMatrixLayoutAttribute_t::*;
-                let count = p.batch as i32;
-                let attribute = |a, v: *const c_void, size| {
-                    check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
+            let layout =
+                |rows: usize, cols: usize, s: Side, of: sys::cudaDataType_t| -> Result<sys::cublasLtMatrixLayout_t> {
+                    let (rows, cols) = if s.transposed { (cols, rows) } else { (rows, cols) };
+                    let mut out = null_mut();
+                    let status = sys::cublasLtMatrixLayoutCreate(&mut out, of, rows as u64, cols as u64, s.ld);
+                    check(status, "describing a matrix")?;
+                    use sys::cublasLtMatrixLayoutAttribute_t::*;
+                    let count = p.batch as i32;
+                    let attribute = |a, v: *const c_void, size| {
+                        check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
+                    };
+                    attribute(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
+                    attribute(
+                        CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                        (&raw const s.batch_stride).cast::<c_void>(),
+                        8,
+                    )?;
+                    Ok(out)
                 };
-                attribute(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
-                attribute(
-                    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                    (&raw const s.batch_stride).cast::<c_void>(),
-                    8,
-                )?;
-                Ok(out)
-            };
             let result = Side { transposed: false, ld: p.n as i64, batch_stride: (p.m * p.n) as i64 };
-            let layouts = [layout(p.n, p.k, p.b)?, layout(p.k, p.m, p.a)?, layout(p.n, p.m, result)?];
+            let wide = data_type(p.dtype);
+            let [type_a, type_b] = p.fp8.map_or([wide; 2], |f| f.formats.map(byte_type));
+            let layouts =
+                [layout(p.n, p.k, p.b, type_b)?, layout(p.k, p.m, p.a, type_a)?, layout(p.n, p.m, result, wide)?];
+            if let Some(f) = p.fp8 {
+                set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, u64::from(f.fast), 1)?;
+                set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, wide as u64, 4)?;
+                // As of a bias: `run` names the right ones.
+                set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.workspace, 8)?;
+                set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.workspace, 8)?;
+            }
             let mut preference = null_mut();
             check(sys::cublasLtMatmulPreferenceCreate(&mut preference), "choosing an algorithm")?;
             let prefer = |attribute, value: u64, size: usize| {
@@ -325,7 +363,7 @@ impl Blas {
                 &mut count,
             );
             sys::cublasLtMatmulPreferenceDestroy(preference);
-            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, epilogue };
+            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
             check(status, "choosing an algorithm")?;
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
@@ -411,6 +449,16 @@ impl Blas {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
                 let status = sys::cublasLtMatmulDescSetAttribute(gemm.desc, attribute, (&raw const at.bias).cast(), 8);
                 check(status, "naming a bias")?;
+            }
+            if gemm.fp8 {
+                use sys::cublasLtMatmulDescAttributes_t::*;
+                // The operands change places.
+                let [of_b, of_a] = [CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER];
+                for (attribute, address) in [(of_a, &at.scales[0]), (of_b, &at.scales[1])] {
+                    let address = std::ptr::from_ref(address).cast();
+                    let status = sys::cublasLtMatmulDescSetAttribute(gemm.desc, attribute, address, 8);
+                    check(status, "naming a scale")?;
+                }
             }
             let status = sys::cublasLtMatmul(
                 self.handle,

@@ -11,6 +11,7 @@ use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
 use crate::dnn::{self, Plan};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
+use crate::library::fp8;
 use crate::memory::CudaBuffer;
 use crate::{attention, codegen, conv, library, nvrtc};
 use perilune_core::error::{Error, Result};
@@ -39,9 +40,12 @@ const WORTH_TIMING: f64 = 1e8;
 const FAULT_WORDS: usize = 3;
 
 /// Whether a fused op has a kernel of its own here.
-pub fn keeps(node: &Node) -> bool {
+pub fn keeps(node: &Node, props: &Props) -> bool {
     // In f64 a sum is not rounded before its bias is added, whoever adds it.
-    (node.op == &LINEAR && node.dtype != DType::F64) || attention::keeps(node) || library::pool::keeps(node)
+    (node.op == &LINEAR && node.dtype != DType::F64)
+        || attention::keeps(node)
+        || library::pool::keeps(node)
+        || fp8::keeps(node, props.arch)
 }
 
 /// The launches of a library call, without its epilogue.
@@ -108,6 +112,10 @@ enum Step {
         plan: Rc<Plan>,
         call: conv::Call,
     },
+    Fp8 {
+        gemm: Gemm,
+        operands: fp8::Operands,
+    },
     Launch {
         launch: Launch,
         entry: Entry,
@@ -166,6 +174,13 @@ impl Compiled {
                     parts.push((k, Part::Work(before)));
                     parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
                     parts.push((k, Part::Work(after)));
+                }
+                Kernel::Library(l) if fp8::is(l.op) => {
+                    let (before, operands) = fp8::parts(&program, l)?;
+                    parts.push((k, Part::Work(before)));
+                    let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
+                    let gemm = shared.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
+                    parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
                 }
                 Kernel::Library(l) => {
                     let (gemm, rest) = match product(&program, l) {
@@ -342,6 +357,7 @@ impl Compiled {
             out: at(third),
             bias: at(reach[0]),
             residual: at(fourth),
+            scales: [0; 2],
         };
         Some((room, addresses))
     }
@@ -385,17 +401,23 @@ impl Compiled {
     /// Queues one step.
     fn queue(&self, step: &Step, places: &[Address]) -> Result<()> {
         let at = |v: &ValueId| places[v.0 as usize];
+        let place = |a: &Arg| match a {
+            Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
+            Arg::Scratch(n) => self.shared.scratch.borrow().base + *n as u64,
+            _ => 0,
+        };
         match step {
             Step::Conv { plan, call } => {
                 let Some(dnn) = self.shared.dnn() else { return Ok(()) };
                 let scratch = self.shared.scratch.borrow().base;
-                let place = |a: &Arg| match a {
-                    Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
-                    Arg::Scratch(n) => scratch + *n as u64,
-                    _ => 0,
-                };
                 let (x, w, y) = (place(&call.x), place(&call.w), place(&call.y));
                 dnn.run(plan, dnn::Addresses { x, w, y, scratch: scratch + call.scratch as u64 })
+            }
+            Step::Fp8 { gemm, operands: o } => {
+                let [a, b, out] = [&o.a, &o.b, &o.out].map(place);
+                let bias = o.bias.as_ref().map_or(0, place);
+                let scales = [place(&o.scales[0]), place(&o.scales[1])];
+                self.shared.blas.run(gemm, Addresses { a, b, out, bias, residual: 0, scales })
             }
             Step::Gemm { gemm, product, a, b, out, bias, residual, size } => {
                 for (oa, ob, oc) in &product.offsets {
@@ -406,24 +428,19 @@ impl Compiled {
                         out: shift(at(out), *oc as isize),
                         bias: bias.map_or(0, |(v, n)| shift(at(&v), n)),
                         residual: residual.map_or(0, |v| shift(at(&v), *oc as isize)),
+                        scales: [0; 2],
                     };
                     self.shared.blas.run(gemm, addresses)?;
                 }
                 Ok(())
             }
             Step::Launch { launch, entry, tables, fault } => {
-                let scratch = self.shared.scratch.borrow().base;
-                let address = |a: &Arg| match a {
-                    Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
-                    Arg::Scratch(n) => scratch + *n as u64,
-                    _ => 0,
-                };
                 let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
                     .iter()
                     .map(|a| match a {
-                        Arg::Value(..) | Arg::Scratch(_) => address(a),
+                        Arg::Value(..) | Arg::Scratch(_) => place(a),
                         Arg::Slots => self.slots.address,
                         Arg::Fault => {
                             self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
@@ -439,7 +456,7 @@ impl Compiled {
                 let mut maps = Vec::new();
                 for arg in &launch.args {
                     if let Arg::Map(of, boxes) = arg {
-                        maps.push(TensorMap::new(address(of), boxes)?);
+                        maps.push(TensorMap::new(place(of), boxes)?);
                     }
                 }
                 let mut maps = maps.iter();

@@ -25,6 +25,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("matmul/plain.cuh", include_str!("../../../kernels/matmul/plain.cuh")),
     ("matmul/small.cuh", include_str!("../../../kernels/matmul/small.cuh")),
     ("movement/place.cuh", include_str!("../../../kernels/movement/place.cuh")),
+    ("movement/transpose.cuh", include_str!("../../../kernels/movement/transpose.cuh")),
     ("movement/unwindow.cuh", include_str!("../../../kernels/movement/unwindow.cuh")),
     ("pool/max.cuh", include_str!("../../../kernels/pool/max.cuh")),
     ("scan/scan.cuh", include_str!("../../../kernels/scan/scan.cuh")),

@@ -1,6 +1,7 @@
 //! Plans and texts without a device: what a GPU would run, for whoever wants to read it.
 
 use crate::launch::{Arg, Props, Work};
+use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
 use crate::{codegen, compile, conv, nvrtc};
 use perilune_core::Layout;
@@ -36,7 +37,7 @@ impl Backend for Paper {
     }
 
     fn keeps(&self, node: &Node) -> bool {
-        compile::keeps(node)
+        compile::keeps(node, &self.0)
     }
 
     fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
@@ -77,6 +78,12 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
             let conv::Parts { before, call, after } = conv::parts(l)?;
             product = call.map(|_| format!("cuDNN: {}", l.op.name));
             works.extend([before, after]);
+            &[]
+        }
+        Kernel::Library(l) if fp8::is(l.op) => {
+            let (before, operands) = fp8::parts(program, l)?;
+            product = Some(format!("cuBLASLt: {}", operands.problem.describe(false)));
+            works.push(before);
             &[]
         }
         Kernel::Library(l) => match compile::product(program, l) {

@@ -32,7 +32,7 @@ fn maps_of_all_dtypes_compile() {
     for f in MapFn::ALL {
         for d in DType::ALL {
             let fits = match f.domain() {
-                Domain::Float => d.is_float(),
+                Domain::Float | Domain::Code => d.is_float(),
                 Domain::Number => d != DType::Bool,
                 Domain::Logic => d == DType::Bool,
                 Domain::Any | Domain::Compare => true,

@@ -203,6 +203,18 @@ pub fn set_grad(lua: &Lua, this: &mut Tensor, value: Value) -> mlua::Result<()> 
     })
 }
 
+/// `native.mode()`: how things are recorded now: whether for gradients, in what 16-bit dtype by autocast (nil without it), and
+/// in which step.
+pub fn mode(lua: &Lua, (): ()) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    let engine = host.engine.borrow();
+    let t = lua.create_table()?;
+    t.set("grad", !engine.graph.no_grad)?;
+    t.set("autocast", engine.graph.autocast.map(perilune_core::DType::name))?;
+    t.set("step", engine.graph.rng.step)?;
+    Ok(t)
+}
+
 /// `pl.custom { forward = fn, backward = fn }` -> a function.
 ///
 /// forward(...) takes tensors and other values and returns one tensor; it is recorded under no_grad. backward(grad, ...)

@@ -299,7 +299,8 @@ impl Runtime {
     /// What the device reaches, measured, with products in a run's precision: `stdlib/ceiling.lua`.
     pub fn ceiling(&self, precision: &str) -> Result<Ceiling, Failed> {
         let dtype = match precision {
-            "bf16" => "bf16",
+            // What lies in fp8 are the products of some layers: the rest is bf16.
+            "bf16" | "fp8" => "bf16",
             "fp16" => "f16",
             "tf32" => "tf32",
             _ => "f32",

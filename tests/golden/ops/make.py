@@ -271,7 +271,32 @@ BINARY = {
     "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "logical_and": torch.logical_and,
     "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
 }
+def to_fp8(a):
+    """The bytes; bounded first, since what PyTorch makes of larger numbers depends on its version."""
+    dtype, top = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}[a.format]
+    scale = a.scale.to(torch.float32) if torch.is_tensor(a.scale) else torch.tensor(a.scale, dtype=torch.float32)
+    x = a.x if a.x.dtype == torch.float64 else a.x.to(torch.float32)
+    return (x * (1 / scale).to(x.dtype)).clamp(-top, top).to(dtype).view(torch.uint8)
+
+
+def of_fp8(x, scale, name):
+    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[name]
+    scale = scale.to(torch.float32) if torch.is_tensor(scale) else torch.tensor(scale, dtype=torch.float32)
+    return x.view(dtype).to(torch.float32) * scale
+
+
+def matmul_fp8(a):
+    x, y = of_fp8(a.a, a.scale_a, a.format_a).double(), of_fp8(a.b, a.scale_b, a.format_b).double()
+    out = x @ y.T
+    if a.bias is not None:
+        out = out + a.bias.to(a.dtype)
+    return out.to(a.dtype)
+
+
 OPS = {
+    "quantize_fp8": to_fp8,
+    "dequantize_fp8": lambda a: of_fp8(a.x, a.scale, a.format).to(a.dtype),
+    "matmul_fp8": matmul_fp8,
     "zeros": lambda a: torch.zeros(a.shape, dtype=a.dtype),
     "ones": lambda a: torch.ones(a.shape, dtype=a.dtype),
     "full": full,

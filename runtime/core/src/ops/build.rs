@@ -79,7 +79,7 @@ impl Graph {
             dtype = DType::promote(dtype, self.dtype(x));
         }
         match f.domain() {
-            Domain::Float => dtype = dtype.to_float(),
+            Domain::Float | Domain::Code => dtype = dtype.to_float(),
             Domain::Number if dtype == DType::Bool => dtype = DType::I64,
             Domain::Logic => dtype = DType::Bool,
             _ => {}

@@ -24,6 +24,8 @@ pub enum Domain {
     Compare,
     /// Bools to bool; others are converted first.
     Logic,
+    /// Floats to u8; integers are converted to f32 first.
+    Code,
 }
 
 /// Calls the macro `$m` with the whole table: `Variant Domain arity |x, y, z| value;`.
@@ -53,6 +55,10 @@ macro_rules! map_fns {
             Floor Float 1 |x| x.floor();
             Ceil Float 1 |x| x.ceil();
             Round Float 1 |x| x.round();
+            Fp8E4m3 Code 1 |x| x.fp8_e4m3();
+            Fp8E5m2 Code 1 |x| x.fp8_e5m2();
+            Fp8E4m3Value Float 1 |x| x.fp8_e4m3_value();
+            Fp8E5m2Value Float 1 |x| x.fp8_e5m2_value();
             Relu Number 1 |x| x.relu();
             Add Number 2 |x, y| x.add(y);
             Sub Number 2 |x, y| x.sub(y);

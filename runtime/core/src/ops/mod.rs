@@ -20,6 +20,7 @@ pub mod cast;
 pub mod conv;
 pub mod create;
 pub mod elementwise;
+pub mod fp8;
 pub mod index;
 pub mod loss;
 pub mod matmul;
@@ -222,6 +223,7 @@ pub fn all() -> &'static [&'static Op] {
             index::OPS,
             sort::OPS,
             matmul::OPS,
+            fp8::OPS,
             conv::OPS,
             norm::OPS,
             attention::OPS,

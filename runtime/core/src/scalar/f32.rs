@@ -13,7 +13,7 @@
 // Coefficients are printed as the shortest decimals that name the intended float.
 #![allow(clippy::excessive_precision)]
 
-use super::{Real, f64 as wide, lane, pow_specials};
+use super::{Real, f64 as wide, fp8, lane, pow_specials};
 
 /// `(exp(r) - 1 - r) / r^2` on ±0.3475, 2^-34.
 const EXP: [f32; 6] = [0.5, 0.16666666, 0.04166629, 0.008333499, 0.0013944943, 0.00019790063];
@@ -266,6 +266,26 @@ impl Real for f32 {
         let integer = exponent.floor() == exponent;
         let half = 0.5 * exponent;
         pow_specials(self, exponent, magnitude, integer, integer & (half.floor() != half))
+    }
+
+    #[inline(always)]
+    fn fp8_e4m3(self) -> u8 {
+        fp8::e4m3(self)
+    }
+
+    #[inline(always)]
+    fn fp8_e4m3_value(self) -> Self {
+        fp8::e4m3_value(self as u32 & 0xff)
+    }
+
+    #[inline(always)]
+    fn fp8_e5m2(self) -> u8 {
+        fp8::e5m2(self)
+    }
+
+    #[inline(always)]
+    fn fp8_e5m2_value(self) -> Self {
+        fp8::e5m2_value(self as u32 & 0xff)
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 //! Polynomials were fitted as in `f32.rs`. pow carries the logarithm in two f64, with the splitting and exact product
 //! of Dekker, "A floating-point technique for extending the available precision" (1971).
 
-use super::{Real, pow_specials};
+use super::{Real, fp8, pow_specials};
 
 /// `(exp(r) - 1 - r) / r^2` on ±0.3475, 2^-64.
 const EXP: [f64; 11] = [
@@ -465,6 +465,26 @@ impl Real for f64 {
         let integer = exponent.floor() == exponent;
         let half = 0.5 * exponent;
         pow_specials(self, exponent, magnitude, integer, integer & (half.floor() != half))
+    }
+
+    #[inline(always)]
+    fn fp8_e4m3(self) -> u8 {
+        fp8::e4m3(fp8::to_odd(self))
+    }
+
+    #[inline(always)]
+    fn fp8_e4m3_value(self) -> Self {
+        fp8::e4m3_value(self as u32 & 0xff) as f64
+    }
+
+    #[inline(always)]
+    fn fp8_e5m2(self) -> u8 {
+        fp8::e5m2(fp8::to_odd(self))
+    }
+
+    #[inline(always)]
+    fn fp8_e5m2_value(self) -> Self {
+        fp8::e5m2_value(self as u32 & 0xff) as f64
     }
 
     #[inline(always)]

@@ -13,6 +13,7 @@
 
 mod f32;
 mod f64;
+pub mod fp8;
 mod int;
 pub mod lane;
 #[cfg(test)]
@@ -72,6 +73,13 @@ pub trait Real:
     fn rem_floor(self, divisor: Self) -> Self;
     /// `floor(self / divisor)` as `torch.div(rounding_mode="floor")`: ±inf or NaN for a zero divisor.
     fn div_floor(self, divisor: Self) -> Self;
+
+    /// The byte of the nearest number of 8 bits (see `fp8.rs`).
+    fn fp8_e4m3(self) -> u8;
+    fn fp8_e5m2(self) -> u8;
+    /// What the byte of that number, 0 to 255, means.
+    fn fp8_e4m3_value(self) -> Self;
+    fn fp8_e5m2_value(self) -> Self;
 
     #[allow(clippy::eq_op)]
     #[inline(always)]

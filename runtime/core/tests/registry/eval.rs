@@ -120,6 +120,10 @@ fn map_fn(f: MapFn, a: &[f64]) -> f64 {
         Floor => x.floor(),
         Ceil => x.ceil(),
         Round => x.round_ties_even(),
+        Fp8E4m3 => f64::from(Real::fp8_e4m3(x)),
+        Fp8E5m2 => f64::from(Real::fp8_e5m2(x)),
+        Fp8E4m3Value => Real::fp8_e4m3_value(x),
+        Fp8E5m2Value => Real::fp8_e5m2_value(x),
         Relu => {
             if x > 0.0 || x.is_nan() {
                 x

@@ -153,6 +153,16 @@ mod f {
                 }
             }
         };
+        ($v:ident Code 1 |$x:ident| $body:expr) => {
+            pub struct $v;
+            impl<T: Flt> Un<T> for $v {
+                type Out = u8;
+                #[inline(always)]
+                fn call($x: T) -> u8 {
+                    $body
+                }
+            }
+        };
         ($v:ident Compare 1 |$x:ident| $body:expr) => {
             pub struct $v;
             impl<T: Num> Un<T> for $v {
@@ -269,6 +279,9 @@ macro_rules! select {
             DType::I32 => binary::<f::$v, i32>($isa, $still),
             _ => binary::<f::$v, u8>($isa, $still),
         }
+    };
+    (Code 1 $v:ident $c:ident $isa:ident $still:ident) => {
+        select!(Float 1 $v $c $isa $still)
     };
     (Float 1 $v:ident $c:ident $isa:ident $still:ident) => {
         match $c {

@@ -107,6 +107,7 @@ macro_rules! floats {
                 exp() -> Self; log() -> Self; log1p() -> Self; expm1() -> Self; sqrt() -> Self; rsqrt() -> Self;
                 sin() -> Self; cos() -> Self; tan() -> Self; tanh() -> Self; sigmoid() -> Self; erf() -> Self;
                 floor() -> Self; ceil() -> Self; round() -> Self;
+                fp8_e4m3() -> u8; fp8_e5m2() -> u8; fp8_e4m3_value() -> Self; fp8_e5m2_value() -> Self;
             }
         }
     )* };
@@ -129,6 +130,10 @@ pub trait Flt: Num {
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
     fn round(self) -> Self;
+    fn fp8_e4m3(self) -> u8;
+    fn fp8_e5m2(self) -> u8;
+    fn fp8_e4m3_value(self) -> Self;
+    fn fp8_e5m2_value(self) -> Self;
     fn div(self, y: Self) -> Self;
 }
 

@@ -96,6 +96,7 @@ impl Build {
         let (level, from) = (self.body[args[0] as usize].level, self.body[args[args.len() - 1] as usize].dtype);
         let dtype = match f.domain() {
             perilune_core::ops::elementwise::Domain::Compare => DType::Bool,
+            perilune_core::ops::elementwise::Domain::Code => DType::U8,
             _ => from,
         };
         self.push(Code::Map(f, args.iter().copied().collect()), dtype, level)

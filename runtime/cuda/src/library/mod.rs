@@ -6,6 +6,7 @@
 
 mod add;
 mod call;
+pub mod fp8;
 mod index;
 mod matmul;
 mod movement;

@@ -1,0 +1,151 @@
+-- nn/fp8.lua: the products of a Linear in numbers of 8 bits, with delayed scaling.
+--
+-- Micikevicius et al., FP8 Formats for Deep Learning (2022); the recipe is that of NVIDIA's Transformer Engine: x and w in
+-- E4M3, the gradient of y in E5M2. A tensor's scale comes from the largest magnitudes that it had in the uses before, so that
+-- rounding need not wait for a pass over the tensor. They lie in `amax` (3, history) of the layer, a row each for x, w and the
+-- gradient, newest first. Every use in training (`training`, and not within pl.no_grad) moves a row on; evaluation reads only.
+-- In the step in which a layer was made its scales come from the tensors themselves; later, a row without a number means scale 1.
+--
+-- What stays in 16 or 32 bits: sums, the bias and its gradient, results, the weights themselves.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local is_module = require("perilune.nn.module").is_module
+
+---What sizes are multiples of where a GPU multiplies bytes.
+local MULTIPLE = 16
+
+local rows = { x = 0, w = 1, grad = 2 }
+local formats = { x = "e4m3", w = "e4m3", grad = "e5m2" }
+local largest = { e4m3 = 448, e5m2 = 57344 }
+
+---The largest magnitude of x, or 0 if that is not finite: one bad batch must not silence the next sixteen.
+local function amax(x)
+  local m = x:abs()
+  if m:dim() > 1 then m = m:amax(-1) end -- row by row, which is done where x is made
+  m = m:amax():to("f32")
+  return pl.where(m:isfinite(), m, 0)
+end
+
+---What 1 is worth in the bytes of x, a tensor of the kind `name` in `layer`.
+local function scale_of(layer, name, x)
+  local top = layer.amax:select(0, rows[name]):amax()
+  if pl.native.mode().step <= layer.born then top = pl.where(top:gt(0), top, amax(x)) end
+  return pl.where(top:gt(0), top * (2.0 ^ layer.fp8.margin / largest[formats[name]]), 1)
+end
+
+---Moves rows of `layer.amax` on: `found[name]` goes in front, at the end the oldest number falls out.
+local function remember(layer, found)
+  local old = layer.amax
+  local new, column, row = old, pl.arange(old:size(1)), pl.arange(3):unsqueeze(1)
+  -- Row by row the old numbers one column further, 0 in front.
+  local moved = pl.where(column:eq(column:unsqueeze(1) - 1), old:unsqueeze(1), 0):amax(-1)
+  for _, name in ipairs(tree.names(found)) do
+    local this = pl.where(column:eq(0), found[name], moved)
+    new = pl.where(row:eq(rows[name]), this, new)
+  end
+  old:assign(new)
+end
+
+---The bytes of x, with their scale.
+local function bytes(layer, name, x)
+  local scale = scale_of(layer, name, x)
+  return { q = pl.quantize_fp8(x, scale, { format = formats[name] }), scale = scale }
+end
+
+local product = pl.custom {
+  name = "nn.Linear in fp8",
+  forward = function(x, w, bias, call)
+    local layer = call.layer
+    call.x, call.w = bytes(layer, "x", x), bytes(layer, "w", w)
+    if call.learns then remember(layer, { x = amax(x), w = amax(w) }) end
+    return pl.matmul_fp8(call.x.q, call.w.q, call.x.scale, call.w.scale, bias, { dtype = call.dtype, fast = true })
+  end,
+  backward = function(grad, _, w, bias, call)
+    if pl.native.mode().grad then
+      pl.error("nn.Linear", "gradients of gradients do not pass through fp8", "make the layer without fp8 where create_graph is wanted")
+    end
+    local g, x = bytes(call.layer, "grad", grad), call.x
+    if call.learns then remember(call.layer, { grad = amax(grad) }) end
+    local dx = pl.matmul_fp8(g.q, call.w.q:t(), g.scale, call.w.scale, nil, { format_a = "e5m2", dtype = grad.dtype })
+    local dw = pl.matmul_fp8(g.q:t(), x.q:t(), g.scale, x.scale, nil, { format_a = "e5m2", dtype = w.dtype })
+    if bias then return dx, dw, grad:sum(0) end
+    return dx, dw
+  end,
+}
+
+---y = x W^T + b as a Linear with `fp8` computes it: the result is of autocast's dtype, or else of x's.
+---@param self any
+---@param x perilune.Tensor
+---@return perilune.Tensor
+local function linear(self, x)
+  local mode = pl.native.mode()
+  local shape, dtype = x.shape, mode.autocast or x.dtype
+  if shape[#shape] ~= self.in_dim then
+    pl.error("nn.Linear", ("x has shape {%s}"):format(table.concat(shape, ", ")), ("its last dim must be %d"):format(self.in_dim))
+  end
+  if dtype ~= "f32" and dtype ~= "bf16" and dtype ~= "f16" then
+    pl.error("nn.Linear", ("x is %s"):format(dtype), "with fp8 it must be f32, bf16 or f16")
+  end
+  local call = { layer = self, dtype = dtype, learns = self.training and mode.grad }
+  local y = product(x:reshape(-1, self.in_dim), self.weight, self.bias, call)
+  shape[#shape] = self.out_dim
+  return y:reshape(shape)
+end
+
+local function fits(layer)
+  return layer.in_dim % MULTIPLE == 0 and layer.out_dim % MULTIPLE == 0
+end
+
+---Gives a Linear its States for fp8. `given` is true or the options.
+---@param layer any
+---@param given boolean|{history?: integer, margin?: integer}
+local function enable(layer, given)
+  local op = "nn.Linear"
+  if not fits(layer) then
+    pl.error(op, ("fp8 needs sizes that are multiples of %d, not %d -> %d"):format(MULTIPLE, layer.in_dim, layer.out_dim),
+      "leave fp8 out for this layer, or make it wider")
+  end
+  local o = check.options(op .. " fp8", given ~= true and given --[[@as table]] or nil, { history = 16, margin = 0 })
+  check.whole(op .. " fp8", "history", o.history)
+  check.whole(op .. " fp8", "margin", o.margin, 0)
+  layer.fp8 = { history = o.history, margin = o.margin }
+  layer.born = pl.native.mode().step
+  layer.amax = pl.state(pl.zeros { 3, o.history }, { trainable = false })
+  layer.info = layer.info .. ", fp8"
+end
+
+---Turns every Linear below `model` to fp8 whose sizes are multiples of 16, but not those made with `fp8 = false`. Returns how
+---many it found, those that were in fp8 before among them.
+---@param model perilune.Module
+---@param opts {history?: integer, margin?: integer}?
+---@return integer
+local function use_fp8(model, opts)
+  local op = "nn.use_fp8"
+  if not is_module(model) then pl.error(op, "the model is " .. check.show(model), "give a module") end
+  local count = 0
+  tree.walk(model, function(_, value)
+    if is_module(value) and value.kind == "Linear" and value.fp8 ~= false and (value.fp8 or fits(value)) then
+      if not value.fp8 then enable(value, opts or true) end
+      count = count + 1
+    end
+  end)
+  if count == 0 then
+    pl.error(op, ("the model has no nn.Linear whose sizes are multiples of %d"):format(MULTIPLE),
+      "fp8 is for products of nn.Linear; use bf16 for this model")
+  end
+  return count
+end
+
+---The histories of the layers below `model`: no weights, so files of other programs have none.
+---@return table<perilune.State, boolean>
+local function histories(model)
+  local out = {}
+  tree.walk(model, function(_, value)
+    if is_module(value) and value.fp8 and value.amax then out[value.amax] = true end
+  end)
+  return out
+end
+
+return { linear = linear, enable = enable, use_fp8 = use_fp8, histories = histories }
