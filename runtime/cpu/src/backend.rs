@@ -213,6 +213,9 @@ impl Executable for CpuProgram {
             }
             Ok(())
         };
-        if self.share { self.shared.pool.enter(all) } else { all() }
+        if self.share {
+            self.shared.pool.call();
+        }
+        all()
     }
 }

@@ -144,7 +144,7 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
         return floats(c, s, a, &Matrices::new(&dense, &layout), out);
     }
     let (ops, pool) = (s.m * s.n * s.k, c.pool());
-    let share = c.share() && ops * s.batch > SHARE_OPS && pool.inside();
+    let share = c.share() && ops * s.batch > SHARE_OPS && pool.is_free();
     let alone = |k: usize, out: &mut [T], parallel: Parallelism| {
         // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
         // shares no memory with them.
@@ -174,10 +174,11 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
     };
     let whole = share && ops > SHARE_OPS && s.batch < 2 * pool.threads();
     if whole {
-        for (k, out) in out.chunks_mut(s.m * s.n).enumerate() {
-            alone(k, out, Parallelism::Rayon(pool.threads()));
-        }
-        return;
+        return pool.with_rayon(|| {
+            for (k, out) in out.chunks_mut(s.m * s.n).enumerate() {
+                alone(k, out, Parallelism::Rayon(pool.threads()));
+            }
+        });
     }
     let group = (SHARE_OPS / 4 / ops.max(1)).clamp(1, s.batch.div_ceil(2 * pool.threads()));
     pool.pieces(share, out, group * s.m * s.n, |g, piece| {

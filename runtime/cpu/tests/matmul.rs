@@ -131,6 +131,18 @@ fn long_products_do_not_depend_on_layout() {
     }
 }
 
+/// A left side whose rows lie multiples of 1024 elements apart is packed first, also in several goes.
+#[test]
+fn packed_products_do_not_depend_on_layout() {
+    let mut rng = Rng(11);
+    for (i, &lie) in ALL.iter().enumerate() {
+        let other = ALL[(i + 3) % ALL.len()];
+        check(&mut rng, DType::F32, (101, 290, 1024), (lie, other));
+        check(&mut rng, DType::F32, (1024, 257, 270), (lie, other));
+    }
+    check(&mut rng, DType::F32, (290, 256, 16_384), (Sliced, Dense));
+}
+
 /// Batches with few matrices, which are cut up, and with many, which are dealt out, against one matrix at a time.
 #[test]
 fn batches_are_products_one_by_one() {

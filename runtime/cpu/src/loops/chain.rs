@@ -161,7 +161,15 @@ struct Ready {
     at: *mut f32,
     moves: usize,
     act: Act,
+    /// Lines to ask for meanwhile, from the block's position on: a processor waits for few lines at a time, so that asking
+    /// for all in one go would stop it.
+    asks: [*const f32; ASKS],
 }
+
+/// Lines that a link asks for.
+const ASKS: usize = 2;
+/// Rows that chains with sums take side by side: the additions of one row need not wait for each other.
+const SIDE: usize = 4;
 
 /// Asks for `n` elements that will be read soon, line by line; any address will do.
 #[inline(always)]
@@ -206,12 +214,17 @@ fn each<V: Vector, const N: usize>(a: &mut [V; N], f: impl Fn(V) -> V) {
 /// # Safety
 /// As for `Chain`.
 #[inline(always)]
-unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usize, tile: usize) {
+unsafe fn block<V: Vector, const N: usize, const ASK: bool>(links: &[Ready], from: usize, n: usize, tile: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut a = [V::splat(0.0); N];
         for link in links {
-            let b = link.at.add(from & link.moves);
+            let b = link.at.wrapping_add(from & link.moves);
+            if ASK {
+                for at in link.asks {
+                    ask(at.wrapping_add(from));
+                }
+            }
             match link.act {
                 Act::Near => prefetch(b.wrapping_add(NEAR), N * V::LANES),
                 Act::Next => prefetch(b.wrapping_add(tile), N * V::LANES),
@@ -311,64 +324,112 @@ unsafe fn block<V: Vector, const N: usize>(links: &[Ready], from: usize, n: usiz
 #[inline(always)]
 unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
     let tile = rows * cols;
-    let mut sums = [[0.0f32; LANES]; MAX_SUMS];
+    let mut sums = [[[0.0f32; LANES]; MAX_SUMS]; SIDE];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
     // All links reach them by these.
     let (sums, locals) = (sums.as_mut_ptr(), locals.as_mut_ptr());
-    let mut ready = [const { MaybeUninit::<Ready>::uninit() }; MAX_LINKS];
+    let mut ready = [const { [const { MaybeUninit::<Ready>::uninit() }; MAX_LINKS] }; SIDE];
     // Elements from row to row; rows are short at times, so that finding operands anew for each would show.
     let mut steps = [0isize; MAX_LINKS];
-    for ((to, step), link) in ready.iter_mut().zip(&mut steps).zip(links) {
-        let (at, moves) = match link.place {
-            Place::None => (std::ptr::null_mut(), 0),
-            Place::View(v) | Place::Still(v) => {
-                *step = views[v as usize].step;
-                let moves = if matches!(link.place, Place::View(_)) { usize::MAX } else { 0 };
-                (views[v as usize].ptr.cast::<f32>().cast_mut(), moves)
-            }
-            Place::Sum(k, _) => (sums.wrapping_add(k as usize).cast(), 0),
-            Place::Local(k) => (locals.wrapping_add(k as usize).cast(), 0),
-        };
-        let act = match link.act {
-            Act::Stream if at.addr() % LINE != 0 || (rows > 1 && *step % LANES as isize != 0) => Act::Store,
-            act => act,
-        };
-        to.write(Ready { at, moves, act });
-    }
-    // SAFETY: as many were written as there are links.
-    let ready = unsafe { ready[..links.len()].assume_init_mut() };
-    let steps = &steps[..links.len()];
     let summed = links.iter().any(|l| matches!(l.place, Place::Sum(..)));
-    for r in 0..rows {
-        if r > 0 {
-            for (link, step) in ready.iter_mut().zip(steps) {
-                link.at = link.at.wrapping_offset(*step);
+    let side = if summed { SIDE.min(rows) } else { 1 };
+    // What is asked for ahead, line after line of one operand after the other, spread over the links.
+    let lines = 8 * V::LANES / LANES;
+    let first = links.iter().take_while(|l| matches!(l.act, Act::Near | Act::Next)).count();
+    let spread = first.min(ASKS * (links.len() - first) / lines);
+    let (ahead, links) = links.split_at(spread);
+    let (slots, total) = (ASKS * links.len(), spread * lines);
+    // By link: the first of its lines and their step from row to row.
+    let mut asks = [[(std::ptr::null::<f32>(), 0isize); ASKS]; MAX_LINKS];
+    let (mut due, mut operand, mut depth) = (0, 0, 0);
+    for ask in asks[..if spread > 0 { links.len() } else { 0 }].as_flattened_mut() {
+        let link = &ahead[operand];
+        let view = &views[link.place.view().unwrap_or(0) as usize];
+        let far = depth + if link.act == Act::Near { NEAR } else { tile };
+        *ask = (view.ptr.cast::<f32>().wrapping_add(far), view.step);
+        due += total;
+        if due >= slots {
+            due -= slots;
+            operand += 1;
+            if operand == spread {
+                (operand, depth) = (0, depth + LANES);
             }
         }
+    }
+    for (i, (step, link)) in steps.iter_mut().zip(links).enumerate() {
+        for r in 0..side {
+            let (at, moves) = match link.place {
+                Place::None => (std::ptr::null_mut(), 0),
+                Place::View(v) | Place::Still(v) => {
+                    let view = &views[v as usize];
+                    *step = view.step;
+                    let moves = if matches!(link.place, Place::View(_)) { usize::MAX } else { 0 };
+                    (view.ptr.cast::<f32>().cast_mut().wrapping_offset(r as isize * view.step), moves)
+                }
+                Place::Sum(k, _) => (sums.wrapping_add(r).cast::<[f32; LANES]>().wrapping_add(k as usize).cast(), 0),
+                Place::Local(k) => (locals.wrapping_add(k as usize).cast(), 0),
+            };
+            let act = match link.act {
+                Act::Stream if at.addr() % LINE != 0 || (rows > 1 && *step % LANES as isize != 0) => Act::Store,
+                act => act,
+            };
+            let asks = asks[i].map(|(at, step)| at.wrapping_offset(r as isize * step));
+            ready[r][i].write(Ready { at, moves, act, asks });
+        }
+    }
+    let steps = &steps[..links.len()];
+    for first in (0..rows).step_by(side) {
+        let now = side.min(rows - first);
+        // SAFETY: as many were written as there are links, for each of the rows side by side.
+        let row = |ready: &[[MaybeUninit<Ready>; MAX_LINKS]], r: usize| unsafe {
+            std::slice::from_raw_parts(ready[r].as_ptr().cast::<Ready>(), links.len())
+        };
         let mut from = 0;
         // SAFETY: rows of views are valid, by the caller, and blocks lie within them; a local is written before it is read,
         // and holds 8 vectors.
         unsafe {
             while from + 8 * V::LANES <= cols {
-                block::<V, 8>(ready, from, 0, tile);
+                for r in 0..now {
+                    if spread > 0 {
+                        block::<V, 8, true>(row(&ready, r), from, 0, tile);
+                    } else {
+                        block::<V, 8, false>(row(&ready, r), from, 0, tile);
+                    }
+                }
                 from += 8 * V::LANES;
             }
             while from + 4 * V::LANES <= cols {
-                block::<V, 4>(ready, from, 0, tile);
+                for r in 0..now {
+                    block::<V, 4, false>(row(&ready, r), from, 0, tile);
+                }
                 from += 4 * V::LANES;
             }
             while from < cols {
                 let n = V::LANES.min(cols - from);
-                block::<V, 1>(ready, from, n, tile);
+                for r in 0..now {
+                    block::<V, 1, false>(row(&ready, r), from, n, tile);
+                }
                 from += n;
             }
             if summed {
-                for link in links {
-                    if let Place::Sum(k, v) = link.place {
-                        let sum = &mut *sums.add(k as usize);
-                        *views[v as usize].ptr.cast::<f32>().cast_mut().add(r) = fold_sum(*sum);
-                        *sum = [0.0; LANES];
+                for r in 0..now {
+                    for link in links {
+                        if let Place::Sum(k, v) = link.place {
+                            let sum = &mut (*sums.add(r))[k as usize];
+                            *views[v as usize].ptr.cast::<f32>().cast_mut().add(first + r) = fold_sum(*sum);
+                            *sum = [0.0; LANES];
+                        }
                     }
+                }
+            }
+        }
+        for (i, step) in steps.iter().enumerate() {
+            for r in 0..side {
+                // SAFETY: written above.
+                let link = unsafe { ready[r][i].assume_init_mut() };
+                link.at = link.at.wrapping_offset(side as isize * step);
+                for (ask, (_, step)) in link.asks.iter_mut().zip(asks[i]) {
+                    *ask = ask.wrapping_offset(side as isize * step);
                 }
             }
         }

@@ -5,14 +5,16 @@
 //! and blocks, and whether the right side is copied, follows from speed alone.
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
-//! which stays in the L1 cache while the rows go by; the left side is read where it lies. Tasks that follow each other
-//! share rows if there are more rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
+//! which stays in the L1 cache while the rows go by; the left side is read where it lies, unless its rows would push each
+//! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
+//! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
 use super::tile::{Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
 use super::{Matrices, Sizes};
 use crate::library::Call;
 use crate::loops::ask;
 use crate::pool::{Shared, Tasks};
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
 /// Steps of K that are added up before they join the result.
@@ -25,6 +27,15 @@ const ROWS: usize = 48;
 const OPS: usize = 1 << 18;
 /// Rows above which the right side is copied even if its rows lie side by side.
 const IN_PLACE: usize = 64;
+/// Columns from which on packing the left side pays.
+const PACK_COLS: usize = 256;
+/// Elements between rows that then share lines of the first cache.
+const ALIASED: usize = 1024;
+/// Elements packed at a time, and those that a task goes through.
+const PACKED: usize = 1 << 22;
+const PACKED_PART: usize = 1 << 18;
+/// Steps that packed elements are asked for ahead.
+const AHEAD: usize = 64;
 /// The widest tile.
 const WIDEST: usize = 16 * VECTORS;
 
@@ -41,21 +52,32 @@ struct Cut {
     col_parts: usize,
     /// Whole products of a task, if they are not cut.
     group: usize,
+    /// Whether tasks that follow each other share rows.
+    by_rows: bool,
 }
 
 impl Cut {
     fn new(s: Sizes, threads: usize) -> Cut {
         let wanted = 4 * threads;
         let ops = s.m * s.n * s.k;
+        let by_rows = s.m >= s.n;
         if s.batch >= wanted || ops < 2 * OPS || threads == 1 {
             let group = (OPS / ops).clamp(1, s.batch.div_ceil(wanted).max(1));
-            return Cut { rows: s.m, cols: s.n, row_parts: 1, col_parts: 1, group };
+            return Cut { rows: s.m, cols: s.n, row_parts: 1, col_parts: 1, group, by_rows };
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
         let row_parts = if s.m >= s.n { threads } else { wanted.div_ceil(s.batch * col_parts) };
         let rows = s.m.div_ceil(row_parts.min(most));
-        Cut { rows, cols: COLS, row_parts: s.m.div_ceil(rows), col_parts, group: 1 }
+        Cut { rows, cols: COLS, row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows }
+    }
+
+    /// With a packed left side, whose rows of a task stay in a second cache from task to task.
+    fn packed(s: Sizes, threads: usize) -> Cut {
+        let parts = s.m.div_ceil((PACKED_PART / s.k).max(ROWS)).max(threads).min(s.m.div_ceil(ROWS));
+        let rows = s.m.div_ceil(parts);
+        let (row_parts, col_parts) = (s.m.div_ceil(rows), s.n.div_ceil(COLS));
+        Cut { rows, cols: COLS, row_parts, col_parts, group: 1, by_rows: true }
     }
 
     fn count(&self, batch: usize) -> usize {
@@ -63,9 +85,9 @@ impl Cut {
     }
 
     /// Matrix, row part and column part of a task; the matrix is the first of a group.
-    fn part(&self, s: Sizes, t: usize) -> (usize, usize, usize) {
+    fn part(&self, t: usize) -> (usize, usize, usize) {
         let (k, t) = (t / (self.row_parts * self.col_parts), t % (self.row_parts * self.col_parts));
-        let (i, j) = if s.m >= s.n {
+        let (i, j) = if self.by_rows {
             (t / self.col_parts, t % self.col_parts)
         } else {
             (t % self.row_parts, t / self.row_parts)
@@ -81,6 +103,9 @@ struct Block {
     rows: isize,
     cols: isize,
 }
+
+// SAFETY: a pointer alone touches nothing; operands are only read.
+unsafe impl Sync for Block {}
 
 impl Block {
     /// The block from there on. No element need be there.
@@ -113,40 +138,137 @@ impl Block {
 #[repr(align(64))]
 struct Panel([MaybeUninit<f32>; CHUNK * WIDEST]);
 
+/// The tiles of `m` rows: all of about the same height.
+#[derive(Clone, Copy)]
+struct Heights {
+    m: usize,
+    tiles: usize,
+}
+
+impl Heights {
+    fn new(m: usize, tallest: usize) -> Heights {
+        Heights { m, tiles: m.div_ceil(tallest) }
+    }
+
+    /// First row and number of rows of a tile.
+    fn tile(self, t: usize) -> (usize, usize) {
+        let (low, more) = (self.m / self.tiles, self.m % self.tiles);
+        (t * low + t.min(more), low + usize::from(t < more))
+    }
+}
+
 /// The product, if this machine has tiles.
 pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
     let Some(tiles) = tiles(c.isa()) else { return false };
-    let pool = c.pool();
-    let cut = Cut::new(s, if c.share() { pool.threads() } else { 1 });
-    let to = Shared(out.as_mut_ptr());
-    pool.run(c.share(), cut.count(s.batch), |tasks: &Tasks| {
-        let to = &to;
-        while let Some(t) = tasks.claim() {
-            let (first, i, j) = cut.part(s, t);
-            let (i, j) = (i * cut.rows, j * cut.cols);
-            for k in first..s.batch.min(first + cut.group) {
-                let at = |m: &Matrices<f32>| m.all.as_ptr().wrapping_offset(m.start(k));
-                let left = Block { at: at(a), rows: a.rows, cols: a.cols }.from(i, 0);
-                let right = Block { at: at(b), rows: b.rows, cols: b.cols }.from(0, j);
-                // SAFETY: `plan::check` holds the operands' layouts within their values; tasks are disjoint blocks of
-                // `out`, which is one dense matrix after the other and shares no memory with the operands.
-                unsafe {
-                    let out = to.0.add((k * s.m + i) * s.n + j);
-                    block(tiles, cut.rows.min(s.m - i), cut.cols.min(s.n - j), s.k, left, right, out, s.n);
-                }
+    let threads = if c.share() { c.pool().threads() } else { 1 };
+    let matrix = |m: &Matrices<f32>, k: usize| Block {
+        at: m.all.as_ptr().wrapping_offset(m.start(k)),
+        rows: m.rows,
+        cols: m.cols,
+    };
+    if !pack_pays(s, a) {
+        let cut = Cut::new(s, threads);
+        tasks(c, tiles, s, &cut, |k| (matrix(a, k), matrix(b, k)), out, None);
+        return true;
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let most = (PACKED / s.k).max(ROWS).min(s.m);
+        if scratch.len() < most * s.k {
+            scratch.resize(most * s.k, 0.0);
+        }
+        for (k, out) in out.chunks_exact_mut(s.m * s.n).enumerate() {
+            for (lo, out) in (0..s.m).step_by(most).zip(out.chunks_mut(most * s.n)) {
+                let part = Sizes { batch: 1, m: most.min(s.m - lo), ..s };
+                let (left, right, cut) = (matrix(a, k).from(lo, 0), matrix(b, k), Cut::packed(part, threads));
+                pack(c, tiles, part, &cut, left, &mut scratch[..part.m * s.k]);
+                tasks(c, tiles, part, &cut, |_| (left, right), out, Some(scratch));
             }
         }
     });
     true
 }
 
+thread_local! {
+    /// A packed left side; at most [`PACKED`] elements, or [`ROWS`] rows.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether the left side is packed first: if many columns go by it and its rows begin at places that share few lines of
+/// a cache.
+fn pack_pays(s: Sizes, a: &Matrices<f32>) -> bool {
+    let apart = (a.rows.unsigned_abs()).max(a.cols.unsigned_abs());
+    s.n >= PACK_COLS && s.m >= ROWS && s.k >= CHUNK && apart.is_multiple_of(ALIASED)
+}
+
+/// Copies the left side, tile after tile and chunk after chunk: the elements of a step side by side.
+fn pack(c: &Call, t: &Tiles, s: Sizes, cut: &Cut, a: Block, to: &mut [f32]) {
+    let (tallest, chunk, to) = (t.by_size.len(), chunk(s.k), Shared(to.as_mut_ptr()));
+    let tiles = cut.rows.div_ceil(tallest);
+    c.pool().run(c.share(), cut.row_parts * tiles, |tasks: &Tasks| {
+        let to = &to;
+        while let Some(task) = tasks.claim() {
+            let (first, tile) = (task / tiles * cut.rows, task % tiles);
+            let heights = Heights::new(cut.rows.min(s.m - first), tallest);
+            if tile >= heights.tiles {
+                continue;
+            }
+            let (i, rows) = heights.tile(tile);
+            let from = a.from(first + i, 0);
+            for p in (0..s.k).step_by(chunk) {
+                // The chunk with steps as rows, as the right side has them.
+                let part = Block { at: from.from(0, p).at, rows: from.cols, cols: from.rows };
+                let len = chunk.min(s.k - p);
+                // SAFETY: the rows are the left side's, and their place in `to` is this task's alone.
+                unsafe { copy(t, part, len, rows, to.0.add((first + i) * s.k + p * rows), rows) };
+            }
+        }
+    });
+}
+
+/// Shares the blocks of a batch of products among threads.
+fn tasks(
+    c: &Call,
+    t: &'static Tiles,
+    s: Sizes,
+    cut: &Cut,
+    operands: impl Fn(usize) -> (Block, Block) + Sync,
+    out: &mut [f32],
+    packed: Option<&[f32]>,
+) {
+    let to = Shared(out.as_mut_ptr());
+    c.pool().run(c.share(), cut.count(s.batch), |tasks: &Tasks| {
+        let to = &to;
+        while let Some(task) = tasks.claim() {
+            let (first, i, j) = cut.part(task);
+            let (i, j) = (i * cut.rows, j * cut.cols);
+            for k in first..s.batch.min(first + cut.group) {
+                let (left, right) = operands(k);
+                let packed = packed.map(|all| all[i * s.k..].as_ptr());
+                // SAFETY: `plan::check` holds the operands' layouts within their values; tasks are disjoint blocks of
+                // `out`, which is one dense matrix after the other and shares no memory with the operands.
+                unsafe {
+                    let out = to.0.add((k * s.m + i) * s.n + j);
+                    let (m, n) = (cut.rows.min(s.m - i), cut.cols.min(s.n - j));
+                    block(t, (m, n, s.k), left.from(i, 0), packed, right.from(0, j), out, s.n);
+                }
+            }
+        }
+    });
+}
+
 /// `m` rows by `n` columns of a product; rows of the result are `step` elements apart.
-#[allow(clippy::too_many_arguments)]
-unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out: *mut f32, step: usize) {
+unsafe fn block(
+    t: &Tiles,
+    (m, n, k): (usize, usize, usize),
+    a: Block,
+    packed: Option<*const f32>,
+    b: Block,
+    out: *mut f32,
+    step: usize,
+) {
     let mut panel = Panel([const { MaybeUninit::uninit() }; CHUNK * WIDEST]);
     let panel = panel.0.as_mut_ptr().cast::<f32>();
-    let (chunk, width, tallest) = (chunk(k), VECTORS * t.lanes, t.by_size.len());
-    let tiles = m.div_ceil(tallest);
+    let (chunk, width, heights) = (chunk(k), VECTORS * t.lanes, Heights::new(m, t.by_size.len()));
     for p in (0..k).step_by(chunk) {
         let len = chunk.min(k - p);
         for j in (0..n).step_by(width) {
@@ -164,14 +286,21 @@ unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out
             let (next_p, next_j) = if j + width < n { (p, j + width) } else { (p + chunk, 0) };
             let next_len = chunk.min(k.saturating_sub(next_p));
             let ahead = b.from(next_p, next_j);
-            let mut i = 0;
-            for done in 0..tiles {
-                ahead.ask(next_len * done / tiles, next_len * (done + 1) / tiles, width.min(n - next_j));
-                // Tiles of about the same height.
-                let rows = (m - i).div_ceil(tiles - done);
-                let left = a.from(i, p);
+            for done in 0..heights.tiles {
+                let (lo, hi) = (next_len * done / heights.tiles, next_len * (done + 1) / heights.tiles);
+                ahead.ask(lo, hi, width.min(n - next_j));
+                let (i, rows) = heights.tile(done);
+                let left = match packed {
+                    // SAFETY: as long as the rows, in the order of `pack`.
+                    Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
+                    None => a.from(i, p),
+                };
                 let below = left.from(rows, 0);
                 let next = match (left.rows, left.cols) {
+                    // What is packed is read in order.
+                    _ if packed.is_some() => {
+                        Lines { at: left.from(0, AHEAD).at, line: left.cols, row: RUN as isize * left.cols }
+                    }
                     // From the second panel on it is in a cache already.
                     _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
                     (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
@@ -194,7 +323,6 @@ unsafe fn block(t: &Tiles, m: usize, n: usize, k: usize, a: Block, b: Block, out
                         next,
                     });
                 }
-                i += rows;
             }
         }
     }
@@ -215,10 +343,10 @@ unsafe fn copy(t: &Tiles, from: Block, len: usize, cols: usize, to: *mut f32, wi
         }
         let (mut whole_p, mut whole_j) = (0, 0);
         if let (1, Some(transpose)) = (from.rows, t.transpose) {
-            (whole_p, whole_j) = (len / 16 * 16, cols / 16 * 16);
+            (whole_p, whole_j) = (len / 16 * 16, cols);
             for p in (0..whole_p).step_by(16) {
-                for j in (0..whole_j).step_by(16) {
-                    transpose(from.from(p, j).at, from.cols, to.add(p * width + j), width);
+                for j in (0..cols).step_by(16) {
+                    transpose(from.from(p, j).at, from.cols, 16.min(cols - j), to.add(p * width + j), width);
                 }
             }
         }

@@ -48,8 +48,8 @@ pub struct Tiles {
     pub lanes: usize,
     /// By rows (from one on), then by vectors (one, two).
     pub by_size: &'static [[Tile; VECTORS]],
-    /// Copies 16 x 16 elements, rows that many elements apart, to columns `step` apart.
-    pub transpose: Option<unsafe fn(from: *const f32, row: isize, to: *mut f32, step: usize)>,
+    /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
+    pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
 
 pub const VECTORS: usize = 2;
@@ -145,9 +145,12 @@ mod x86 {
         Tiles { lanes: 16, by_size: by_size!(wide: 1 2 3 4 5 6 7 8 9 10 11 12 13 14), transpose: Some(transpose) };
 
     #[target_feature(enable = "avx512f")]
-    unsafe fn transpose(from: *const f32, row: isize, to: *mut f32, step: usize) {
-        // SAFETY: the caller's promise: 16 elements from each of 16 places, and to them.
-        let mut r: [__m512; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(from.offset(i as isize * row)) });
+    unsafe fn transpose(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize) {
+        // Rows that are not there are the last one again; they are not stored.
+        let at = |i: usize| from.wrapping_offset(i.min(rows - 1) as isize * row);
+        // SAFETY: the caller's promise: 16 elements from each of `rows` places, and `rows` to each of 16.
+        let mut r: [__m512; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(at(i)) });
+        let there = (0xffffu32 >> (16 - rows)) as __mmask16;
         let mut t = r;
         let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
         // Pairs, fours, and then quarters of vectors change places.
@@ -173,7 +176,7 @@ mod x86 {
         }
         for (i, v) in r.into_iter().enumerate() {
             // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(to.add(i * step), v) };
+            unsafe { _mm512_mask_storeu_ps(to.add(i * step), there, v) };
         }
     }
 }
@@ -187,11 +190,14 @@ mod tests {
         let Some(transpose) = tiles(Isa::detect()).and_then(|t| t.transpose) else { return };
         let from: Vec<f32> = (0..16 * 20).map(|i| i as f32).collect();
         let mut to = vec![0f32; 16 * 32];
-        // SAFETY: 16 rows of 20 elements, to 16 rows of 32; the instruction set was asked for.
-        unsafe { transpose(from.as_ptr(), 20, to.as_mut_ptr(), 32) };
-        for (i, row) in to.chunks(32).enumerate() {
-            for (j, &v) in row[..16].iter().enumerate() {
-                assert_eq!(v, from[j * 20 + i], "row {i}, column {j}");
+        for rows in 1..=16 {
+            to.fill(-1.0);
+            // SAFETY: 16 rows of 20 elements, to 16 rows of 32; the instruction set was asked for.
+            unsafe { transpose(from.as_ptr(), 20, rows, to.as_mut_ptr(), 32) };
+            for (i, row) in to.chunks(32).enumerate() {
+                for (j, &v) in row.iter().enumerate() {
+                    assert_eq!(v, if j < rows { from[j * 20 + i] } else { -1.0 }, "row {i}, column {j} of {rows}");
+                }
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::memory::Block;
 use crate::pool::Tasks;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
+use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
@@ -328,13 +329,18 @@ impl Partial {
     }
 }
 
-/// Regions that do not depend on each other, a task each; large ones share their own work besides.
+/// Regions that do not depend on each other: those too large to be one thread's one by one, then the others, a task each.
 pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
-    let share = list.iter().map(Region::work).sum::<f64>() > SHARE_NS;
+    let total = list.iter().map(Region::work).sum::<f64>();
+    let large = |r: &&Region| r.work() > (total / (2 * context.pool.threads()) as f64).max(SHARE_NS);
+    for region in list.iter().filter(large) {
+        region.run(context)?;
+    }
+    let small: SmallVec<[&Region; 16]> = list.iter().filter(|r| !large(r)).collect();
     let failed = Mutex::new(None);
-    context.pool.run(share, list.len(), |tasks: &Tasks| {
+    context.pool.run(total > SHARE_NS, small.len(), |tasks: &Tasks| {
         while let Some(k) = tasks.claim() {
-            if let Err(e) = list[k].run(context) {
+            if let Err(e) = small[k].run(context) {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
             }
         }

@@ -12,6 +12,8 @@ impl Compiler<'_> {
         let elements = (1usize << fit.max(1).ilog2()).clamp(MIN_TILE, MAX_TILE);
         let Grid { batch, rows, cols } = self.grid;
         let block_rows = if self.segmented { 1 } else { (elements / cols.max(1)).clamp(1, (batch * rows).max(1)) };
+        // Loops take rows by fours.
+        let block_rows = if block_rows > 4 { block_rows / 4 * 4 } else { block_rows };
         let tile = if self.segmented { elements } else { block_rows * cols };
 
         let mut scratch = Areas::default();
