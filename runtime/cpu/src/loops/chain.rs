@@ -115,6 +115,16 @@ const NEAR: usize = 2 * BLOCK;
 /// `rows` rows of `cols` elements through all links.
 pub type Chain = unsafe fn(links: &[Link], views: &[Arg], rows: usize, cols: usize);
 
+/// Makes what this thread's chains wrote past the caches visible in order: due once a thread's part of a kernel is done. After
+/// each tile it would have the thread wait for its stores.
+pub fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this architecture has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// The unary link of a function.
 pub fn unary(f: MapFn) -> Option<Act> {
     Some(match f {
@@ -324,60 +334,70 @@ unsafe fn block<V: Vector, const N: usize, const ASK: bool>(links: &[Ready], fro
 #[inline(always)]
 unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
     let tile = rows * cols;
-    let mut sums = [[[0.0f32; LANES]; MAX_SUMS]; SIDE];
+    // Nothing here is larger than it is used: tiles are small, and clearing some KiB would show.
+    let mut sums = [const { MaybeUninit::<[[f32; LANES]; MAX_SUMS]>::uninit() }; SIDE];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
     // All links reach them by these.
     let (sums, locals) = (sums.as_mut_ptr(), locals.as_mut_ptr());
+    let sum = |r: usize, k: u8| sums.wrapping_add(r).cast::<[f32; LANES]>().wrapping_add(k as usize);
     let mut ready = [const { [const { MaybeUninit::<Ready>::uninit() }; MAX_LINKS] }; SIDE];
-    // Elements from row to row; rows are short at times, so that finding operands anew for each would show.
-    let mut steps = [0isize; MAX_LINKS];
+    // Elements from row to row, of a link's operand and of what it asks for.
+    let mut steps = [const { MaybeUninit::<[isize; 1 + ASKS]>::uninit() }; MAX_LINKS];
     let summed = links.iter().any(|l| matches!(l.place, Place::Sum(..)));
-    let side = if summed { SIDE.min(rows) } else { 1 };
-    // What is asked for ahead, line after line of one operand after the other, spread over the links.
+    let side = if summed { rows.clamp(1, SIDE) } else { 1 };
+    // What is asked for ahead, one line of each operand after the other, spread over the links.
     let lines = 8 * V::LANES / LANES;
     let first = links.iter().take_while(|l| matches!(l.act, Act::Near | Act::Next)).count();
     let spread = first.min(ASKS * (links.len() - first) / lines);
     let (ahead, links) = links.split_at(spread);
     let (slots, total) = (ASKS * links.len(), spread * lines);
-    // By link: the first of its lines and their step from row to row.
-    let mut asks = [[(std::ptr::null::<f32>(), 0isize); ASKS]; MAX_LINKS];
     let (mut due, mut operand, mut depth) = (0, 0, 0);
-    for ask in asks[..if spread > 0 { links.len() } else { 0 }].as_flattened_mut() {
-        let link = &ahead[operand];
-        let view = &views[link.place.view().unwrap_or(0) as usize];
-        let far = depth + if link.act == Act::Near { NEAR } else { tile };
-        *ask = (view.ptr.cast::<f32>().wrapping_add(far), view.step);
-        due += total;
-        if due >= slots {
-            due -= slots;
-            operand += 1;
-            if operand == spread {
-                (operand, depth) = (0, depth + LANES);
+    for (i, link) in links.iter().enumerate() {
+        let (at, moves, step) = match link.place {
+            Place::None => (std::ptr::null_mut(), 0, 0),
+            Place::View(v) | Place::Still(v) => {
+                let view = &views[v as usize];
+                let moves = if matches!(link.place, Place::View(_)) { usize::MAX } else { 0 };
+                (view.ptr.cast::<f32>().cast_mut(), moves, view.step)
+            }
+            Place::Sum(k, _) => {
+                for r in 0..side {
+                    // SAFETY: there is room for `MAX_SUMS` of each of the rows side by side.
+                    unsafe { sum(r, k).write([0.0; LANES]) };
+                }
+                (sum(0, k).cast(), 0, 0)
+            }
+            Place::Local(k) => (locals.wrapping_add(k as usize).cast(), 0, 0),
+        };
+        let act = match link.act {
+            Act::Stream if at.addr() % LINE != 0 || (rows > 1 && step % LANES as isize != 0) => Act::Store,
+            act => act,
+        };
+        let (mut asks, mut ask_steps) = ([at.cast_const(); ASKS], [0; ASKS]);
+        for k in 0..if spread > 0 { ASKS } else { 0 } {
+            let link = &ahead[operand];
+            let view = &views[link.place.view().unwrap_or(0) as usize];
+            let far = depth + if link.act == Act::Near { NEAR } else { tile };
+            (asks[k], ask_steps[k]) = (view.ptr.cast::<f32>().wrapping_add(far), view.step);
+            due += total;
+            if due >= slots {
+                due -= slots;
+                operand += 1;
+                if operand == spread {
+                    (operand, depth) = (0, depth + LANES);
+                }
             }
         }
-    }
-    for (i, (step, link)) in steps.iter_mut().zip(links).enumerate() {
-        for r in 0..side {
-            let (at, moves) = match link.place {
-                Place::None => (std::ptr::null_mut(), 0),
-                Place::View(v) | Place::Still(v) => {
-                    let view = &views[v as usize];
-                    *step = view.step;
-                    let moves = if matches!(link.place, Place::View(_)) { usize::MAX } else { 0 };
-                    (view.ptr.cast::<f32>().cast_mut().wrapping_offset(r as isize * view.step), moves)
-                }
-                Place::Sum(k, _) => (sums.wrapping_add(r).cast::<[f32; LANES]>().wrapping_add(k as usize).cast(), 0),
-                Place::Local(k) => (locals.wrapping_add(k as usize).cast(), 0),
+        steps[i].write([step, ask_steps[0], ask_steps[1]]);
+        for (r, ready) in ready[..side].iter_mut().enumerate() {
+            let at = match link.place {
+                Place::Sum(k, _) => sum(r, k).cast(),
+                _ => at.wrapping_offset(r as isize * step),
             };
-            let act = match link.act {
-                Act::Stream if at.addr() % LINE != 0 || (rows > 1 && *step % LANES as isize != 0) => Act::Store,
-                act => act,
-            };
-            let asks = asks[i].map(|(at, step)| at.wrapping_offset(r as isize * step));
-            ready[r][i].write(Ready { at, moves, act, asks });
+            let asks = [0, 1].map(|k| asks[k].wrapping_offset(r as isize * ask_steps[k]));
+            ready[i].write(Ready { at, moves, act, asks });
         }
     }
-    let steps = &steps[..links.len()];
     for first in (0..rows).step_by(side) {
         let now = side.min(rows - first);
         // SAFETY: as many were written as there are links, for each of the rows side by side.
@@ -415,7 +435,7 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
                 for r in 0..now {
                     for link in links {
                         if let Place::Sum(k, v) = link.place {
-                            let sum = &mut (*sums.add(r))[k as usize];
+                            let sum = &mut *sum(r, k);
                             *views[v as usize].ptr.cast::<f32>().cast_mut().add(first + r) = fold_sum(*sum);
                             *sum = [0.0; LANES];
                         }
@@ -423,19 +443,20 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
                 }
             }
         }
-        for (i, step) in steps.iter().enumerate() {
-            for r in 0..side {
-                // SAFETY: written above.
-                let link = unsafe { ready[r][i].assume_init_mut() };
+        if first + side >= rows {
+            break;
+        }
+        for i in 0..links.len() {
+            // SAFETY: written above, here and below.
+            let [step, ask_steps @ ..] = unsafe { steps[i].assume_init() };
+            for ready in &mut ready[..side] {
+                let link = unsafe { ready[i].assume_init_mut() };
                 link.at = link.at.wrapping_offset(side as isize * step);
-                for (ask, (_, step)) in link.asks.iter_mut().zip(asks[i]) {
-                    *ask = ask.wrapping_offset(side as isize * step);
+                for k in 0..ASKS {
+                    link.asks[k] = link.asks[k].wrapping_offset(side as isize * ask_steps[k]);
                 }
             }
         }
-    }
-    if links.iter().any(|l| l.act == Act::Stream) {
-        V::fence();
     }
 }
 

@@ -19,13 +19,11 @@ pub trait Vector: Lane {
     /// As for `load`.
     unsafe fn store(self, to: *mut f32);
     /// As `store`, past the caches: for results that will not be read soon. `to` must be aligned to all lanes, and the
-    /// thread must call `fence` before others may read them.
+    /// thread must call `chain::fence` before others may read them.
     ///
     /// # Safety
     /// As for `load`.
     unsafe fn stream(self, to: *mut f32);
-    /// Makes what this thread streamed visible in order.
-    fn fence();
     /// The first `n` lanes; what the others hold does not matter.
     ///
     /// # Safety
@@ -174,12 +172,6 @@ mod x86 {
         }
 
         #[inline(always)]
-        fn fence() {
-            // SAFETY: as above.
-            unsafe { _mm_sfence() }
-        }
-
-        #[inline(always)]
         unsafe fn load_some(from: *const f32, n: usize) -> Self {
             // SAFETY: as above, and the caller's promise.
             unsafe { Wide(_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, from)) }
@@ -321,12 +313,6 @@ mod x86 {
         unsafe fn stream(self, to: *mut f32) {
             // SAFETY: as above, and the caller's promise.
             unsafe { _mm256_stream_ps(to, self.0) }
-        }
-
-        #[inline(always)]
-        fn fence() {
-            // SAFETY: as above.
-            unsafe { _mm_sfence() }
         }
 
         #[inline(always)]

@@ -5,7 +5,7 @@
 
 use super::panel::Held;
 use super::*;
-use crate::loops::Arg;
+use crate::loops::{Arg, chain};
 use crate::memory::Block;
 use crate::pool::Tasks;
 use perilune_core::error::{Error, Result};
@@ -51,6 +51,7 @@ struct Frame<'a> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
+        chain::fence();
         let mut stack = SCRATCH.take();
         stack.push(std::mem::take(&mut self.scratch));
         SCRATCH.set(stack);
