@@ -1,6 +1,7 @@
 //! Products of bytes: which ones cuBLASLt takes, and what is copied before.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
 mod common;
 
 use common::*;
