@@ -1924,6 +1924,73 @@ function Tensor:outer(b) end
 ---@return perilune.Tensor
 function pl.einsum(equation, xs) end
 
+---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
+---to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
+---infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
+---@param x perilune.Tensor
+---@param scale? perilune.Tensor|number
+---@param options? {format?: "e4m3"|"e5m2"}
+---@overload fun(x: perilune.Tensor, options: {format?: "e4m3"|"e5m2"}): perilune.Tensor
+---@return perilune.Tensor
+function pl.quantize_fp8(x, scale, options) end
+
+---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
+---to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
+---infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
+---@param scale? perilune.Tensor|number
+---@param options? {format?: "e4m3"|"e5m2"}
+---@overload fun(self: perilune.Tensor, options: {format?: "e4m3"|"e5m2"}): perilune.Tensor
+---@return perilune.Tensor
+function Tensor:quantize_fp8(scale, options) end
+
+---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
+---autograd.
+---@param x perilune.Tensor
+---@param scale? perilune.Tensor|number
+---@param options? {format?: "e4m3"|"e5m2", dtype?: perilune.DType}
+---@overload fun(x: perilune.Tensor, options: {format?: "e4m3"|"e5m2", dtype?: perilune.DType}): perilune.Tensor
+---@return perilune.Tensor
+function pl.dequantize_fp8(x, scale, options) end
+
+---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
+---autograd.
+---@param scale? perilune.Tensor|number
+---@param options? {format?: "e4m3"|"e5m2", dtype?: perilune.DType}
+---@overload fun(self: perilune.Tensor, options: {format?: "e4m3"|"e5m2", dtype?: perilune.DType}): perilune.Tensor
+---@return perilune.Tensor
+function Tensor:dequantize_fp8(scale, options) end
+
+---a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,
+---where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a
+---GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are
+---e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
+---@param a perilune.Tensor
+---@param b perilune.Tensor
+---@param scale_a? perilune.Tensor|number
+---@param scale_b? perilune.Tensor|number
+---@param bias? perilune.Tensor
+---@param options? {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}
+---@overload fun(a: perilune.Tensor, b: perilune.Tensor, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, scale_b: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@return perilune.Tensor
+function pl.matmul_fp8(a, b, scale_a, scale_b, bias, options) end
+
+---a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,
+---where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a
+---GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are
+---e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
+---@param b perilune.Tensor
+---@param scale_a? perilune.Tensor|number
+---@param scale_b? perilune.Tensor|number
+---@param bias? perilune.Tensor
+---@param options? {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}
+---@overload fun(self: perilune.Tensor, b: perilune.Tensor, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, scale_b: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@return perilune.Tensor
+function Tensor:matmul_fp8(b, scale_a, scale_b, bias, options) end
+
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
 ---M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that
 ---M = L, with a stride of 1 only (of an odd number the last is at the end); "valid" adds none.

@@ -11,7 +11,7 @@ pub struct DeviceArgs {
     /// Where to compute: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// f32, tf32, bf16 or fp16: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
+    /// f32, tf32, bf16, fp16 or fp8: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
     #[arg(long, value_name = "PRECISION")]
     pub precision: Option<String>,
     /// What a training step may take, as in 20GiB: more is recomputed, or an error [default: what the recipe says]

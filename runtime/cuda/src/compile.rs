@@ -114,7 +114,7 @@ enum Step {
     },
     Fp8 {
         gemm: Gemm,
-        operands: fp8::Operands,
+        operands: Box<fp8::Operands>,
     },
     Launch {
         launch: Launch,
@@ -180,6 +180,7 @@ impl Compiled {
                     parts.push((k, Part::Work(before)));
                     let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
                     let gemm = shared.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
+                    let operands = Box::new(operands);
                     parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
                 }
                 Kernel::Library(l) => {

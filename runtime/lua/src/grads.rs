@@ -11,6 +11,7 @@ use perilune_core::Error;
 use perilune_core::grad::Backward;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::create;
+use perilune_core::site::Site;
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -44,9 +45,11 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let before = {
             let graph = &mut host.engine.borrow_mut().graph;
             graph.remat.back = Some(call.node);
+            host.called_at.set(graph.site_of(call.node));
             std::mem::replace(&mut graph.no_grad, !pass.create_graph())
         };
         let out = backward.call::<MultiValue>(values);
+        host.called_at.set(Site::NONE);
         {
             let graph = &mut host.engine.borrow_mut().graph;
             graph.remat.back = None;

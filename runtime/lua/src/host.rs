@@ -30,6 +30,8 @@ pub struct Host {
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
+    /// Where the custom function was called whose backward runs: the line of what the standard library records in it.
+    pub called_at: Cell<Site>,
     /// What `pl.breakpoint()` does; without it, nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Where names that are made at a breakpoint live, from one to the next.
@@ -46,6 +48,7 @@ impl Host {
             calls: Cell::new(0),
             customs: RefCell::default(),
             next_custom: Cell::new(1),
+            called_at: Cell::new(Site::NONE),
             pause: RefCell::default(),
             scratch: RefCell::default(),
         })
@@ -110,7 +113,7 @@ impl Host {
                 Some(None) => {}
             }
         }
-        first.unwrap_or(Site::NONE)
+        first.unwrap_or(self.called_at.get())
     }
 
     /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.

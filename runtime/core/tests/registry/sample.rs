@@ -32,6 +32,7 @@ impl Leaves {
         let shape = |t: &str| Shape::of(&list(t).iter().map(|&d| d as usize).collect::<Vec<_>>());
         let (shape, dtype) = match kind {
             "i" => (shape(parts[1]), DType::I64),
+            "u8" => (shape(parts[1]), DType::U8),
             "perm" => (shape(parts[0]), DType::I64),
             "b" => (shape(parts[0]), DType::Bool),
             _ => (shape(parts[0]), float),
@@ -40,7 +41,7 @@ impl Leaves {
         let range = parts.get(1).map(|t| list(t));
         let values = (0..n)
             .map(|k| match (kind, &range) {
-                ("i", _) => (self.uniform() * parts[0].trim().parse::<f64>().unwrap()).floor(),
+                ("i" | "u8", _) => (self.uniform() * parts[0].trim().parse::<f64>().unwrap()).floor(),
                 ("perm", _) => (n - 1 - k) as f64,
                 ("b", _) => f64::from(self.uniform() < 0.5),
                 (_, Some(r)) => r[0] + self.uniform() * (r[1] - r[0]),
