@@ -461,7 +461,7 @@ fn attention_within_documents_on_a_gpu() {
     let (q, k, v, c) = (s.x(&[2, 4, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 4, 96, 32]));
     let tokens = s.ids(&[2, 96]);
     let ends = s.call("eq", &[t(tokens), int(0)]);
-    let ends = s.call("cast", &[t(ends), Value::DType(DType::I64)]);
+    let ends = s.e.graph.cast(ends, DType::I64).unwrap();
     let ids = s.call("cumsum", &[t(ends), int(1)]);
     let ids = s.call("sub", &[t(ids), t(ends)]);
     let yes = || Value::Bool(true);
