@@ -2343,12 +2343,14 @@ function Tensor:normalize(dim, options) end
 ---scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,
 ---added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees
 ---no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.
+---documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if
+---documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.
 ---Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.
 ---Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.
 ---@param q perilune.Tensor
 ---@param k perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean}
+---@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean, documents?: perilune.Tensor}
 ---@return perilune.Tensor
 function pl.scaled_dot_product_attention(q, k, v, options) end
 
@@ -2356,11 +2358,13 @@ function pl.scaled_dot_product_attention(q, k, v, options) end
 ---scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,
 ---added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees
 ---no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.
+---documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if
+---documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.
 ---Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.
 ---Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.
 ---@param k perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean}
+---@param options? {mask?: perilune.Tensor, is_causal?: boolean, scale?: number, window?: perilune.Whole, enable_gqa?: boolean, documents?: perilune.Tensor}
 ---@return perilune.Tensor
 function Tensor:scaled_dot_product_attention(k, v, options) end
 

@@ -42,7 +42,8 @@ __device__ __forceinline__ void backward_kv_wg(
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES;
     const u32 sq = sv + Keys::BYTES, sg = sq + STAGES * Queries::BYTES, sn = sg + STAGES * Queries::BYTES;
     // Barriers: k and v; q, grad and numbers brought; the same used up.
-    const u32 rows_here = sn + STAGES * NUMBERS, here = rows_here + 8, free = here + 8 * STAGES;
+    const u32 rows_here = sn + STAGES * NUMBERS;
+    const Ring<STAGES, GROUPS> ring(rows_here + 8);
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64, bottom = top + 63;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void backward_kv_wg(
     const i32 each = max(end - begin + BN - 1, 0) / BN, all = each * p.group;
 
     auto fetch = [&](i32 n, u32 stage) {
-        const u32 barrier = here + 8 * stage;
+        const u32 barrier = ring.barrier(stage);
         const i32 turn = p.group == 1 ? 0 : n / each;
         const i32 query_head = key_head * p.group + turn, row = begin + (n - turn * each) * BN;
         barrier_expect(barrier, 2 * Queries::BYTES + NUMBERS);
@@ -73,11 +74,7 @@ __device__ __forceinline__ void backward_kv_wg(
     };
     if (leader) {
         barrier_make(rows_here, 1);
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            barrier_make(here + 8 * s, 1);
-            barrier_make(free + 8 * s, 4 * GROUPS);
-        }
+        ring.make();
         barriers_made();
         barrier_expect(rows_here, 2 * Keys::BYTES);
         bring<C, BM>(sk, k, first, key_head, batch, rows_here);
@@ -100,11 +97,7 @@ __device__ __forceinline__ void backward_kv_wg(
     barrier_wait(rows_here, 0);
 #pragma unroll 1
     for (i32 n = 0; n < all; n++) {
-        if (leader && n >= 2 && n - 2 + STAGES < all) {
-            const Turn<STAGES> old = now.template before<2>();
-            barrier_wait(free + 8 * old.stage, old.parity);
-            fetch(n - 2 + STAGES, old.stage);
-        }
+        refill(leader, n, all, now, fetch, ring);
         const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s &&
                             (!D::ON || (query < near.y && query + BN > near.x));
         if (active) {
@@ -112,7 +105,7 @@ __device__ __forceinline__ void backward_kv_wg(
             const u32 numbers_at = sn + now.stage * NUMBERS + (lane & 3) * 16;
             f32 x[1][BN / 8][4], y[1][BN / 8][4];
             u32 w[1][BN / 16][4];
-            barrier_wait(here + 8 * now.stage, now.parity);
+            ring.wait(now);
             products_start();
             product_along<T, C, BM, BN>(x[0], my_k, tq);
             products_end();
@@ -125,7 +118,7 @@ __device__ __forceinline__ void backward_kv_wg(
             settle(x[0]);
             settle(ak[0]);
             settle(av[0]);
-            if (busy && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
+            if (busy && lane == 0) ring.leave(now.template before<1>());
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 // lse and delta of this thread's two columns.
@@ -180,9 +173,9 @@ __device__ __forceinline__ void backward_kv_wg(
             settle(ak[0]);
             settle(av[0]);
             if (lane == 0) {
-                if (busy) barrier_arrive(free + 8 * now.template before<1>().stage);
-                barrier_wait(here + 8 * now.stage, now.parity);
-                barrier_arrive(free + 8 * now.stage);
+                if (busy) ring.leave(now.template before<1>());
+                ring.wait(now);
+                ring.leave(now);
             }
             busy = false;
         }

@@ -38,7 +38,8 @@ __device__ __forceinline__ void backward_q_wg(
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
     // Barriers: q and grad; k and v brought; k and v used up.
-    const u32 rows_here = sv + STAGES * Keys::BYTES, here = rows_here + 8, free = here + 8 * STAGES;
+    const u32 rows_here = sv + STAGES * Keys::BYTES;
+    const Ring<STAGES, GROUPS> ring(rows_here + 8);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
     // Keys that the block sees, in tiles, and those that this warpgroup sees.
@@ -62,17 +63,14 @@ __device__ __forceinline__ void backward_q_wg(
     if (D::ON) lo = max(lo, min(max(near.x - begin, 0) / BN, hi));
 
     auto fetch = [&](i32 n, u32 stage) {
-        barrier_expect(here + 8 * stage, 2 * Keys::BYTES);
-        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, here + 8 * stage);
-        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, here + 8 * stage);
+        const u32 barrier = ring.barrier(stage);
+        barrier_expect(barrier, 2 * Keys::BYTES);
+        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, barrier);
+        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, barrier);
     };
     if (leader) {
         barrier_make(rows_here, 1);
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            barrier_make(here + 8 * s, 1);
-            barrier_make(free + 8 * s, 4 * GROUPS);
-        }
+        ring.make();
         barriers_made();
         barrier_expect(rows_here, 2 * Queries::BYTES);
         bring<C, BM>(sq, q, first, head, batch, rows_here);
@@ -83,22 +81,13 @@ __device__ __forceinline__ void backward_q_wg(
 
     Turn<STAGES> now;
     i32 step = 0;
-    auto refill = [&] {
-        if (leader && step >= 2 && step - 2 + STAGES < all) {
-            const Turn<STAGES> old = now.template before<2>();
-            barrier_wait(free + 8 * old.stage, old.parity);
-            fetch(step - 2 + STAGES, old.stage);
-        }
+    auto feed = [&] {
+        refill(leader, step, all, now, fetch, ring);
         step++;
     };
     auto pass = [&] {
-        refill();
-        if (lane == 0) {
-            barrier_wait(here + 8 * now.stage, now.parity);
-            barrier_arrive(free + 8 * now.stage);
-        }
-        __syncwarp();
-        now.next();
+        feed();
+        pass_over(lane, now, ring);
     };
 
     f32 acc[1][C / 8][4], base[2], del[2];
@@ -121,10 +110,10 @@ __device__ __forceinline__ void backward_q_wg(
     for (i32 n = 0; n < lo; n++) pass();
 #pragma unroll 1
     for (i32 n = lo; n < hi; n++) {
-        refill();
+        feed();
         const u32 tk = sk + now.stage * Keys::BYTES, tv = sv + now.stage * Keys::BYTES;
         f32 x[1][BN / 8][4], y[1][BN / 8][4];
-        barrier_wait(here + 8 * now.stage, now.parity);
+        ring.wait(now);
         products_start();
         product_along<T, C, BM, BN>(x[0], my_q, tk);
         products_end();
@@ -134,7 +123,7 @@ __device__ __forceinline__ void backward_q_wg(
         products_wait<1>();
         settle(x[0]);
         settle(acc[0]);
-        if (!P::LEAN && n > lo && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
+        if (!P::LEAN && n > lo && lane == 0) ring.leave(now.template before<1>());
         const i32 key = begin + n * BN;
         bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
         if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
@@ -158,13 +147,13 @@ __device__ __forceinline__ void backward_q_wg(
         if (P::LEAN) {
             products_wait<0>();
             settle(acc[0]);
-            if (lane == 0) barrier_arrive(free + 8 * now.stage);
+            if (lane == 0) ring.leave(now);
         }
         now.next();
     }
     products_wait<0>();
     settle(acc[0]);
-    if (!P::LEAN && lo < hi && lane == 0) barrier_arrive(free + 8 * now.template before<1>().stage);
+    if (!P::LEAN && lo < hi && lane == 0) ring.leave(now.template before<1>());
     for (i32 n = hi; n < all; n++) pass();
 
 #pragma unroll

@@ -40,8 +40,8 @@ __device__ __forceinline__ void forward_wg(
     const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
     // Barriers: q; k and v brought; k and v used up.
-    const u32 q_here = sv + STAGES * Keys::BYTES, k_here = q_here + 8, v_here = k_here + 8 * STAGES;
-    const u32 k_free = v_here + 8 * STAGES, v_free = k_free + 8 * STAGES;
+    const u32 q_here = sv + STAGES * Keys::BYTES;
+    const Ring<STAGES, GROUPS> ring_k(q_here + 8), ring_v(q_here + 8 + ring_k.BYTES);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
     // Keys that the block sees, in tiles, and those that this warpgroup sees.
@@ -65,20 +65,15 @@ __device__ __forceinline__ void forward_wg(
     if (D::ON) lo = max(lo, min(max(near.x - begin, 0) / BN, hi));
 
     auto fetch = [&](i32 n, u32 stage) {
-        barrier_expect(k_here + 8 * stage, Keys::BYTES);
-        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, k_here + 8 * stage);
-        barrier_expect(v_here + 8 * stage, Keys::BYTES);
-        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, v_here + 8 * stage);
+        barrier_expect(ring_k.barrier(stage), Keys::BYTES);
+        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, ring_k.barrier(stage));
+        barrier_expect(ring_v.barrier(stage), Keys::BYTES);
+        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, ring_v.barrier(stage));
     };
     if (leader) {
         barrier_make(q_here, 1);
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-            barrier_make(k_here + 8 * s, 1);
-            barrier_make(v_here + 8 * s, 1);
-            barrier_make(k_free + 8 * s, 4 * GROUPS);
-            barrier_make(v_free + 8 * s, 4 * GROUPS);
-        }
+        ring_k.make();
+        ring_v.make();
         barriers_made();
         barrier_expect(q_here, Queries::BYTES);
         bring<C, BM>(sq, q, first, head, batch, q_here);
@@ -89,25 +84,13 @@ __device__ __forceinline__ void forward_wg(
     // The tile being worked on; the place of the one two before it is filled anew.
     Turn<STAGES> now;
     i32 step = 0;
-    auto refill = [&] {
-        if (leader && step >= 2 && step - 2 + STAGES < all) {
-            const Turn<STAGES> old = now.template before<2>();
-            barrier_wait(k_free + 8 * old.stage, old.parity);
-            barrier_wait(v_free + 8 * old.stage, old.parity);
-            fetch(step - 2 + STAGES, old.stage);
-        }
+    auto feed = [&] {
+        refill(leader, step, all, now, fetch, ring_k, ring_v);
         step++;
     };
     auto pass = [&] {
-        refill();
-        if (lane == 0) {
-            barrier_wait(k_here + 8 * now.stage, now.parity);
-            barrier_arrive(k_free + 8 * now.stage);
-            barrier_wait(v_here + 8 * now.stage, now.parity);
-            barrier_arrive(v_free + 8 * now.stage);
-        }
-        __syncwarp();
-        now.next();
+        feed();
+        pass_over(lane, now, ring_k, ring_v);
     };
 
     f32 o[1][C / 8][4], x[1][BN / 8][4], peak[2], sum[2];
@@ -157,37 +140,37 @@ __device__ __forceinline__ void forward_wg(
     const u32 my_q = sq + group * 64 * 128;
     for (i32 n = 0; n < lo; n++) pass();
     if (lo < hi) {
-        refill();
-        barrier_wait(k_here + 8 * now.stage, now.parity);
+        feed();
+        ring_k.wait(now);
         products_start();
         product_along<T, C, BM, BN>(x[0], my_q, sk + now.stage * Keys::BYTES);
         products_end();
         products_wait<0>();
         settle(x[0]);
-        if (lane == 0) barrier_arrive(k_free + 8 * now.stage);
+        if (lane == 0) ring_k.leave(now);
         soften(begin + lo * BN);
         pack<T, 1, BN>(w, x);
     }
 #pragma unroll 1
     for (i32 n = lo + 1; n < hi; n++) {
         now.next();
-        refill();
+        feed();
         const Turn<STAGES> before = now.template before<1>();
-        barrier_wait(k_here + 8 * now.stage, now.parity);
+        ring_k.wait(now);
         products_start();
         product_along<T, C, BM, BN>(x[0], my_q, sk + now.stage * Keys::BYTES);
         products_end();
-        barrier_wait(v_here + 8 * before.stage, before.parity);
+        ring_v.wait(before);
         products_start();
         product_down<T, BN, C>(o[0], w[0], sv + before.stage * Keys::BYTES);
         products_end();
         products_wait<1>();
         settle(x[0]);
-        if (lane == 0) barrier_arrive(k_free + 8 * now.stage);
+        if (lane == 0) ring_k.leave(now);
         soften(begin + n * BN);
         products_wait<0>();
         settle(o[0]);
-        if (lane == 0) barrier_arrive(v_free + 8 * before.stage);
+        if (lane == 0) ring_v.leave(before);
         if (__any_sync(0xffffffffu, grew)) {
 #pragma unroll
             for (int j = 0; j < C / 8; j++)
@@ -197,13 +180,13 @@ __device__ __forceinline__ void forward_wg(
         pack<T, 1, BN>(w, x);
     }
     if (lo < hi) {
-        barrier_wait(v_here + 8 * now.stage, now.parity);
+        ring_v.wait(now);
         products_start();
         product_down<T, BN, C>(o[0], w[0], sv + now.stage * Keys::BYTES);
         products_end();
         products_wait<0>();
         settle(o[0]);
-        if (lane == 0) barrier_arrive(v_free + 8 * now.stage);
+        if (lane == 0) ring_v.leave(now);
         now.next();
     }
     for (i32 n = hi; n < all; n++) pass();

@@ -210,4 +210,48 @@ struct Turn {
     }
 };
 
+// The barriers of a ring of STAGES tiles, which one thread has brought and the warps of GROUPS warpgroups use up. How a
+// block is fed: see forward_wg.cuh.
+template <int STAGES, int GROUPS>
+struct Ring {
+    static constexpr u32 BYTES = 16 * STAGES;
+    u32 here, used;
+    __device__ __forceinline__ explicit Ring(u32 at) : here(at), used(at + 8 * STAGES) {}
+    __device__ __forceinline__ void make() const {
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(here + 8 * s, 1);
+            barrier_make(used + 8 * s, 4 * GROUPS);
+        }
+    }
+    // The barrier that a copy into `stage` completes.
+    __device__ __forceinline__ u32 barrier(u32 stage) const { return here + 8 * stage; }
+    // Until the tile is there.
+    __device__ __forceinline__ void wait(const Turn<STAGES>& t) const { barrier_wait(here + 8 * t.stage, t.parity); }
+    // One lane of each warp says that its warp is done with the tile.
+    __device__ __forceinline__ void leave(const Turn<STAGES>& t) const { barrier_arrive(used + 8 * t.stage); }
+    __device__ __forceinline__ void wait_used(const Turn<STAGES>& t) const {
+        barrier_wait(used + 8 * t.stage, t.parity);
+    }
+};
+
+// When the leader gets to tile `n` of `all` it has the place of the one two before it filled anew.
+template <int STAGES, typename FETCH, typename... RINGS>
+__device__ __forceinline__ void refill(
+    bool leader, i32 n, i32 all, const Turn<STAGES>& now, const FETCH& fetch, const RINGS&... rings) {
+    if (leader && n >= 2 && n - 2 + STAGES < all) {
+        const Turn<STAGES> old = now.template before<2>();
+        (rings.wait_used(old), ...);
+        fetch(n - 2 + STAGES, old.stage);
+    }
+}
+
+// A tile that no row of this warp sees: leaves it as soon as it is there.
+template <int STAGES, typename... RINGS>
+__device__ __forceinline__ void pass_over(u32 lane, Turn<STAGES>& now, const RINGS&... rings) {
+    if (lane == 0) ((rings.wait(now), rings.leave(now)), ...);
+    __syncwarp();
+    now.next();
+}
+
 }  // namespace attention

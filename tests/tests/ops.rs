@@ -1,6 +1,7 @@
 //! Every op of the registry against PyTorch's numbers, in every dtype and layout, fused and not.
 #![allow(clippy::unwrap_used)]
 
+use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_engine::Engine;
@@ -344,6 +345,64 @@ fn linear_of_16_bit_floats_rounds_once() {
                 });
                 let want = HostTensor::from_f64(dtype, Shape::of(&[m, n]), &vec![big + 2.0; m * n]);
                 assert_eq!(got, Outcome::Values(vec![want]), "{dtype} {m} {n} {k}, fusion {fusion}");
+            }
+        }
+    }
+}
+
+/// Attention within documents is attention with the mask that compares their numbers, and so are its gradients: on a device
+/// with kernels for documents, which have none for masks, to the precision of 16 bits; elsewhere to the bit.
+#[test]
+fn documents_are_a_mask_of_equal_numbers() {
+    const DIMS: [usize; 4] = [2, 4, 300, 64];
+    const KEYS: [usize; 4] = [2, 2, 300, 64];
+    let mut rng = perilune_tests::rng::Pcg::new(5);
+    let mut make = |dims: &[usize]| harness::randn(&mut rng, DType::BF16, dims);
+    let (q, k, v, d) = (make(&DIMS), make(&KEYS), make(&KEYS), make(&DIMS));
+    let numbers: [(&str, fn(usize) -> f64); 4] = [
+        ("packed", |i| (i % 300 / 77) as f64),
+        ("mixed", |i| (i * i % 5) as f64 - 2.0),
+        ("beyond 32 bits", |i| (i % 300 / 50) as f64 * 4294967296.0),
+        ("each", |i| i as f64),
+    ];
+    for (name, number) in numbers {
+        // (B, T), and one row for all.
+        for rows in [2, 1] {
+            let ids: Vec<f64> = (0..rows * 300).map(number).collect();
+            let ids = HostTensor::from_f64(DType::I64, Shape::of(&[rows, 300]), &ids);
+            for causal in [true, false] {
+                let run = |by_mask: bool| {
+                    let mut e = harness::engine(1);
+                    let got = harness::run_with(&mut e, |e| {
+                        let x: Vec<NodeId> = [&q, &k, &v, &d].map(|x| e.from_host(x).unwrap()).to_vec();
+                        let ids = e.from_host(&ids).unwrap();
+                        let given = if by_mask {
+                            let (i, j) = (e.graph.unsqueeze(ids, 2).unwrap(), e.graph.unsqueeze(ids, 1).unwrap());
+                            let same = e.graph.eq(i, j).unwrap();
+                            ("mask", harness::t(e.graph.unsqueeze(same, 1).unwrap()))
+                        } else {
+                            ("documents", harness::t(ids))
+                        };
+                        let options = [("is_causal", Value::Bool(causal)), ("enable_gqa", Value::Bool(true)), given];
+                        let args = [x[0], x[1], x[2]].map(harness::t);
+                        let y = harness::call(e, "scaled_dot_product_attention", &args, &options)?;
+                        let grads = perilune_core::grad::grad(&mut e.graph, y, x[3], &x[..3], false);
+                        let grads = grads.map_err(|e| e.to_string())?;
+                        Ok(std::iter::once(y).chain(grads.into_iter().flatten()).collect())
+                    });
+                    let Outcome::Values(got) = got else { panic!("{got:?}") };
+                    got
+                };
+                let (documents, mask) = (run(false), run(true));
+                assert_eq!(documents.len(), 4);
+                for (i, (a, b)) in documents.iter().zip(&mask).enumerate() {
+                    let n = a.shape.numel();
+                    let far: f64 = (0..n).map(|j| (a.get_f64(j) - b.get_f64(j)).powi(2)).sum();
+                    let long: f64 = (0..n).map(|j| b.get_f64(j).powi(2)).sum();
+                    // Of documents of one position: q and k have no gradient.
+                    let limit = if long < 1e-6 * n as f64 { n as f64 * 1e-4 } else { long * 1e-4 };
+                    assert!(far <= limit, "{name} {rows} causal {causal}, result {i}: {far} of {long}");
+                }
             }
         }
     }

@@ -453,6 +453,29 @@ fn attention_block_on_a_gpu() {
     snapshot("attention_block_gpu", &p);
 }
 
+/// Packed documents on a device with a GPU's kernels: their numbers are made once for forward and backward, and no scores are.
+#[test]
+fn attention_within_documents_on_a_gpu() {
+    let gpu = NullWith { keeps: attention::keeps, writes: attention::writes };
+    let mut s = Sketch::new();
+    let (q, k, v, c) = (s.x(&[2, 4, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 4, 96, 32]));
+    let tokens = s.ids(&[2, 96]);
+    let ends = s.call("eq", &[t(tokens), int(0)]);
+    let ends = s.e.graph.cast(ends, DType::I64).unwrap();
+    let ids = s.call("cumsum", &[t(ends), int(1)]);
+    let ids = s.call("sub", &[t(ids), t(ends)]);
+    let yes = || Value::Bool(true);
+    let options = [("is_causal", yes()), ("enable_gqa", yes()), ("documents", t(ids))];
+    s.e.graph.autocast = Some(DType::BF16);
+    let y = call(&mut s.e, "scaled_dot_product_attention", &[t(q), t(k), t(v)], &options).unwrap();
+    s.e.graph.autocast = None;
+    let l = s.call("mul", &[t(y), t(c)]);
+    let l = s.call("sum", &[t(l)]);
+    let roots = s.grads(l, &[q, k, v]);
+    let p = program_on(&s.e.graph, &Request { roots, commits: Vec::new() }, &gpu).unwrap();
+    snapshot("attention_documents_gpu", &p);
+}
+
 /// A strided bottleneck of a ResNet under autocast, on a device with a GPU's kernels: from the images on everything lies
 /// channels last, and no kernel copies, pads or transposes.
 #[test]

@@ -424,7 +424,7 @@ fn tiles_compile_without_spills() {
     compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
     let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
     // Kinds of 16 bits do not differ in registers: some of each.
-    let dtype = |i: usize| if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+    let dtype = |i: usize| if i.is_multiple_of(2) { DType::BF16 } else { DType::F16 };
     compile(&rest.into_iter().map(|(i, mask)| ("sm_90a", dtype(i), mask)).collect::<Vec<_>>(), false);
 }
 

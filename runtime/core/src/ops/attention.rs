@@ -197,8 +197,9 @@ pub static ATTENTION: Op = Op {
     doc: "q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.\n\
           scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,\n\
           added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees\n\
-          no key gives 0. documents (..., T) int, the dims of q without heads and D or what broadcasts to them: query i sees key j\n\
-          only if documents[i] == documents[j]; any numbers do, equal ones side by side are fast. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
+          no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
+          documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if\n\
+          documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.\n\
           Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     results: crate::ops::Results::One,
