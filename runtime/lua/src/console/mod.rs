@@ -43,6 +43,8 @@ pub struct Answer {
     pub locals: Vec<String>,
 }
 
+/// A clone sees the same values, for an editor that completes words.
+#[derive(Clone)]
 pub struct Console {
     lua: Lua,
     host: Rc<Host>,
