@@ -74,7 +74,7 @@ function meta.__index(run, key)
   if key == "optimizer" then return rawget(run, "opt") end
   return Run[key]
 end
-meta.__methods = Run -- for completion
+meta.__methods, meta.__made = Run, { "batch", "optimizer" } -- for completion
 
 ---A number as progress lines show it: four digits that matter.
 local function short(n)

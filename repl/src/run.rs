@@ -170,7 +170,8 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
     let set = args.set.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
     runtime.offer_params(offered);
-    let at_breakpoint = prompt::pause(prompt::InRun::new(signals), Some(events.screen.clone()));
+    let at_breakpoint =
+        prompt::pause(prompt::InRun::new(signals), Some(events.screen.clone()), prompt::Desk::default());
     *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
     if let Some(resume) = &resume {
         // A run that goes on has its params, unless the command line says otherwise, or an edit that is to be applied.

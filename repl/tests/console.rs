@@ -131,7 +131,10 @@ fn words_are_offered_where_they_fit() {
     p.offers("x.sh|", "shape");
     p.offers("x:sum():sq|", "sqrt");
     p.offers("model:num|", "num_parameters");
-    p.offers("model[1].|", "shape"); // an index is taken for a tensor
+    p.offers("model[1].|", "weight");
+    p.offers("t = box['left'].|", "deep");
+    p.offers("x[0].|", "shape"); // an index is taken for a tensor
+    p.offers("pl.tensor({1}, { |", "dtype = ");
     p.offers("(\"a\"):|", "abs"); // and so is a call
     p.offers("pl.cross_entropy(x, x, { red|", "reduction = ");
     p.offers("pl.cross_entropy(x, x, { reduction = 'sum', label_|", "label_smoothing = ");
@@ -170,6 +173,44 @@ fn every_example_runs() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(shown * 10 >= public.len() * 9, "only {shown} of {} ops have an example", public.len());
+}
+
+/// Signature, doc and example, of everything that a recipe may call.
+#[test]
+fn every_function_of_the_library_is_explained() {
+    let p = prompt();
+    let dir = tempfile::tempdir().unwrap();
+    let files = |line: &str| {
+        line.replace("\"data/", "\"../recipes/data/").replace("\"out/", &format!("\"{}/", dir.path().display()))
+    };
+    p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));
+    p.line(&files("pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"));
+    p.line(&files("pl.save(\"out/w.safetensors\", { weight = pl.ones({2}) }); pl.data.save_png(\"out/grey.png\", pl.rand({8, 8}))"));
+    let list = "local out = {} for _, m in ipairs {'', 'nn.', 'optim.', 'data.', 'metrics.', 'train.'} do \
+                local t = m == '' and pl or pl[m:sub(1, -2)] \
+                for k, v in pairs(t) do if type(v) == 'function' then out[#out + 1] = m .. k end end end \
+                table.sort(out) return table.concat(out, ' ')";
+    let names = p.line(list);
+    assert!(names.split_whitespace().count() > 200, "{names}");
+    // These need a GPU, a recipe or a person; and what fails shall.
+    let idle = ["kernel_check", "breakpoint", "error", "train.memorise", "train.new", "params", "memory_budget"];
+    let mut wrong = Vec::new();
+    for name in names.split_whitespace().filter(|n| perilune_core::ops::by_name(n).is_none_or(|o| o.sig.is_empty())) {
+        let said = p.console.describe(&format!("pl.{name}"));
+        let short = name.rsplit('.').next().unwrap();
+        let Some(example) = console::library_example(name) else {
+            wrong.push(format!("{name} has no example"));
+            continue;
+        };
+        if !said.contains(&format!("{short}(")) || !said.ends_with(&format!("\n  example: {example}")) {
+            wrong.push(format!("?pl.{name} says\n{said}"));
+        }
+        let answer = if idle.contains(&name) { String::new() } else { p.line(&files(example)) };
+        if answer.starts_with("error") {
+            wrong.push(format!("{example}\n  {answer}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -148,3 +148,16 @@ fn small_recipes_survive_being_killed() {
 fn larger_recipes_survive_being_killed() {
     LARGER.iter().enumerate().for_each(|(k, case)| survives(case, 200 + k as u64));
 }
+
+/// A recipe that is added is killed, too. (A plain script has no run to go on with.)
+#[test]
+fn no_recipe_is_left_out() {
+    let entries = std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../recipes")).unwrap().flatten();
+    for path in entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "lua")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if std::fs::read_to_string(&path).unwrap().contains("pl.recipe") {
+            assert!(SMALL.iter().chain(&LARGER).any(|c| c.file == name), "{name} is in neither list");
+        }
+    }
+    assert_eq!(SMALL.iter().chain(&LARGER).map(|c| c.kills).sum::<u32>(), 200);
+}

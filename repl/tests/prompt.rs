@@ -472,6 +472,18 @@ fn a_breakpoint_shows_and_sets_locals() {
     assert_eq!(t.end(), Some(0));
 }
 
+/// Lines that were typed ahead are read by the prompt that is there when their turn comes.
+#[test]
+fn a_paste_goes_on_at_a_breakpoint() {
+    let p = stopping();
+    let mut t = prompt(&p, &["stop.lua"]);
+    t.begin("run:step()\rscale = 100; error = error * 0 + 1\r:continue\r'count ' .. run.count\r");
+    t.wait("step 1 · loss 100.0 · off 1.000");
+    t.wait("count 1\n");
+    t.begin(":quit\r");
+    assert_eq!(t.end(), Some(0));
+}
+
 #[test]
 fn a_training_run_stops_at_a_breakpoint_too() {
     let p = stopping();

@@ -246,3 +246,25 @@ fn a_learning_rate_or_a_comment_compiles_nothing() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
+
+/// The share of the time that goes into making batches is that of the version that runs.
+#[test]
+fn data_is_timed_after_an_edit() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let slow = ":map(function(b) local n = 0 for i = 1, 500000 do n = n + i end return b end):batch(8)";
+    save(&p, "edited.lua", &FIRST.text().replace(":batch(8)", slow));
+    let event = run.next("reload");
+    assert_eq!(event["ok"], true, "{event}");
+    run.until(event["step"].as_u64().unwrap() + 150);
+    run.signal("-INT");
+    run.child.wait().unwrap();
+    let again = p.run(&["replay", "r"]);
+    let last =
+        again.out.lines().rfind(|l| l.contains(" · data ")).unwrap_or_else(|| panic!("{}{}", again.out, again.err));
+    let share = last.split(" · data ").nth(1).and_then(|l| l.split(' ').next()).unwrap();
+    assert!(share.parse::<f64>().unwrap() > 25.0, "{}", again.out);
+}

@@ -6,6 +6,7 @@ local native = require "perilune.data.native"
 
 local image = {}
 
+---Reads a PNG file.
 ---@param path string
 ---@return perilune.Tensor (C, H, W) f32 in [0, 1]
 function image.png(path)

@@ -11,6 +11,7 @@ local plain = { ReLU = "relu", SiLU = "silu", Tanh = "tanh", Sigmoid = "sigmoid"
 
 for kind, op in pairs(plain) do
   local function forward(_, x) return x[op](x) end
+  -- An activation without options: as the op of its name (`?pl.relu`), for nn.Sequential.
   activation[kind] = function(...)
     if select("#", ...) > 0 then pl.error("nn." .. kind, "it takes no arguments", ("write nn.%s()"):format(kind)) end
     return module { kind = kind, forward = forward }
@@ -30,6 +31,7 @@ end
 
 local function leaky_relu(self, x) return x:leaky_relu(self.slope) end
 
+---x where it is positive, slope * x elsewhere.
 ---@param slope number? of the negative side, 0.01 by default
 ---@return perilune.Module
 function activation.LeakyReLU(slope)
@@ -39,6 +41,7 @@ end
 
 local function elu(self, x) return x:elu(self.alpha) end
 
+---x where it is positive, alpha * (exp(x) - 1) elsewhere.
 ---@param alpha number? 1 by default
 ---@return perilune.Module
 function activation.ELU(alpha)
@@ -48,6 +51,7 @@ end
 
 local function softmax(self, x) return x:softmax(self.dim) end
 
+---exp(x), by its sum along a dim.
 ---@param dim integer? the last by default
 ---@return perilune.Module
 function activation.Softmax(dim)

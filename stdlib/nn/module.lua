@@ -22,6 +22,7 @@ local meta = { __index = methods }
 ---@type (fun(module: perilune.Module, call: fun(): ...): ...)?
 local watcher
 
+---Whether a value is a module, as nn.module and the layers make them.
 local function is_module(value)
   return type(value) == "table" and getmetatable(value) == meta
 end

@@ -44,6 +44,7 @@ function rule.update(w, g, s, o, lr, step)
   w:assign(w * (1 - lr * o.weight_decay) - update * (rate / bound))
 end
 
+---Shazeer and Stern, Adafactor (2018): of a matrix's second moments only rows and columns are kept.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts {lr?: number|perilune.Schedule, beta2_decay?: number, eps?: number, d?: number, weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer

@@ -60,11 +60,13 @@ local function new(kind, rule, weight_decay, target, opts)
   end, 1e-3)
 end
 
+---Kingma and Ba, Adam (2014): steps along the mean gradient, by the root of the mean square; weight decay as L2.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.AdamOptions?
 ---@return perilune.Optimizer
 local function Adam(target, opts) return new("Adam", adam, 0, target, opts) end
 
+---Loshchilov and Hutter, Decoupled Weight Decay Regularization (2017): Adam, with weights that shrink apart from the gradients.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.AdamOptions?
 ---@return perilune.Optimizer

@@ -19,6 +19,7 @@ function rule.update(w, g, s, o, lr)
   s.m:assign(s.m * b2 + g * (1 - b2))
 end
 
+---Chen et al., Symbolic Discovery of Optimization Algorithms (2023): steps of one size, along the sign of a mean gradient.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts {lr?: number|perilune.Schedule, betas?: number[], weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer

@@ -54,6 +54,7 @@ end
 ---@field clip_norm number?
 ---@field clip_value number?
 
+---Jordan et al., Muon (2024): matrices take orthogonal steps, everything else those of AdamW.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.MuonOptions?
 ---@return perilune.Optimizer

@@ -40,6 +40,7 @@ end
 ---@field clip_norm number?
 ---@field clip_value number?
 
+---Tieleman and Hinton (2012): steps along the gradient, by the root of its mean square.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.RMSpropOptions?
 ---@return perilune.Optimizer

@@ -47,6 +47,7 @@ function Scaler:states()
   return { { path = "factor", state = self.factor }, { path = "good", state = self.good }, { path = "updates", state = self.updates } }
 end
 
+---The factor that the loss is multiplied by in fp16, which grows until gradients overflow and then halves.
 ---@param opts {init: number?, growth: number?, backoff: number?, growth_interval: integer?}? 65536, 2, 0.5 and 2000 by default, as in PyTorch
 ---@return perilune.LossScaler
 local function LossScaler(opts)

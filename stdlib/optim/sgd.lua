@@ -32,6 +32,7 @@ end
 ---@field clip_norm number?
 ---@field clip_value number?
 
+---Gradient descent, with momentum if asked for.
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.SGDOptions?
 ---@return perilune.Optimizer

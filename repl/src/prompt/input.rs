@@ -13,8 +13,10 @@ use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{ColorMode, CompletionType, Config, Context, Editor, Helper};
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Lines that the history keeps.
 const REMEMBERED: usize = 5000;
@@ -28,53 +30,69 @@ pub enum Typed {
     End,
 }
 
-pub struct Input<'a> {
-    editor: Editor<Words<'a>, FileHistory>,
+/// The line editor of a process. Prompts share it, since it has what was typed ahead or pasted and has not been read yet.
+pub type Desk = Rc<RefCell<Option<Editor<Words, FileHistory>>>>;
+
+pub struct Input {
+    desk: Desk,
+    words: Words,
     history: Option<PathBuf>,
 }
 
-impl<'a> Input<'a> {
-    pub fn new(console: &'a Console, at_breakpoint: bool) -> Result<Input<'a>, ReadlineError> {
+impl Input {
+    pub fn new(desk: &Desk, console: &Console, at_breakpoint: bool) -> Input {
         let color = screen::color(std::io::stdout().is_terminal());
+        let words = Words { console: Rc::new(console.clone()), color, at_breakpoint };
+        Input { desk: desk.clone(), words, history: history_file() }
+    }
+
+    fn editor(&self) -> Result<Editor<Words, FileHistory>, ReadlineError> {
+        if let Some(editor) = self.desk.take() {
+            return Ok(editor);
+        }
         let config = Config::builder()
             .completion_type(CompletionType::List)
-            .color_mode(if color { ColorMode::Enabled } else { ColorMode::Disabled })
+            .color_mode(if self.words.color { ColorMode::Enabled } else { ColorMode::Disabled })
             .history_ignore_space(true)
             .max_history_size(REMEMBERED)?
             .auto_add_history(false)
             .build();
         let mut editor = Editor::with_config(config)?;
-        editor.set_helper(Some(Words { console, color, at_breakpoint }));
-        let history = history_file();
-        if let Some(path) = &history {
+        if let Some(path) = &self.history {
             // The first session has none.
             let _ = editor.load_history(path);
         }
-        Ok(Input { editor, history })
+        Ok(editor)
     }
 
     pub fn read(&mut self, prompt: &str) -> Result<Typed, ReadlineError> {
-        match self.editor.readline(prompt) {
+        let mut editor = self.editor()?;
+        editor.set_helper(Some(self.words.clone()));
+        let typed = match editor.readline(prompt) {
             Ok(line) => {
                 if !line.trim().is_empty() {
-                    self.editor.add_history_entry(line.as_str())?;
-                    self.save();
+                    editor.add_history_entry(line.as_str())?;
+                    self.save(&mut editor);
                 }
                 Ok(Typed::Line(line))
             }
             Err(ReadlineError::Interrupted) => Ok(Typed::Cleared),
             Err(ReadlineError::Eof) => Ok(Typed::End),
             Err(e) => Err(e),
-        }
+        };
+        // Between lines it holds no values of Lua's.
+        editor.set_helper(None);
+        self.desk.replace(Some(editor));
+        typed
     }
 
     /// After each line, so that a session that ends badly has its history too. A disk that is full is no reason to stop.
-    fn save(&mut self) {
+    fn save(&self, editor: &mut Editor<Words, FileHistory>) {
         if let Some(path) = &self.history {
             if let Some(dir) = path.parent() {
                 let _ = std::fs::create_dir_all(dir);
             }
-            let _ = self.editor.append_history(path);
+            let _ = editor.append_history(path);
         }
     }
 }
@@ -90,26 +108,27 @@ fn history_file() -> Option<PathBuf> {
 }
 
 /// What the editor knows about words.
-struct Words<'a> {
-    console: &'a Console,
+#[derive(Clone)]
+pub struct Words {
+    console: Rc<Console>,
     color: bool,
     at_breakpoint: bool,
 }
 
-impl Helper for Words<'_> {}
+impl Helper for Words {}
 
-impl Hinter for Words<'_> {
+impl Hinter for Words {
     type Hint = String;
 }
 
-impl Validator for Words<'_> {
+impl Validator for Words {
     fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
-        let (_, unfinished) = pieces(self.console, context.input());
+        let (_, unfinished) = pieces(&self.console, context.input());
         Ok(if unfinished { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
 
-impl Completer for Words<'_> {
+impl Completer for Words {
     type Candidate = Pair;
 
     fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
@@ -147,7 +166,7 @@ pub fn files(typed: &str, roots: &[&Path]) -> Vec<String> {
     out
 }
 
-impl Highlighter for Words<'_> {
+impl Highlighter for Words {
     fn highlight<'l>(&self, line: &'l str, _: usize) -> Cow<'l, str> {
         if !self.color {
             return Cow::Borrowed(line);

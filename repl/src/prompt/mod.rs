@@ -12,6 +12,7 @@ mod pieces;
 mod plot;
 mod run;
 
+pub use input::Desk;
 use pause::Around;
 pub use pause::{InRun, pause};
 
@@ -178,7 +179,8 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     }
     let interrupts = if terminal { Some(Rc::new(Interrupts::install()?)) } else { None };
     let around = Rc::new(AtPrompt(interrupts.clone()));
-    *runtime.host().pause.borrow_mut() = Some(pause(around.clone(), None));
+    let desk = input::Desk::default();
+    *runtime.host().pause.borrow_mut() = Some(pause(around.clone(), None, desk.clone()));
     if terminal {
         let banner = format!("perilune {} · Lua 5.4 · {} · ? for help", version(), backend.describe());
         prompt.say(&prompt.dim(&banner));
@@ -194,7 +196,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
             Err(e) => return Err(e),
         }
     }
-    let outcome = if terminal { typed(&prompt, &console, &*around) } else { piped(&prompt, &console) };
+    let outcome = if terminal { typed(&prompt, &console, &*around, &desk) } else { piped(&prompt, &console) };
     *runtime.host().pause.borrow_mut() = None;
     outcome
 }
@@ -217,9 +219,9 @@ impl Around for AtPrompt {
 }
 
 /// The loop on a terminal.
-fn typed(prompt: &Prompt, console: &Console, around: &dyn Around) -> Result<(), Failure> {
+fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, desk: &input::Desk) -> Result<(), Failure> {
     let failed = |e: rustyline::error::ReadlineError| Failure::System(format!("cannot read from the terminal: {e}"));
-    let mut lines = input::Input::new(console, false).map_err(failed)?;
+    let mut lines = input::Input::new(desk, console, false);
     loop {
         match lines.read("> ").map_err(failed)? {
             input::Typed::Cleared => {}

@@ -1,8 +1,9 @@
 //! `pl.breakpoint()`: a prompt in the middle of a function. Without a terminal nobody could answer, so it is passed by, with a
 //! warning the first time a line comes to it.
 
+use super::input::{self, Desk};
 use super::interrupts::Interrupts;
-use super::{Flow, Prompt, input};
+use super::{Flow, Prompt};
 use crate::screen::{self, Screen};
 use crate::signals::Signals;
 use perilune_lua::Console;
@@ -43,7 +44,7 @@ impl Around for InRun {
 }
 
 /// A breakpoint's prompt for a runtime. Lines are run by `around`, which knows whose Ctrl-C it is.
-pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>) -> Pause {
+pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>, desk: Desk) -> Pause {
     let passed: RefCell<BTreeSet<String>> = RefCell::default();
     Rc::new(move |console, place| {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
@@ -52,7 +53,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>) -> Pause {
             }
             return Ended::Continue;
         }
-        let stay = || stop(console, place, &*around);
+        let stay = || stop(console, place, &*around, &desk);
         match &screen {
             Some(screen) => screen.without_bar(stay),
             None => stay(),
@@ -60,23 +61,21 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>) -> Pause {
     })
 }
 
-fn stop(console: &Console, place: &str, around: &dyn Around) -> Ended {
+fn stop(console: &Console, place: &str, around: &dyn Around, desk: &Desk) -> Ended {
     let color = screen::color(std::io::stdout().is_terminal());
     let prompt = Prompt { at_breakpoint: true, ..Prompt::bare(color) };
     prompt.say(&format!("breakpoint in {place} · locals: {} · :continue goes on", console.locals().join(" ")));
-    let mut lines = match input::Input::new(console, true) {
-        Ok(lines) => lines,
-        Err(e) => {
-            screen::complain("warning", &format!("no line can be read at the breakpoint: {e}"));
-            return Ended::Continue;
-        }
-    };
+    let mut lines = input::Input::new(desk, console, true);
     let short = place.split(" (").next().filter(|p| !p.starts_with('(')).unwrap_or("breakpoint").to_string();
     loop {
         let line = match lines.read(&format!("{short}> ")) {
             Ok(input::Typed::Line(line)) => line,
             Ok(input::Typed::Cleared) => continue,
-            Ok(input::Typed::End) | Err(_) => return Ended::Continue,
+            Ok(input::Typed::End) => return Ended::Continue,
+            Err(e) => {
+                screen::complain("warning", &format!("no line can be read at the breakpoint: {e}"));
+                return Ended::Continue;
+            }
         };
         let mut flow = Flow::Go;
         around.during(&mut || flow = prompt.text(console, &line));

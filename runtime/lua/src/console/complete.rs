@@ -61,6 +61,9 @@ pub fn members(lua: &Lua, t: &Table) -> Vec<String> {
         let names =
             table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy()));
         out.extend(names.filter(|n| !n.starts_with("__")));
+        // Fields that are made when they are read.
+        let made = table.metatable().and_then(|m| m.raw_get::<Option<Vec<String>>>("__made").ok().flatten());
+        out.extend(made.unwrap_or_default());
         if is_module(lua, &table) {
             out.extend(FIELDS.map(str::to_string));
         }
@@ -97,10 +100,12 @@ impl Console {
     /// The value that a path names, without running anything.
     pub(super) fn resolve(&self, path: &str) -> Option<Value> {
         let list = tokens(path);
-        let mut parts = list.iter().filter(|t| t.kind == Kind::Name).map(|t| &path[t.start..t.end]);
-        let mut at = self.named(parts.next()?)?;
-        for part in parts {
+        let mut parts = list.iter().filter(|t| t.kind != Kind::Symbol).map(|t| (t.kind, &path[t.start..t.end]));
+        let mut at = self.named(parts.next()?.1)?;
+        for (kind, part) in parts {
             at = match &at {
+                Value::Table(t) if kind == Kind::Number => t.raw_get(part.parse::<i64>().ok()?).ok()?,
+                Value::Table(t) if kind != Kind::Name => member(&self.lua, t, part.trim_matches(['"', '\'']))?,
                 Value::Table(t) => member(&self.lua, t, part)?,
                 Value::UserData(u) if u.is::<Tensor>() => self.method(part)?,
                 _ => return None,
@@ -195,6 +200,8 @@ impl Console {
                 let string: Option<Table> = self.lua.globals().raw_get("string").ok();
                 string.map(|t| members(&self.lua, &t)).unwrap_or_default()
             }
+            // An element of what is no table.
+            None if path.ends_with(']') => tensor_words(methods),
             _ => Vec::new(),
         }
     }
@@ -255,7 +262,7 @@ impl Console {
                 }
                 sig.params[sig.positional..].iter().map(|p| p.name.to_string()).collect()
             }
-            None => found.map(|f| super::describe::options_of(&f, first)).unwrap_or_default(),
+            None => found.map(|f| super::describe::options_of(&f, last, first)).unwrap_or_default(),
         }
     }
 
@@ -292,11 +299,18 @@ impl Console {
     }
 }
 
-/// The path that ends where `before` ends: `run.model.layers`.
+/// The path that ends where `before` ends: `run.model[1].weight`.
 fn path_before(text: &str, before: &[Token]) -> Option<String> {
     let word = |t: &Token| &text[t.start..t.end];
     let mut k = before.len();
     loop {
+        // `[1]`, `["weight"]`.
+        while let [.., open, index, close] = &before[..k]
+            && (word(open), word(close)) == ("[", "]")
+            && matches!(index.kind, Kind::Number | Kind::String { open: false })
+        {
+            k -= 3;
+        }
         if k == 0 || before[k - 1].kind != Kind::Name {
             return None;
         }

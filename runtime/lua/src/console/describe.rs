@@ -51,10 +51,14 @@ fn describe(lua: &Lua, text: &str, found: Option<Value>) -> String {
         Some(Value::Function(f)) => {
             let name = if last.is_empty() { native_name(lua, f) } else { Some(last.to_string()) };
             let op = name.as_deref().and_then(ops::by_name).filter(|o| !o.sig.is_empty());
+            let own = library_name(lua, f);
             match (op, function(f)) {
-                (_, Some(text)) => text,
+                (_, Some(text)) => of_library(own.as_deref(), text),
                 (Some(op), None) => of_op(op),
-                _ => name.as_deref().and_then(of_stub).unwrap_or_else(|| super::value::function(f)),
+                _ => match name.as_deref().and_then(of_stub) {
+                    Some(text) => of_library(name.as_deref(), text),
+                    None => super::value::function(f),
+                },
             }
         }
         Some(Value::UserData(u)) if u.is::<Tensor>() => match u.borrow::<Tensor>() {
@@ -68,7 +72,7 @@ fn describe(lua: &Lua, text: &str, found: Option<Value>) -> String {
         Some(v) => super::value::tostring(lua, v).map(|s| format!("{} {s}", v.type_name())).unwrap_or_default(),
         None => match (op, of_stub(last)) {
             (Some(op), _) => of_op(op),
-            (None, Some(text)) => text,
+            (None, Some(text)) => of_library(Some(last), text),
             _ => {
                 let names = ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
                 let near = did_you_mean(last, names).map(|n| format!(". Did you mean {n}?")).unwrap_or_default();
@@ -83,6 +87,45 @@ fn native_name(lua: &Lua, f: &Function) -> Option<String> {
     let loaded: Table = lua.named_registry_value("perilune.loaded").ok()?;
     let pl: Table = loaded.raw_get("perilune").ok()?;
     pl.pairs::<String, Value>().flatten().find(|(_, v)| matches!(v, Value::Function(g) if g == f)).map(|(name, _)| name)
+}
+
+/// `nn.Linear` of a function of the library.
+fn library_name(lua: &Lua, f: &Function) -> Option<String> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded").ok()?;
+    let pl: Table = loaded.raw_get("perilune").ok()?;
+    let named = |t: Table| {
+        t.pairs::<String, Value>()
+            .flatten()
+            .find(|(_, v)| matches!(v, Value::Function(g) if g == f))
+            .map(|(name, _)| name)
+    };
+    for module in crate::loader::FIELDS {
+        // One that has not been read yet has given nobody a function.
+        if let Ok(Value::Table(t)) = pl.raw_get::<Value>(module)
+            && let Some(name) = named(t)
+        {
+            return Some(format!("{module}.{name}"));
+        }
+    }
+    named(pl)
+}
+
+/// What is said about a function, with the name that it has for the person, and a line to try.
+fn of_library(name: Option<&str>, text: String) -> String {
+    let head = text.lines().next().unwrap_or_default();
+    // `Run:step(n)` is a method's own name.
+    let method = head.split_once('(').map(|h| h.0.trim().replace(':', "."));
+    let Some(example) = name.into_iter().chain(method.as_deref()).find_map(super::examples::library) else {
+        return text;
+    };
+    let mut out = text.clone();
+    if let Some(short) = name.and_then(|n| n.rsplit('.').next())
+        && !head.contains(&format!("{short}("))
+    {
+        let arguments = head.find('(').map_or("()", |k| &head[k..]);
+        out = text.replacen(head, &format!("{short}{arguments}"), 1);
+    }
+    format!("{out}\n  example: {example}")
 }
 
 fn of_op(op: &'static Op) -> String {
@@ -242,7 +285,12 @@ fn with_comment(lines: &[&str], at: usize, signature: &str) -> String {
         let line = match line.strip_prefix('@') {
             None => line.to_string(),
             Some(tag) => match tag.split_once(' ') {
-                Some(("param", rest)) => format!("  {rest}"),
+                Some(("param", rest)) => {
+                    let class = rest.split_once(' ').map_or("", |r| r.1).trim_end_matches('?');
+                    let options = if class.ends_with("Options") { class_fields(class) } else { Vec::new() };
+                    let lines = options.iter().map(|(name, rest)| format!("\n      {name} {rest}"));
+                    format!("  {rest}{}", lines.collect::<String>())
+                }
                 Some(("return", rest)) => format!("  -> {rest}"),
                 Some(("overload", rest)) => format!("  or {rest}"),
                 _ => continue,
@@ -287,9 +335,9 @@ fn of_table(lua: &Lua, text: &str, t: &Table) -> String {
 }
 
 /// The options a function takes in its last table, from the comment above it: `opts {bias?: boolean}` or a class of fields.
-/// With `first`, only if it takes nothing before them.
-pub fn options_of(f: &Function, first: bool) -> Vec<String> {
-    let Some(text) = function(f) else { return Vec::new() };
+/// With `first`, only if it takes nothing before them. `name` is what the module calls it.
+pub fn options_of(f: &Function, name: &str, first: bool) -> Vec<String> {
+    let Some(text) = function(f).or_else(|| of_stub(name)) else { return Vec::new() };
     if first && !text.lines().next().is_some_and(|head| head.contains("(o")) {
         return Vec::new();
     }
@@ -308,14 +356,24 @@ pub fn options_of(f: &Function, first: bool) -> Vec<String> {
     if class.is_empty() {
         return Vec::new();
     }
+    class_fields(class).into_iter().map(|f| f.0).collect()
+}
+
+/// The fields of a class of the library, each with its type and what is said about it; those of the class it extends first.
+fn class_fields(class: &str) -> Vec<(String, String)> {
     let mut out = Vec::new();
     for (_, _, text) in crate::loader::stdlib_files() {
         let mut on = false;
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("---@class ") {
-                on = rest.split([':', ' ']).next() == Some(class);
+                let (name, base) = rest.split_once(':').unwrap_or((rest, ""));
+                on = name.split(' ').next() == Some(class);
+                if on && !base.trim().is_empty() {
+                    out.extend(class_fields(base.trim()));
+                }
             } else if let (true, Some(rest)) = (on, line.strip_prefix("---@field ")) {
-                out.extend(rest.split(' ').next().map(|n| n.trim_end_matches('?').to_string()));
+                let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+                out.push((name.trim_end_matches('?').to_string(), rest.to_string()));
             } else {
                 on &= line.starts_with("---");
             }

@@ -7,6 +7,7 @@
 mod chunk;
 mod complete;
 mod describe;
+mod examples;
 mod interrupt;
 pub mod lexer;
 mod paused;
@@ -14,6 +15,7 @@ mod value;
 
 pub use complete::Completion;
 pub use describe::example;
+pub use examples::library as library_example;
 pub(crate) use paused::breakpoint;
 pub use paused::{Ended, Pause};
 
@@ -41,6 +43,8 @@ pub struct Answer {
     pub locals: Vec<String>,
 }
 
+/// A clone sees the same values, for an editor that completes words.
+#[derive(Clone)]
 pub struct Console {
     lua: Lua,
     host: Rc<Host>,
