@@ -100,7 +100,7 @@ fn from_every_step_a_run_goes_on_to_the_same_bits() {
         if precision == "fp8" {
             // It is for layers whose sizes are multiples of 16.
             let wide = RECIPE.replace("width = 8", "width = 16");
-            p.file("all.lua", &wide.replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 16), nn.Linear(16, 1)"));
+            p.file("all.lua", wide.replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 16), nn.Linear(16, 1)"));
         }
         let r = run(&p, "straight", &["--precision", precision, "--checkpoint-every", "1", "--keep", "0"]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
