@@ -16,6 +16,7 @@ local is_module = require("perilune.nn.module").is_module
 ---What sizes are multiples of where a GPU multiplies bytes.
 local MULTIPLE = 16
 
+---@type table<string, integer>
 local rows = { x = 0, w = 1, grad = 2 }
 local formats = { x = "e4m3", w = "e4m3", grad = "e5m2" }
 local largest = { e4m3 = 448, e5m2 = 57344 }
