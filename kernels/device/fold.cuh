@@ -5,6 +5,7 @@
 // G lanes, and the higher bits, which would meet nothing but the identity, are left out.
 #pragma once
 #include "device/base.cuh"
+#include "device/pack.cuh"
 
 #define FN __device__ __forceinline__
 
@@ -154,6 +155,56 @@ FN T fold_chunks(const T* part, T identity) {
         for (int m = 1; m < M; m *= 2) x = R::join(x, lane_xor(x, m));
         return lane_first((T)x);
     }
+}
+
+// The same of a reduction that rounds nothing, of which `part` holds a partial of each of N <= 32 warps.
+template <class R, int N, class T>
+FN T fold_exact(const T* part, T identity) {
+    const u32 lane = threadIdx.x % 32;
+    T x = lane < N ? part[lane] : identity;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) x = R::join(x, lane_xor(x, m));
+    if constexpr (is_f32<T>()) x = x != x ? __uint_as_float(0x7fc00000u) : x;
+    return x;
+}
+
+// Maxima and minima of 16-bit floats two at a time: they are exact, so that any order will do.
+template <class R, class S> struct Pair;
+#define PAIR(R, S, op, infinity)                                                                        \
+    template <> struct Pair<R, S> {                                                                     \
+        static constexpr u32 IDENTITY = infinity;                                                       \
+        FN static u32 join(u32 a, u32 b) {                                                              \
+            u32 c;                                                                                      \
+            asm(op : "=r"(c) : "r"(a), "r"(b));                                                         \
+            return c;                                                                                   \
+        }                                                                                               \
+    };
+PAIR(Max, bf16, "max.NaN.bf16x2 %0, %1, %2;", 0xff80ff80u)
+PAIR(Min, bf16, "min.NaN.bf16x2 %0, %1, %2;", 0x7f807f80u)
+PAIR(Max, f16, "max.NaN.f16x2 %0, %1, %2;", 0xfc00fc00u)
+PAIR(Min, f16, "min.NaN.f16x2 %0, %1, %2;", 0x7c007c00u)
+#undef PAIR
+
+template <class R, class S>
+FN void start_pairs(u32 (&a)[4], const S*) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = Pair<R, S>::IDENTITY;
+}
+// Joins the V elements at `p`, as pack `k` of a thread.
+template <class R, int V, class S>
+FN void join_pairs(u32 (&a)[4], const S* p, int k) {
+    u32 w[V / 2];
+    fetch<2 * V, false>(w, p);
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        u32& to = a[(k * (V / 2) + i) % 4];
+        to = Pair<R, S>::join(to, w[i]);
+    }
+}
+template <class S>
+FN void end_pairs(f32 (&x)[8], const u32 (&a)[4], const S* p) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) unpack(x[i], a, i, p);
 }
 
 }  // namespace region

@@ -171,6 +171,44 @@ template <int N>
 FN void copied_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 FN void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Asks that `bytes` (a multiple of 16, as is the address) come to L2: one instruction, where there is one.
+FN void fetch_row(const void* p, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
+
+// V results of a thread as f32, where V elements of type S lay that it alone reads. What 16 bits have no room for lies
+// `plane` elements of S further on: each access takes as many bytes of neighbouring threads as the load of S did.
+template <int V, class S>
+FN void keep_pack(S* p, u32 plane, const f32* x) {
+    constexpr int B = V * (int)sizeof(S), N = B / 4;
+#pragma unroll
+    for (int j = 0; j < V / N; j++) {
+        u32 w[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) w[i] = __float_as_uint(x[N * j + i]);
+        put<B>(p + j * plane, w);
+    }
+}
+template <int V, class S>
+FN void kept_pack(f32* x, const S* p, u32 plane) {
+    constexpr int B = V * (int)sizeof(S), N = B / 4;
+#pragma unroll
+    for (int j = 0; j < V / N; j++) {
+        u32 w[N];
+        fetch<B, false>(w, p + j * plane);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[N * j + i] = __uint_as_float(w[i]);
+    }
+}
+// Element `at` of a row so kept.
+template <int V, class S>
+FN f32 kept_one(const S* row, u32 plane, u32 at) {
+    constexpr int N = V * (int)sizeof(S) / 4;
+    return ((const f32*)(row + at / V * V + at % V / N * plane))[at % N];
+}
+
 // x / d for x < 2^31, by the multiplier ceil(2^(31 + s) / d) where 2^(s - 1) < d <= 2^s.
 FN u32 divide(u32 x, u32 multiplier, u32 shift) { return (u32)(((u64)x * multiplier) >> shift); }
 

@@ -248,6 +248,17 @@ fn main_patterns() {
         let a = s.call("add", &[t(a), t(y)]);
         let a = s.call("relu", &[t(a)]);
         all.add(&works(&s.program(&[a], true)));
+        let (p, q) = (s.leaf(d, &[64 << 20]), s.leaf(d, &[64 << 20]));
+        let mut a = p;
+        let steps = [("mul", float(1.5)), ("add", t(q)), ("mul", t(p)), ("sub", float(0.5))];
+        for (op, b) in steps {
+            a = s.call(op, &[t(a), b]);
+        }
+        a = s.call("relu", &[t(a)]);
+        for (op, b) in [("mul", t(q)), ("add", t(p)), ("mul", float(0.25)), ("sub", t(q))] {
+            a = s.call(op, &[t(a), b]);
+        }
+        all.add(&works(&s.program(&[a], true)));
         let (w, b, c) = (s.leaf(d, &[4096]), s.leaf(d, &[4096]), s.leaf(d, &[4096, 4096]));
         let a = s.call("softmax", &[t(x), int(-1)]);
         all.add(&works(&s.program(&[a], true)));
@@ -287,6 +298,7 @@ fn main_patterns() {
             std::fs::write(format!("{dir}/{k:02}_{}.pattern", f.label), &f.text).unwrap();
         }
     }
+    if std::env::var("NOCOMP").is_ok() { return; }
     for arch in [NEWEST, COMING] {
         assert!(all.compile(arch).iter().all(|c| c.stack == 0), "{arch}");
     }

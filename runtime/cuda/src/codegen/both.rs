@@ -123,13 +123,13 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
     g.row_start(&set);
     g.row_maps(&set, 0);
-    let mut held: BTreeSet<usize> = once.into_iter().collect();
+    let (mut held, none): (BTreeSet<usize>, BTreeSet<usize>) = (once.into_iter().collect(), BTreeSet::new());
     for d in 0..passes.feeds.len() {
         let rows: Vec<usize> =
             passes.feeds[d].iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceRow(..))).collect();
         g.partials(&rows);
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
-        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, picks: &[] });
+        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, apart: &none });
         held.extend(keep[d].iter().copied());
         fold(&mut g, &rows, lanes, warps);
         g.row_maps(&set, d + 1);

@@ -85,7 +85,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let place = Place { decl, guard: guard.into(), partial: false, full, columns: OCTET };
     let none = BTreeSet::new();
     let packs = together * runs;
-    g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds: &feeds, stores, picks: &[] });
+    g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds: &feeds, stores, apart: &none });
     g.text.close();
     for (n, &i) in feeds.iter().enumerate() {
         finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);

@@ -18,9 +18,9 @@ use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
 /// A load as the text names it.
-struct Load {
+pub(super) struct Load {
     source: Source,
-    reading: Reading,
+    pub(super) reading: Reading,
     /// Address, if a stored value is read.
     pointer: String,
     /// Whether nothing in this kernel writes that value.
@@ -29,11 +29,11 @@ struct Load {
     stream: (String, String),
     /// Names of the strides that are neither 0 nor 1.
     lead: Vec<String>,
-    tail: Vec<String>,
+    pub(super) tail: Vec<String>,
     /// The offset: empty, or a name.
     from: String,
     /// What to add to the walked part of the index: empty, or a name.
-    base: String,
+    pub(super) base: String,
 }
 
 /// Where the packs of a pass lie. Lines of `decl` may use `k`, the number of the pack, and must declare `at`.
@@ -59,8 +59,16 @@ pub struct Pass<'p> {
     pub feeds: &'p [usize],
     /// Positions in the region's stores.
     pub stores: &'p [usize],
-    /// Those of `feeds` that take one element of a row (see `Emit::picks`): it goes to `pick`.
-    pub picks: &'p [usize],
+    /// Comparisons that hold for one element of a row at most (see `Emit::column`), which the caller sees to: here they
+    /// hold for none.
+    pub apart: &'p BTreeSet<usize>,
+}
+
+/// A register that one pass leaves in shared memory for those after it: as f32, where a staged load lay.
+#[derive(Clone, Copy)]
+pub struct Kept {
+    pub reg: usize,
+    pub load: usize,
 }
 
 pub struct Emit<'a> {
@@ -72,16 +80,17 @@ pub struct Emit<'a> {
     /// Row length, if rows are walked one by one.
     cols: Option<usize>,
     wide: bool,
-    loads: HashMap<usize, Load>,
+    pub(super) loads: HashMap<usize, Load>,
     sizes: HashMap<Vec<usize>, Vec<[String; 3]>>,
     names: usize,
     pub slots: bool,
     pub scratch: bool,
     /// Loads that are read from shared memory, at the same columns.
-    staged: Vec<usize>,
+    pub(super) staged: Vec<usize>,
+    pub kept: Option<Kept>,
 }
 
-type Coords = HashMap<Vec<usize>, Vec<String>>;
+pub(super) type Coords = HashMap<Vec<usize>, Vec<String>>;
 
 impl<'a> Emit<'a> {
     pub fn new(body: &'a Body<'a>, cols: Option<usize>, v: usize) -> Emit<'a> {
@@ -103,6 +112,7 @@ impl<'a> Emit<'a> {
             slots: false,
             scratch: false,
             staged: Vec::new(),
+            kept: None,
         }
     }
 
@@ -111,7 +121,7 @@ impl<'a> Emit<'a> {
         if self.wide { "u64" } else { "u32" }
     }
 
-    fn index_type(&self) -> &'static str {
+    pub(super) fn index_type(&self) -> &'static str {
         if self.wide { "i64" } else { "i32" }
     }
 
@@ -149,7 +159,7 @@ impl<'a> Emit<'a> {
     }
 
     /// Register `i` as an operand; `k` is the element, `computed` what the pass has computed for it.
-    fn operand(&self, i: usize, k: &str, computed: &BTreeSet<usize>) -> String {
+    pub(super) fn operand(&self, i: usize, k: &str, computed: &BTreeSet<usize>) -> String {
         match self.body.code(i) {
             Code::Spread(a) => format!("r{a}"),
             _ if self.is_one(i) => format!("r{i}"),
@@ -158,7 +168,7 @@ impl<'a> Emit<'a> {
         }
     }
 
-    fn value(&self, i: usize, args: &[String]) -> String {
+    pub(super) fn value(&self, i: usize, args: &[String]) -> String {
         let d = self.dtype(i);
         match self.body.code(i) {
             Code::Map(f, _) => expr::map(*f, d, args),
@@ -248,7 +258,7 @@ impl<'a> Emit<'a> {
     }
 
     /// Coordinates of position `pos` in dims of those sizes.
-    fn coords(&mut self, dims: &[(usize, isize)], pos: &str, memo: &mut Coords) -> Vec<String> {
+    pub(super) fn coords(&mut self, dims: &[(usize, isize)], pos: &str, memo: &mut Coords) -> Vec<String> {
         if dims.len() < 2 {
             return vec![pos.to_string(); dims.len()];
         }
@@ -292,7 +302,7 @@ impl<'a> Emit<'a> {
     }
 
     /// The sum of base and coordinates times strides.
-    fn sum(&self, base: &str, dims: &[(usize, isize)], names: &[String], coords: &[String]) -> String {
+    pub(super) fn sum(&self, base: &str, dims: &[(usize, isize)], names: &[String], coords: &[String]) -> String {
         let t = self.index_type();
         let mut terms: Vec<String> = Vec::new();
         if !base.is_empty() {
@@ -345,7 +355,18 @@ impl<'a> Emit<'a> {
 
     /// Bytes of a row of load `i`, as it is staged.
     pub fn staged_bytes(&self, i: usize) -> usize {
+        let planes = if self.kept.is_some_and(|k| k.load == i) { 4 / self.dtype(i).size() } else { 1 };
+        self.plane_bytes(i) * planes
+    }
+
+    /// The same of the load alone. What is kept in its place takes as much once more for each further 16 bits.
+    pub(super) fn plane_bytes(&self, i: usize) -> usize {
         (self.body.region.cols * self.dtype(i).size()).next_multiple_of(16)
+    }
+
+    /// Where kept results of the columns from `at` on lie: the arguments of functions of `device/pack.cuh`.
+    pub(super) fn kept_place(&self, k: Kept, at: &str) -> String {
+        format!("stage{}{at}, {}", k.load, self.plane_bytes(k.load) / self.dtype(k.load).size())
     }
 
     /// From here on loads are read from shared memory, where each has so many rows side by side: their bytes.
@@ -401,6 +422,17 @@ impl<'a> Emit<'a> {
         self.text.close();
     }
 
+    /// Asks for the staged rows that begin at `name`, so that their copies find them in L2.
+    pub fn fetch_rows(&mut self, when: &str, name: &str) {
+        for &i in &self.staged {
+            let (size, pointer) = (self.dtype(i).size(), &self.loads[&i].pointer);
+            if (self.v * size).is_multiple_of(16) {
+                let bytes = self.body.region.cols * size;
+                self.text.line(format!("if ({when}) fetch_row({pointer} + {name}{i}, {bytes});"));
+            }
+        }
+    }
+
     /// Writes the maps over rows among `set` at `depth` (their operands are there).
     pub fn row_maps(&mut self, set: &BTreeSet<usize>, depth: usize) {
         for &i in set {
@@ -441,15 +473,19 @@ impl<'a> Emit<'a> {
         let stored: Vec<usize> = p.stores.iter().map(|k| body.region.stores[*k].0 as usize).collect();
         let roots =
             p.feeds.iter().map(|i| body.operand(*i)).chain(stored.iter().copied()).chain(p.keep.iter().copied());
-        let need = body.closure(roots, |i| p.held.contains(&i) || body.level(i) == Level::Row);
-        let fresh: Vec<usize> = need
-            .into_iter()
+        let read = body.closure(roots, |i| p.held.contains(&i) || body.level(i) == Level::Row);
+        let fresh: Vec<usize> = read
+            .iter()
+            .copied()
             .filter(|i| !p.held.contains(i) && body.level(*i) == Level::Full && !self.is_one(*i))
             .collect();
         let (loads, maps): (Vec<usize>, Vec<usize>) =
             fresh.into_iter().partition(|i| matches!(body.code(*i), Code::Load { .. }) && !self.is_ramp(*i));
         let n = p.packs * self.v;
         let v = self.v;
+        // Held in shared memory.
+        let kept = self.kept.filter(|k| p.held.contains(&k.reg) && read.contains(&k.reg)).map(|k| k.reg);
+        let loads: Vec<usize> = loads.into_iter().chain(kept).collect();
         if !loads.is_empty() {
             for &i in &loads {
                 let c = expr::computed(self.dtype(i));
@@ -457,7 +493,7 @@ impl<'a> Emit<'a> {
             }
             self.pack_loop(p, true);
             let mut memo = Coords::new();
-            if loads.iter().any(|i| self.loads[i].reading.flat) {
+            if loads.iter().any(|i| self.loads.get(i).is_some_and(|l| l.reading.flat)) {
                 self.flat();
             }
             for &i in &loads {
@@ -477,25 +513,33 @@ impl<'a> Emit<'a> {
         }
         if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
             // One branch for a pack: one for each element would put them one after the other.
-            let idle = p.feeds.is_empty() && p.held.is_empty();
+            let idle = p.feeds.is_empty() && p.held.iter().all(|i| Some(*i) == kept);
             let guarded = !(p.place.full || idle);
             self.pack_loop(p, guarded);
-            let hits: BTreeSet<usize> = maps.iter().copied().filter(|i| self.hit(*i).is_some()).collect();
+            let all: BTreeSet<usize> = maps.iter().copied().filter(|i| self.column(*i, "0").is_some()).collect();
+            let hits: Vec<usize> = all.difference(p.apart).copied().collect();
             if hits.is_empty() {
-                self.elements(p, &maps, &stored, &singles, &hits);
+                self.elements(p, &maps, &stored, &singles, p.apart);
             } else {
                 // A pack seldom holds the one element of a row whose index is asked for.
-                let near: Vec<String> = hits.iter().filter_map(|i| self.hit(*i)).map(|h| format!("{h}{v}")).collect();
+                let near: Vec<String> =
+                    hits.iter().filter_map(|i| self.column(*i, "at")).map(|c| format!("{c} < {v}")).collect();
                 self.text.open(format!("if ({})", near.join(" || ")));
-                self.elements(p, &maps, &stored, &singles, &BTreeSet::new());
+                self.elements(p, &maps, &stored, &singles, p.apart);
                 self.text.close();
                 self.text.open("else");
-                self.elements(p, &maps, &stored, &singles, &hits);
+                self.elements(p, &maps, &stored, &singles, &all);
                 self.text.close();
             }
             if guarded {
                 self.text.close();
             }
+            self.text.close();
+        }
+        if let Some(k) = self.kept.filter(|k| p.keep.contains(&k.reg)) {
+            self.pack_loop(p, true);
+            self.text.line(format!("keep_pack<{v}>({}, r{} + k * {v});", self.kept_place(k, " + at"), k.reg));
+            self.text.close();
             self.text.close();
         }
         if !stored.is_empty() {
@@ -541,7 +585,7 @@ impl<'a> Emit<'a> {
             let c = expr::computed(self.dtype(i));
             let value = match self.body.code(i) {
                 _ if never.contains(&i) => "0".into(),
-                Code::Load { .. } => self.ramp(i, "e"),
+                Code::Load { .. } => self.ramp(i, "(at + e)"),
                 // Rounded by the store.
                 code if self.dtype(i).is_half() && only_stored(i) => match code {
                     Code::Cast(a) if expr::computed(self.dtype(*a as usize)) == "f32" => args[0].clone(),
@@ -564,13 +608,6 @@ impl<'a> Emit<'a> {
             if self.adds_nothing(i, never) {
                 continue;
             }
-            if p.picks.contains(&i)
-                && let [hit, x, ..] = operands(body.code(body.operand(i)))
-            {
-                let (hit, x) = (self.operand(*hit as usize, "x", &computed), self.operand(*x as usize, "x", &computed));
-                self.text.line(format!("if ({hit}) pick{i}[flip] = {x};"));
-                continue;
-            }
             let value = self.operand(body.operand(i), "x", &computed);
             let f = expr::functor(self.reduction(i));
             // Each column of its own, or the eight slots of a block.
@@ -591,17 +628,17 @@ impl<'a> Emit<'a> {
         load.source == Source::Iota && walked && !r.flat
     }
 
-    /// Element `e` of it in a pack.
-    fn ramp(&self, i: usize, e: &str) -> String {
+    /// Its number at column `at`.
+    pub(super) fn ramp(&self, i: usize, at: &str) -> String {
         let t = self.index_type();
         let load = &self.loads[&i];
         let base = if load.base.is_empty() { String::new() } else { format!("{} + ", load.base) };
-        format!("(i64)({base}({t})at + ({t}){e})")
+        format!("(i64)({base}({t}){at})")
     }
 
-    /// For a comparison of the column's number with one number a row: whether the columns from `at` on have the one where
-    /// it holds, less how many of them.
-    fn hit(&self, i: usize) -> Option<String> {
+    /// For a comparison of the column's number with one number a row: how far after column `at` the one lies where it holds.
+    /// A number too large where none does.
+    pub fn column(&self, i: usize, at: &str) -> Option<String> {
         let Code::Map(MapFn::Eq, args) = self.body.code(i) else { return None };
         let ramp = |a: u32| self.is_ramp(a as usize).then_some(a as usize);
         let (a, b) = match (ramp(args[0]), ramp(args[1])) {
@@ -610,15 +647,15 @@ impl<'a> Emit<'a> {
             _ => return None,
         };
         let wanted = self.operand(b as usize, "", &BTreeSet::new());
-        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {}) < ", self.ramp(a, "0")))
+        self.is_one(b as usize).then(|| format!("(u64)({wanted} - {})", self.ramp(a, at)))
     }
 
-    /// For a reduction that sums what is 0 but in one column: whether the row has that column.
-    pub fn picks(&self, i: usize) -> Option<String> {
+    /// For a reduction that sums what is 0 but in one column: the comparison that tells which.
+    pub fn picks(&self, i: usize) -> Option<usize> {
         let Code::Map(MapFn::Where, args) = self.body.code(self.body.operand(i)) else { return None };
         let hit = args[0] as usize;
-        let found = self.hit(hit)?;
-        (self.adds_nothing(i, &BTreeSet::from([hit])) && expr::computed(self.dtype(i)) == "f32").then_some(found)
+        self.column(hit, "0")?;
+        (self.adds_nothing(i, &BTreeSet::from([hit])) && expr::computed(self.dtype(i)) == "f32").then_some(hit)
     }
 
     /// Loads packs that stay what they are for all rows.
@@ -657,7 +694,7 @@ impl<'a> Emit<'a> {
         }
     }
 
-    fn flat(&mut self) {
+    pub(super) fn flat(&mut self) {
         let t = self.position();
         self.text.line(format!("const {t} flat = row * cols + at;"));
     }
@@ -665,6 +702,10 @@ impl<'a> Emit<'a> {
     /// Writes the load of pack `k` into `r{i}`.
     fn load(&mut self, i: usize, partial: bool, memo: &mut Coords) {
         let v = self.v;
+        if let Some(k) = self.kept.filter(|k| k.reg == i) {
+            self.text.line(format!("kept_pack<{v}>(r{i} + k * {v}, {});", self.kept_place(k, " + at")));
+            return;
+        }
         let reading = self.loads[&i].reading.clone();
         let pos = if reading.flat { "flat" } else { "at" };
         let t = self.index_type();
@@ -758,7 +799,7 @@ impl<'a> Emit<'a> {
 }
 
 /// Element `at` of a load's source.
-fn element(load: &Load, at: &str) -> String {
+pub(super) fn element(load: &Load, at: &str) -> String {
     match load.source {
         Source::Value(_) => format!("widen({}[{at}])", load.pointer),
         Source::Uniform { .. } => format!("uniform({}, {}, (u64){at})", load.stream.0, load.stream.1),

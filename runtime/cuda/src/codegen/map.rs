@@ -37,7 +37,7 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     let place = Place { decl, guard: "at < n".into(), partial, full: false, columns: super::space::OCTET };
     let none = BTreeSet::new();
     let stores: Vec<usize> = body.full_stores().collect();
-    g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, picks: &[] });
+    g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, apart: &none });
     g.text.close();
     let packs = n.div_ceil(v);
     let blocks = match many {

@@ -8,10 +8,13 @@
 mod body;
 mod both;
 mod col;
+mod element;
 mod emit;
 mod expr;
 mod index;
+mod keep;
 mod map;
+mod pairs;
 mod row;
 mod space;
 mod split;

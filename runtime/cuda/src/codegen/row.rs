@@ -152,7 +152,7 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
             full: cols == OCTET * blocks_each * lanes * warps * chunks_held,
             columns: OCTET,
         };
-        let mut held = BTreeSet::new();
+        let (mut held, none) = (BTreeSet::new(), BTreeSet::new());
         for d in 0..passes.feeds.len() {
             g.partials(&passes.feeds[d]);
             g.pass(&Pass {
@@ -162,7 +162,7 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
                 keep: &keep[d],
                 feeds: &passes.feeds[d],
                 stores: &passes.stores[d],
-                picks: &[],
+                apart: &none,
             });
             held.extend(keep[d].iter().copied());
             fold_held(&mut g, &passes.feeds[d], v, lanes, warps, chunks_held);
@@ -320,7 +320,7 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
         columns: OCTET,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
+    g.pass(&Pass { packs: unroll * (OCTET / v), place: &place, held: &none, keep: &none, feeds, stores, apart: &none });
     g.text.close();
     for &i in feeds {
         let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));

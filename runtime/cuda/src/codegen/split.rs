@@ -149,7 +149,7 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
         columns: OCTET,
     };
     let none = BTreeSet::new();
-    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores, picks: &[] });
+    g.pass(&Pass { packs: unroll * runs, place: &place, held: &none, keep: &none, feeds, stores, apart: &none });
     g.text.close();
 }
 

@@ -6,12 +6,15 @@
 //! where a reduction joins the warps.
 
 use super::body::Body;
+use super::element::Asked;
 use super::emit::{Emit, Pass, Place};
 use super::expr;
+use super::keep;
 use super::row::{Passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::stage::Stage;
 use crate::launch::Props;
+use perilune_core::ops::ReduceFn;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
@@ -19,6 +22,8 @@ use std::collections::BTreeSet;
 const TEAM: usize = 256;
 /// Chunks that one warp can join.
 const MAX_CHUNKS: usize = 32;
+/// Teams of a multiprocessor.
+const MAX_TEAMS: usize = 4;
 /// Registers for the elements that a thread works on at a time: of the 64 that it has where 1,024 share a multiprocessor,
 /// and of 128.
 const ROOM: [usize; 2] = [24, 80];
@@ -49,48 +54,82 @@ pub fn stage(
     let of_row = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
     let loads: Vec<usize> =
         set.iter().copied().filter(|i| of_row(i) && g.can_stage(*i) && g.differs_by_row(*i)).collect();
-    let partials: usize = passes.feeds.iter().flatten().map(|i| 2 * 8 * chunks * g.dtype(*i).compute().size()).sum();
-    let bytes = loads.iter().map(|i| g.staged_bytes(*i)).sum::<usize>();
+    let cells = 8 * chunks.max(MAX_TEAMS);
+    let partials: usize = passes.feeds.iter().flatten().map(|i| 2 * cells * g.dtype(*i).compute().size()).sum();
     let (words, all) = (words(body, passes, &g), props.shared_bytes as usize + RESERVED);
-    let each = bytes + partials + RESERVED;
-    if loads.is_empty() || each > all || words * OCTET > ROOM[1] {
+    let each = |g: &Emit| loads.iter().map(|i| g.staged_bytes(*i)).sum::<usize>() + partials + RESERVED;
+    if loads.is_empty() || each(&g) > all || words * OCTET > ROOM[1] {
         return None;
     }
+    let kept = keep::kept(body, passes, &g, &loads);
+    g.kept = kept.map(|k| k.0);
+    g.kept = g.kept.filter(|_| each(&g) <= all);
     let packs = OCTET / v;
     let light = words * OCTET <= ROOM[0] && packs <= 2;
-    let resident = if 2 * each <= all { 2 } else { 1 };
-    let teams = if light { 4 / resident } else { 2 / resident };
+    let resident = if 2 * each(&g) <= all { 2 } else { 1 };
+    let teams = teams(cols, resident, if light { MAX_TEAMS } else { 2 });
+    let unroll = if light { CHUNK / BLOCK / 8 } else { 1 };
     let t = g.position();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
     let shared_bytes = g.stage_rows(&loads, 1);
     g.staged_rows("stage", "0", "0", 1);
-    // What one thread finds needs no partials.
-    let picks: Vec<usize> = passes.feeds.iter().flatten().copied().filter(|i| g.picks(*i).is_some()).collect();
+    let all_feeds: Vec<usize> = passes.feeds.iter().flatten().copied().collect();
+    // What one thread finds needs no partials, and what rounds nothing one of each warp.
+    let (picks, sums): (Vec<usize>, Vec<usize>) = all_feeds.into_iter().partition(|i| g.picks(*i).is_some());
+    let exact = |i: usize| matches!(body.code(i), Code::ReduceRow(ReduceFn::Max | ReduceFn::Min, _));
     for &i in &picks {
         g.text.line(format!("__shared__ f32 pick{i}[2];"));
     }
-    for &i in passes.feeds.iter().flatten().filter(|i| !picks.contains(i)) {
-        let c = expr::computed(g.dtype(i));
-        g.text.line(format!("__shared__ {c} part{i}[2][{}];", 8 * chunks));
+    for &i in &sums {
+        let (c, cells) = (expr::computed(g.dtype(i)), 8 * if exact(i) { teams } else { chunks });
+        g.text.line(format!("__shared__ {c} part{i}[2][{cells}];"));
     }
     // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
-    let decl = format!("const {t} at = b + k * {};", 32 * v);
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
-    let guard = if full { "true" } else { "at < end" };
-    let place = Place { decl: vec![decl], guard: guard.into(), partial: false, full, columns: OCTET };
+    let place = |unroll: usize| {
+        let step = if unroll > 1 {
+            format!("k / {packs} * {} + k % {packs} * {}", 8 * BLOCK, 32 * v)
+        } else {
+            format!("k * {}", 32 * v)
+        };
+        let whole = full || unroll > 1;
+        Place {
+            decl: vec![format!("const {t} at = b + {step};")],
+            guard: if whole { "true" } else { "at < end" }.into(),
+            partial: false,
+            full: whole,
+            columns: OCTET,
+        }
+    };
     let chunk = |g: &mut Emit| {
         g.text.open(format!("for ({t} m = team; m < {chunks}; m += {teams})"));
         g.text.line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));
     };
-    let walk = |g: &mut Emit| g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
+    // Walks a chunk: all of a thread's packs at once, but in the last chunk, which may not be whole.
+    let walk = |g: &mut Emit, step: &mut dyn FnMut(&mut Emit, usize, &Place)| {
+        let by_block = |g: &mut Emit, step: &mut dyn FnMut(&mut Emit, usize, &Place)| {
+            g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
+            step(g, packs, &place(1));
+            g.text.close();
+        };
+        if unroll > 1 && cols >= CHUNK {
+            g.text.open(format!("if (begin + {CHUNK} <= cols)"));
+            g.text.line(format!("const {t} b = begin + origin;"));
+            step(g, packs * unroll, &place(unroll));
+            g.text.close();
+            g.text.open("else");
+            by_block(g, step);
+            g.text.close();
+        } else {
+            by_block(g, step);
+        }
+    };
 
     g.text.line(format!("const {t} first = block;"));
     g.row_begin("first", "f");
     chunk(&mut g);
-    walk(&mut g);
-    g.copy_ahead(packs, &place, "f", "stage");
-    g.text.close();
+    walk(&mut g, &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage"));
     g.text.close();
     g.text.line("u32 flip = 0;");
     g.text.open(format!("for ({t} row = first; row < rows; row += blocks, flip ^= 1)"));
@@ -98,29 +137,66 @@ pub fn stage(
     g.text.line(format!("const {t} next = more ? row + blocks : row;"));
     g.row_start(&set);
     g.row_begin("next", "f");
+    g.fetch_rows("more && threadIdx.x == 0", "f");
     g.row_maps(&set, 0);
     g.text.line("copied();");
-    let none = BTreeSet::new();
+    let owner = format!("at / {CHUNK} % {teams} * {TEAM} + at / {BLOCK} % 8 * 32 + at % {} / {v}", 32 * v);
+    let mut declared = BTreeSet::new();
     for d in 0..passes.feeds.len() {
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
-        if !feeds.is_empty() || !stores.is_empty() {
-            chunk(&mut g);
-            let parts: Vec<usize> = feeds.iter().copied().filter(|i| !picks.contains(i)).collect();
-            g.partials(&parts);
-            walk(&mut g);
-            g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds, stores, picks: &picks });
-            if d == last {
-                g.text.open("if (more)");
-                g.copy_ahead(packs, &place, "f", "stage");
-                g.text.close();
+        let kept = kept.filter(|_| g.kept.is_some());
+        let keep: BTreeSet<usize> = kept.iter().filter(|k| k.1 == d).map(|k| k.0.reg).collect();
+        let held: BTreeSet<usize> = kept.iter().filter(|k| k.1 < d).map(|k| k.0.reg).collect();
+        let (apart, columns) = keep::columns(body, passes, &g, d, &picks);
+        let asked = Asked { feeds, stores, held: &held, apart: &apart };
+        for c in &columns {
+            if declared.insert(c.name) {
+                c.declare(&mut g, &owner);
             }
-            g.text.close();
-            for &i in feeds.iter().filter(|i| !picks.contains(i)) {
+            c.before(&mut g, &asked);
+        }
+        let walked: Vec<usize> = feeds.iter().copied().filter(|i| !picks.contains(i)).collect();
+        if !walked.is_empty() || !stores.is_empty() || !keep.is_empty() || d == last {
+            let (once, by_chunk): (Vec<usize>, Vec<usize>) = walked.iter().partition(|i| exact(**i));
+            let (pairs, single): (Vec<usize>, Vec<usize>) = once.iter().partition(|i| g.pairs(**i).is_some());
+            let pairs = if by_chunk.is_empty() && single.is_empty() && stores.is_empty() { pairs } else { vec![] };
+            for &i in once.iter().filter(|i| !pairs.contains(i)) {
+                g.partial(i, OCTET);
+            }
+            for &i in &pairs {
+                g.start_pairs(i);
+            }
+            chunk(&mut g);
+            g.partials(&by_chunk);
+            let feeds: Vec<usize> = walked.iter().copied().filter(|i| !pairs.contains(i)).collect();
+            walk(&mut g, &mut |g, packs, place| {
+                if !feeds.is_empty() || !stores.is_empty() || !keep.is_empty() {
+                    let (held, keep, feeds, apart) = (&held, &keep, &feeds[..], &apart);
+                    g.pass(&Pass { packs, place, held, keep, feeds, stores, apart });
+                }
+                for &i in &pairs {
+                    g.join_pairs(i, packs, place);
+                }
+                if d == last {
+                    g.text.open("if (more)");
+                    g.copy_ahead(packs, place, "f", "stage");
+                    g.text.close();
+                }
+            });
+            let fold = |g: &mut Emit, i: usize, at: &str| {
                 let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));
                 g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, 32>(a{i});"));
-                g.text.line(format!("if (lane == 0) part{i}[flip][8 * m + warp] = w{i};"));
-            }
+                g.text.line(format!("if (lane == 0) part{i}[flip][8 * {at} + warp] = w{i};"));
+            };
+            by_chunk.iter().for_each(|i| fold(&mut g, *i, "m"));
             g.text.close();
+            for &i in &pairs {
+                g.end_pairs(i);
+            }
+            once.iter().for_each(|i| fold(&mut g, *i, "team"));
+        }
+        for c in &columns {
+            c.after(&mut g, &asked);
         }
         // The partials of a row lie where those of the last but one did: a barrier was between.
         if !feeds.is_empty() {
@@ -128,19 +204,19 @@ pub fn stage(
         }
         for &i in feeds {
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
-            if let Some(found) = g.picks(i) {
+            if g.picks(i).is_some() {
+                let name = columns.iter().find(|c| c.picks(&g, i)).map_or(i, |c| c.name);
                 // Summed with zeros, which -0 does not outlive.
-                g.text.line(format!("f32 r{i} = 0.0f;"));
-                g.text.open("");
-                g.text.line(format!("const {t} at = 0;"));
                 let x = expr::rounded(d, format!("0.0f + pick{i}[flip]"));
-                g.text.line(format!("if ({found}cols) r{i} = {x};"));
-                g.text.close();
+                g.text.line(format!("const f32 r{i} = column{name} < cols ? {x} : 0.0f;"));
                 continue;
             }
             let (c, id) = (expr::computed(d), expr::identity(g.reduction(i), d));
-            let x = expr::rounded(d, format!("fold_chunks<{f}, {chunks}>(part{i}[flip], {id})"));
-            g.text.line(format!("const {c} r{i} = {x};"));
+            let x = match exact(i) {
+                true => format!("fold_exact<{f}, {}>(part{i}[flip], {id})", 8 * teams),
+                false => format!("fold_chunks<{f}, {chunks}>(part{i}[flip], {id})"),
+            };
+            g.text.line(format!("const {c} r{i} = {};", expr::rounded(d, x)));
         }
         g.row_maps(&set, d + 1);
     }
@@ -154,6 +230,18 @@ pub fn stage(
     let threads = teams * TEAM;
     let out = g.stage("row_staged", rows.min(resident * props.sms as usize), threads, threads);
     Some(Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..out })
+}
+
+/// Teams of a block, of at most `most` on a multiprocessor: chunks shared out most evenly, and three teams hide what one
+/// alone would wait for.
+fn teams(cols: usize, resident: usize, most: usize) -> usize {
+    let busy = |teams: usize| {
+        let of = |team: usize| (team..space::chunks(cols)).step_by(teams).map(|m| CHUNK.min(cols - m * CHUNK)).sum();
+        let longest: usize = (0..teams).map(of).max().unwrap_or(1);
+        // In thousandths.
+        1000 * cols / (teams * longest) * (teams * resident).min(3)
+    };
+    (1..=most / resident).max_by_key(|n| busy(*n)).unwrap_or(1)
 }
 
 /// Registers of 4 bytes that an element takes at most in one pass.
