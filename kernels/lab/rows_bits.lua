@@ -12,8 +12,8 @@ pl.seed(7)
 ---@param r perilune.Tensor
 ---@return perilune.Tensor
 local function mix(y, r) return (y:to("f64") * r:to("f64")):sum() end
-for _, dt in ipairs { "bf16", "f32" } do
-  local shapes = {
+for _, dt in ipairs { "bf16", "f32", "f16" } do
+  local shapes = dt == "f16" and { { 500, 50304 }, { 600, 20000 }, { 3000, 4096 } } or {
     { 700, 50304 }, { 600, 50257 }, { 900, 20000 }, { 3000, 4096 }, { 5000, 768 },
     { 2999, 1000 }, { 1500, 3072 }, { 4001, 300 }, { 3000, 1536 }, { 20000, 64 },
   }
@@ -43,6 +43,12 @@ for _, dt in ipairs { "bf16", "f32" } do
       function()
         local h = x:relu() ---@type any
         return h:sum(0), h:sum(1)
+      end,
+      function() return pl.grad(pl.cross_entropy(x, t, { label_smoothing = 0.1 }), { x }) end,
+      function()
+        local hit = pl.arange(C):eq(t:unsqueeze(1)) ---@type any
+        local e = (x - x:amax(-1, { keepdim = true })):exp() ---@type any
+        return pl.where(hit, x * 2, e), pl.where(hit, e, 0):sum(-1), e:sum(-1), x:amin(-1)
       end,
     }
     local out = {}

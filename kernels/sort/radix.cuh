@@ -222,4 +222,97 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
     }
 }
 
+// Blocks of radix_row that are to fit on a multiprocessor.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int ROW_BLOCKS = 3;
+#else
+constexpr int ROW_BLOCKS = 2;
+#endif
+
+// argsort of rows of at most 256 * ITEMS elements, a block for each: all passes in shared memory, with the ranks of
+// `radix_place`. `walk` over rows: (x); out of shape (outer, n, inner); `bits` of a key count. Shared memory: 8 KiB of warp
+// counts and 6 bytes a pair (10 for 64-bit elements). Limited by instructions: some 55 for each pair and digit.
+template <typename T, int ITEMS, typename Walk>
+__device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restrict__ out, const Walk& walk, u32 n, i64 step,
+                                          i64 inner, bool descending, u32 bits) {
+    typedef typename Order<T>::Key Key;
+    constexpr u32 TILE = RADIX * ITEMS;
+    static_assert(TILE <= 1 << 16);
+    __shared__ u32 found[8][RADIX];
+    __shared__ Key key_at[TILE];
+    __shared__ u16 order_at[TILE];
+    __shared__ u32 sums[8];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x;
+    typename Walk::Offset from[1];
+    walk.locate((typename Walk::Index)blockIdx.x, from);
+    Key key[ITEMS];
+    u32 order[ITEMS];  // and, in the upper half, the rank among its warp's pairs with that digit
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const u32 p = (warp * ITEMS + i) * 32 + lane;
+        // Beyond the end: the largest key, behind all others.
+        key[i] = (Key)~(Key)0;
+        if (p < n) {
+            key[i] = Order<T>::key(x[from[0] + p * step]);
+            if (descending) key[i] = key[i] ^ Order<T>::LAST;
+        }
+        order[i] = p;
+    }
+#pragma unroll 1
+    for (u32 shift = 0;; shift += 8) {
+#pragma unroll
+        for (int w = 0; w < 8; w++) found[w][t] = 0;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const u32 digit = (u32)(key[i] >> shift) & (RADIX - 1);
+            u32 peers = ~0u;
+#pragma unroll
+            for (int b = 0; b < 8; b++) {
+                const bool bit = digit >> b & 1;
+                const u32 set = __ballot_sync(~0u, bit);
+                peers &= bit ? set : ~set;
+            }
+            const u32 before = __popc(peers & ((1u << lane) - 1)), base = found[warp][digit];
+            __syncwarp();
+            if (before == 0) found[warp][digit] = base + __popc(peers);
+            __syncwarp();
+            order[i] |= (base + before) << 16;
+        }
+        __syncthreads();
+        // Thread t: digit t.
+        u32 here = 0;
+#pragma unroll
+        for (int w = 0; w < 8; w++) here += found[w][t];
+        u32 start = sum_before(here, sums);
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            const u32 c = found[w][t];
+            found[w][t] = start;
+            start += c;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const u32 r = found[warp][(u32)(key[i] >> shift) & (RADIX - 1)] + (order[i] >> 16);
+            key_at[r] = key[i];
+            order_at[r] = (u16)order[i];
+        }
+        __syncthreads();
+        if (shift + 8 >= bits) break;
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const u32 p = (warp * ITEMS + i) * 32 + lane;
+            key[i] = key_at[p];
+            order[i] = order_at[p];
+        }
+    }
+    const u64 outer = blockIdx.x / (u32)inner, side = blockIdx.x - outer * (u32)inner;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const u32 r = i * RADIX + t;
+        if (r < n) out[(outer * n + r) * inner + side] = order_at[r];
+    }
+}
+
 }  // namespace library

@@ -6,8 +6,11 @@ use crate::launch::Arg;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 
-/// Rows up to this length are sorted in shared memory.
+/// Lists up to this length are sorted by comparisons, in shared memory.
 const SHORT: usize = 2048;
+/// The same of rows: from here on digits are faster, and a block still holds a row of `MIDDLE` bytes of keys.
+const SHORT_ROW: usize = 512;
+const MIDDLE: usize = 16 << 10;
 /// Values of a digit.
 const RADIX: usize = 256;
 
@@ -44,7 +47,7 @@ pub fn argsort(c: &mut Call) -> Result<()> {
     let walk = (&*by_value(&space, narrow, "walk"), space.arg(narrow));
     let [length, step] = [("i64 n", Arg::I64(n as i64)), ("i64 step", Arg::I64(step as i64))];
     let descending = ("i32 descending", Arg::I32(descending));
-    if n <= SHORT {
+    if n <= SHORT_ROW {
         let p = n.next_power_of_two().max(2);
         let params = [
             source,
@@ -61,6 +64,22 @@ pub fn argsort(c: &mut Call) -> Result<()> {
         return c.launch("argsort_short", "sort/block.cuh", &params, &body, blocks, BLOCK);
     }
     let (key, bytes, bits) = key_of(x.dtype);
+    if n * bytes <= MIDDLE {
+        let items = if bytes == 8 { 8 } else { n.next_power_of_two() / RADIX };
+        let params = [
+            source,
+            ("i64* out", c.output(0)),
+            walk,
+            ("u32 n", Arg::I32(n as i32)),
+            step,
+            ("i64 inner", Arg::I64(inner as i64)),
+            descending,
+            ("u32 bits", Arg::I32(bits as i32)),
+        ];
+        let body = format!("library::radix_row<{t}, {items}>(x, out, walk, n, step, inner, descending != 0, bits);");
+        let size = [rows, RADIX];
+        return c.launch_resident("argsort_row", "sort/radix.cuh", &params, &body, size, "library::ROW_BLOCKS");
+    }
     let keys = [c.scratch(rows * n * bytes), c.scratch(rows * n * bytes)];
     let params = [source, (&*format!("{key}* keys"), Arg::Scratch(keys[0])), walk, length, step, descending];
     let body = format!("library::row_keys<{t}>(x, keys, walk, n, step, descending != 0);");

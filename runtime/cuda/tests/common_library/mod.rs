@@ -318,7 +318,9 @@ fn indexing(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
 
 fn ordering(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
     let label = |what: &str| Case::new(format!("{dtype} {lie:?} {what}"));
-    for dims in [&[7usize, 5][..], &[1000], &[3, 40, 6], &[4, 1], &[2, 0], &[2, 5000], &[2100, 2], &[1, 20001]] {
+    for dims in
+        [&[7usize, 5][..], &[1000], &[3, 40, 6], &[4, 1], &[2, 0], &[3, 4096], &[2, 5000], &[2100, 2], &[1, 20001]]
+    {
         for axis in 0..dims.len() {
             for way in [0, 1] {
                 let case = || label(&format!("{dims:?} {axis} {way}")).random(dtype, dims, lie, true);
