@@ -190,16 +190,21 @@ FN void start_pairs(u32 (&a)[4], const S*) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = Pair<R, S>::IDENTITY;
 }
-// Joins the V elements at `p`, as pack `k` of a thread.
+// Joins the V elements of `w`, as pack `k` of a thread.
 template <class R, int V, class S>
-FN void join_pairs(u32 (&a)[4], const S* p, int k) {
-    u32 w[V / 2];
-    fetch<2 * V, false>(w, p);
+FN void join_words(u32 (&a)[4], const u32* w, const S*, int k) {
 #pragma unroll
     for (int i = 0; i < V / 2; i++) {
         u32& to = a[(k * (V / 2) + i) % 4];
         to = Pair<R, S>::join(to, w[i]);
     }
+}
+// The same of those at `p`.
+template <class R, int V, class S>
+FN void join_pairs(u32 (&a)[4], const S* p, int k) {
+    u32 w[V / 2];
+    fetch<2 * V, false>(w, p);
+    join_words<R, V>(a, w, p, k);
 }
 template <class S>
 FN void end_pairs(f32 (&x)[8], const u32 (&a)[4], const S* p) {

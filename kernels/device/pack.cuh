@@ -100,6 +100,13 @@ FN void load_pack(C* o, const S* p) {
     }
 }
 
+// The same of words that were fetched before.
+template <int V, class C, class S>
+FN void unpack_words(C* o, const u32* w, const S* p) {
+#pragma unroll
+    for (int i = 0; i < V; i++) unpack(o[i], w, i, p);
+}
+
 template <int V, class C, class S>
 FN void store_pack(S* p, const C* x) {
     constexpr int B = V * (int)sizeof(S);

@@ -235,6 +235,36 @@ fn norms_and_losses_read_their_inputs_once() {
     let over_logits = loss.kernels.iter().flat_map(Kernel::regions).filter(|r| r.numel() == 4096 * 50304).count();
     let staged = labels(&loss).iter().filter(|l| l.starts_with("row_staged")).count();
     assert_eq!((over_logits, staged), (1, 1), "{:?}", labels(&loss));
+    // The row waits in registers; `exp` is computed once, in each of a team's three chunks, and kept; no pass over the
+    // row asks for the target's column; the next row is asked for.
+    let works = works(&loss);
+    let launches = works.iter().flat_map(|w| &w.launches);
+    let text = &launches.map(|l| &l.function).find(|f| f.label.starts_with("row_staged")).unwrap().text;
+    let count = |what: &str| text.matches(what).count();
+    assert_eq!((count("op_exp("), count("keep_pack"), count("op_eq("), count("fetch_row(")), (3, 3, 1, 1), "{text}");
+    assert_eq!((count("copy_ahead"), count("unpack_words")), (0, 3), "{text}");
+}
+
+/// Rows of all kinds that are staged in shared memory: exp kept there or not, columns apart in sums that hang on them.
+#[test]
+fn staged_rows_compile() {
+    let mut programs = Vec::new();
+    for (d, cols) in [(DType::BF16, 50304), (DType::F16, 50302), (DType::BF16, 28000), (DType::F32, 28000), (DType::F32, 50304)]
+    {
+        let mut s = Sketch::default();
+        let (x, target) = (s.leaf(d, &[600, cols]), s.leaf(DType::I64, &[600]));
+        let smooth = [("label_smoothing", ops::Value::Float(0.1))];
+        let l = s.call_all("cross_entropy", &[t(x), t(target)], &smooth)[0];
+        let g = s.grads(l, &[x]);
+        programs.push(s.program(&g, true));
+        let y = s.call("log_softmax", &[t(x), int(-1)]);
+        programs.push(s.program(&[y], true));
+        let y = s.call("softmax", &[t(x), int(-1)]);
+        let low = s.call("amin", &[t(x), ints(&[1])]);
+        programs.push(s.program(&[y, low], true));
+        assert!(programs.iter().all(|p| labels(p).iter().any(|l| l.starts_with("row_staged"))), "{d} {cols}");
+    }
+    compile(&programs, &[OLDEST, NEWEST, COMING]);
 }
 
 /// Writes the texts of the main patterns to `PERILUNE_DUMP`, for a look at their machine code.

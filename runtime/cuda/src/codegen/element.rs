@@ -126,7 +126,7 @@ impl Emit<'_> {
             let value = match body.code(i) {
                 _ if held.contains(&i) => self.kept_one(i),
                 Code::Load { .. } if self.is_ramp(i) => self.ramp(i, "at"),
-                Code::Load { .. } if self.staged.contains(&i) => format!("widen(stage{i}[at])"),
+                Code::Load { .. } if self.staged.contains(&i) && !self.in_registers => format!("widen(stage{i}[at])"),
                 Code::Load { .. } => {
                     let reading = self.loads[&i].reading.clone();
                     let pos = if reading.flat { "flat" } else { "at" };

@@ -22,9 +22,9 @@ pub(super) struct Load {
     source: Source,
     pub(super) reading: Reading,
     /// Address, if a stored value is read.
-    pointer: String,
+    pub(super) pointer: String,
     /// Whether nothing in this kernel writes that value.
-    constant: bool,
+    pub(super) constant: bool,
     /// Names of seed and counter.
     stream: (String, String),
     /// Names of the strides that are neither 0 nor 1.
@@ -88,6 +88,9 @@ pub struct Emit<'a> {
     /// Loads that are read from shared memory, at the same columns.
     pub(super) staged: Vec<usize>,
     pub kept: Option<Kept>,
+    /// Whether staged loads wait in registers, and where pack `k` does in the text that is being written.
+    pub in_registers: bool,
+    pub held: Option<String>,
 }
 
 pub(super) type Coords = HashMap<Vec<usize>, Vec<String>>;
@@ -113,6 +116,8 @@ impl<'a> Emit<'a> {
             scratch: false,
             staged: Vec::new(),
             kept: None,
+            in_registers: false,
+            held: None,
         }
     }
 
@@ -695,8 +700,9 @@ impl<'a> Emit<'a> {
     }
 
     pub(super) fn flat(&mut self) {
-        let t = self.position();
-        self.text.line(format!("const {t} flat = row * cols + at;"));
+        // Signed, so that compilers see what differs by a constant only.
+        let t = self.index_type();
+        self.text.line(format!("const {t} flat = ({t})(row * cols) + ({t})at;"));
     }
 
     /// Writes the load of pack `k` into `r{i}`.
@@ -725,6 +731,10 @@ impl<'a> Emit<'a> {
                 self.text.close();
             }
             self.text.close();
+            return;
+        }
+        if let Some(words) = self.words(i).filter(|_| self.staged.contains(&i)) {
+            self.text.line(format!("unpack_words<{v}>(r{i} + k * {v}, {words});"));
             return;
         }
         if self.staged.contains(&i) {

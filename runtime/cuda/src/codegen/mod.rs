@@ -11,6 +11,7 @@ mod col;
 mod element;
 mod emit;
 mod expr;
+mod held;
 mod index;
 mod keep;
 mod map;

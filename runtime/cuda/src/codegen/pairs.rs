@@ -39,7 +39,11 @@ impl Emit<'_> {
         for line in &place.decl {
             self.text.line(line);
         }
-        self.text.line(format!("if ({}) join_pairs<{f}, {v}>(h{i}, stage{x} + at, k);", place.guard));
+        let call = match self.words(x) {
+            Some(words) => format!("join_words<{f}, {v}>(h{i}, {words}, k);"),
+            None => format!("join_pairs<{f}, {v}>(h{i}, stage{x} + at, k);"),
+        };
+        self.text.line(format!("if ({}) {call}", place.guard));
         self.text.close();
     }
 

@@ -9,6 +9,7 @@ use super::body::Body;
 use super::element::Asked;
 use super::emit::{Emit, Pass, Place};
 use super::expr;
+use super::held::Held;
 use super::keep;
 use super::row::{Passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
@@ -27,6 +28,8 @@ const MAX_TEAMS: usize = 4;
 /// Registers for the elements that a thread works on at a time: of the 64 that it has where 1,024 share a multiprocessor,
 /// and of 128.
 const ROOM: [usize; 2] = [24, 80];
+/// Registers of a multiprocessor.
+const REGISTERS: usize = 65536;
 /// Shared memory of a multiprocessor that a block takes for itself.
 const RESERVED: usize = 1024;
 
@@ -69,7 +72,10 @@ pub fn stage(
     let resident = if 2 * each(&g) <= all { 2 } else { 1 };
     let teams = teams(cols, resident, if light { MAX_TEAMS } else { 2 });
     let unroll = if light { CHUNK / BLOCK / 8 } else { 1 };
-    let t = g.position();
+    let held = Held::new(&g, &loads, cols, teams, REGISTERS / (teams * resident * TEAM));
+    g.in_registers = held.is_some();
+    // Signed, so that compilers see what differs by a constant only.
+    let t = g.index_type();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
     let shared_bytes = g.stage_rows(&loads, 1);
@@ -107,8 +113,9 @@ pub fn stage(
         g.text.line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));
     };
     // Walks a chunk: all of a thread's packs at once, but in the last chunk, which may not be whole.
-    let walk = |g: &mut Emit, step: &mut dyn FnMut(&mut Emit, usize, &Place)| {
-        let by_block = |g: &mut Emit, step: &mut dyn FnMut(&mut Emit, usize, &Place)| {
+    type Step<'s> = &'s mut dyn FnMut(&mut Emit, usize, &Place);
+    let walk = |g: &mut Emit, step: Step| {
+        let by_block = |g: &mut Emit, step: Step| {
             g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
             step(g, packs, &place(1));
             g.text.close();
@@ -126,29 +133,51 @@ pub fn stage(
         }
     };
 
-    g.text.line(format!("const {t} first = block;"));
+    let each_chunk = |g: &mut Emit, begin: &dyn Fn(&mut Emit), step: Step, end: &dyn Fn(&mut Emit)| match &held {
+        Some(h) => h.each_chunk(g, begin, step, end),
+        None => {
+            chunk(g);
+            begin(g);
+            walk(g, step);
+            end(g);
+            g.text.close();
+        }
+    };
+    let bring = |g: &mut Emit| {
+        let step: Step = match held.is_some() {
+            true => &mut |g, packs, place| g.fetch_held(packs, place, "f"),
+            false => &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage"),
+        };
+        each_chunk(g, &|_| (), step, &|_| ());
+    };
+
+    let position = g.position();
+    g.text.line(format!("const {position} first = block;"));
     g.row_begin("first", "f");
-    chunk(&mut g);
-    walk(&mut g, &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage"));
-    g.text.close();
+    if let Some(h) = &held {
+        h.declare(&mut g);
+    }
+    bring(&mut g);
     g.text.line("u32 flip = 0;");
-    g.text.open(format!("for ({t} row = first; row < rows; row += blocks, flip ^= 1)"));
+    g.text.open(format!("for ({position} row = first; row < rows; row += blocks, flip ^= 1)"));
     g.text.line("const bool live = true, more = row + blocks < rows;");
-    g.text.line(format!("const {t} next = more ? row + blocks : row;"));
+    g.text.line(format!("const {position} next = more ? row + blocks : row;"));
     g.row_start(&set);
     g.row_begin("next", "f");
     g.fetch_rows("more && threadIdx.x == 0", "f");
     g.row_maps(&set, 0);
-    g.text.line("copied();");
+    if held.is_none() {
+        g.text.line("copied();");
+    }
     let owner = format!("at / {CHUNK} % {teams} * {TEAM} + at / {BLOCK} % 8 * 32 + at % {} / {v}", 32 * v);
     let mut declared = BTreeSet::new();
     for d in 0..passes.feeds.len() {
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
         let kept = kept.filter(|_| g.kept.is_some());
         let keep: BTreeSet<usize> = kept.iter().filter(|k| k.1 == d).map(|k| k.0.reg).collect();
-        let held: BTreeSet<usize> = kept.iter().filter(|k| k.1 < d).map(|k| k.0.reg).collect();
+        let kept_before: BTreeSet<usize> = kept.iter().filter(|k| k.1 < d).map(|k| k.0.reg).collect();
         let (apart, columns) = keep::columns(body, passes, &g, d, &picks);
-        let asked = Asked { feeds, stores, held: &held, apart: &apart };
+        let asked = Asked { feeds, stores, held: &kept_before, apart: &apart };
         for c in &columns {
             if declared.insert(c.name) {
                 c.declare(&mut g, &owner);
@@ -166,30 +195,29 @@ pub fn stage(
             for &i in &pairs {
                 g.start_pairs(i);
             }
-            chunk(&mut g);
-            g.partials(&by_chunk);
             let feeds: Vec<usize> = walked.iter().copied().filter(|i| !pairs.contains(i)).collect();
-            walk(&mut g, &mut |g, packs, place| {
-                if !feeds.is_empty() || !stores.is_empty() || !keep.is_empty() {
-                    let (held, keep, feeds, apart) = (&held, &keep, &feeds[..], &apart);
-                    g.pass(&Pass { packs, place, held, keep, feeds, stores, apart });
-                }
-                for &i in &pairs {
-                    g.join_pairs(i, packs, place);
-                }
-                if d == last {
-                    g.text.open("if (more)");
-                    g.copy_ahead(packs, place, "f", "stage");
-                    g.text.close();
-                }
-            });
             let fold = |g: &mut Emit, i: usize, at: &str| {
                 let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));
                 g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, 32>(a{i});"));
                 g.text.line(format!("if (lane == 0) part{i}[flip][8 * {at} + warp] = w{i};"));
             };
-            by_chunk.iter().for_each(|i| fold(&mut g, *i, "m"));
-            g.text.close();
+            let mut step = |g: &mut Emit, packs: usize, place: &Place| {
+                if !feeds.is_empty() || !stores.is_empty() || !keep.is_empty() {
+                    let (held, keep, feeds, apart) = (&kept_before, &keep, &feeds[..], &apart);
+                    g.pass(&Pass { packs, place, held, keep, feeds, stores, apart });
+                }
+                for &i in &pairs {
+                    g.join_pairs(i, packs, place);
+                }
+                if d == last && held.is_none() {
+                    g.text.open("if (more)");
+                    g.copy_ahead(packs, place, "f", "stage");
+                    g.text.close();
+                }
+            };
+            let begin = |g: &mut Emit| g.partials(&by_chunk);
+            let end = |g: &mut Emit| by_chunk.iter().for_each(|i| fold(g, *i, "m"));
+            each_chunk(&mut g, &begin, &mut step, &end);
             for &i in &pairs {
                 g.end_pairs(i);
             }
@@ -201,6 +229,10 @@ pub fn stage(
         // The partials of a row lie where those of the last but one did: a barrier was between.
         if !feeds.is_empty() {
             g.text.line("__syncthreads();");
+        }
+        // No later pass reads the row: the next one can come.
+        if held.is_some() && !keep.is_empty() {
+            bring(&mut g);
         }
         for &i in feeds {
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));

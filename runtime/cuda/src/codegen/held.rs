@@ -1,0 +1,88 @@
+//! A staged row whose 16-bit elements wait in registers, as they come from memory, while what is kept of them fills the shared
+//! memory. The next row's loads are under way in the last passes, which read only what is kept.
+
+use super::emit::{Emit, Place};
+use super::expr;
+use super::space::{self, BLOCK, CHUNK, OCTET};
+
+/// Registers that a thread works with.
+const WORK: usize = 44;
+
+pub struct Held {
+    load: usize,
+    cols: usize,
+    teams: usize,
+    /// Of each of a team's chunks, the blocks that a warp has at most.
+    blocks: Vec<usize>,
+    /// Packs of a block.
+    packs: usize,
+}
+
+impl Held {
+    /// If the row fits: a thread has so many registers.
+    pub fn new(g: &Emit, loads: &[usize], cols: usize, teams: usize, registers: usize) -> Option<Held> {
+        let load = g.kept?.load;
+        let of = |j: usize| (cols - j * teams * CHUNK).min(CHUNK).div_ceil(8 * BLOCK);
+        let blocks: Vec<usize> = (0..space::chunks(cols).div_ceil(teams)).map(of).collect();
+        let words = blocks.iter().sum::<usize>() * OCTET / 2;
+        let fits = loads == [load] && g.dtype(load).is_half() && g.v.is_multiple_of(2) && words + WORK <= registers;
+        fits.then(|| Held { load, cols, teams, blocks, packs: OCTET / g.v })
+    }
+
+    pub fn declare(&self, g: &mut Emit) {
+        let packs = self.blocks.iter().sum::<usize>() * self.packs;
+        g.text.line(format!("u32 words{}[{packs}][{}];", self.load, g.v / 2));
+    }
+
+    /// Walks a team's chunks: `m` is the number of one, and `step` writes the packs of one block.
+    pub fn each_chunk(
+        &self,
+        g: &mut Emit,
+        begin: &dyn Fn(&mut Emit),
+        step: &mut dyn FnMut(&mut Emit, usize, &Place),
+        end: &dyn Fn(&mut Emit),
+    ) {
+        let (t, mut first) = (g.index_type(), 0);
+        for (j, &blocks) in self.blocks.iter().enumerate() {
+            let (before, after) = (j * self.teams, (j + 1) * self.teams);
+            let whole = after * CHUNK <= self.cols;
+            let chunks = space::chunks(self.cols);
+            g.text.open(if after <= chunks { String::new() } else { format!("if (team < {})", chunks - before) });
+            g.text.line(format!("const {t} m = team + {before}, b = m * {CHUNK} + origin;"));
+            begin(g);
+            g.text.unrolled("c", blocks);
+            g.held = Some(format!("{first} + c * {} + k", self.packs));
+            let decl = vec![format!("const {t} at = b + c * {} + k * {};", 8 * BLOCK, 32 * g.v)];
+            let guard = if whole { "true" } else { "at < cols" }.into();
+            step(g, self.packs, &Place { decl, guard, partial: false, full: whole, columns: OCTET });
+            g.held = None;
+            g.text.close();
+            end(g);
+            g.text.close();
+            first += blocks * self.packs;
+        }
+    }
+}
+
+impl Emit<'_> {
+    /// Asks for the packs of a place, of the row that begins at `name`.
+    pub fn fetch_held(&mut self, packs: usize, place: &Place, name: &str) {
+        let (Some(words), v, t) = (self.held.clone(), self.v, self.index_type()) else { return };
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        for &i in &self.staged {
+            let (pointer, nc, bytes) = (&self.loads[&i].pointer, self.loads[&i].constant, v * self.dtype(i).size());
+            let from = format!("{pointer} + ({name}{i} + ({t})at)");
+            self.text.line(format!("if ({}) fetch<{bytes}, {nc}>(words{i}[{words}], {from});", place.guard));
+        }
+        self.text.close();
+    }
+
+    /// The words of pack `k` of a staged load, if they wait in registers: an argument, and what tells their type.
+    pub fn words(&self, i: usize) -> Option<String> {
+        let type_of = format!("({}*)0", expr::stored(self.dtype(i)));
+        self.held.as_ref().map(|at| format!("words{i}[{at}], {type_of}"))
+    }
+}
