@@ -249,11 +249,12 @@ fn norms_and_losses_read_their_inputs_once() {
 #[test]
 fn staged_rows_compile() {
     let mut programs = Vec::new();
-    for (d, cols) in [(DType::BF16, 50304), (DType::F16, 50302), (DType::BF16, 28000), (DType::F32, 28000), (DType::F32, 50304)]
+    for (d, cols) in
+        [(DType::BF16, 50304), (DType::F16, 50302), (DType::BF16, 28000), (DType::F32, 28000), (DType::F32, 50304)]
     {
         let mut s = Sketch::default();
         let (x, target) = (s.leaf(d, &[600, cols]), s.leaf(DType::I64, &[600]));
-        let smooth = [("label_smoothing", ops::Value::Float(0.1))];
+        let smooth = [("label_smoothing", float(0.1))];
         let l = s.call_all("cross_entropy", &[t(x), t(target)], &smooth)[0];
         let g = s.grads(l, &[x]);
         programs.push(s.program(&g, true));

@@ -47,7 +47,7 @@ pub fn kept(body: &Body, passes: &Passes, g: &Emit, loads: &[usize]) -> Option<(
                 continue;
             }
             let late = |j: usize| (d + 1..count).any(|e| reach(roots(body, passes, e), Some(i)).contains(&j));
-            let fits = |j: &usize| matches!(g.dtype(*j).size(), 2 | 4) && !late(*j);
+            let fits = |j: &usize| g.dtype(*j).is_half() && !late(*j);
             if let Some(load) = loads.iter().copied().find(fits) {
                 found = Some((cost(i), Kept { reg: i, load }, d));
             }

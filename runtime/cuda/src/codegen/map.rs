@@ -1,5 +1,6 @@
-//! Pure maps: a thread takes a few packs of neighbours at a time, all loads of them before the first use, and strides over
-//! the elements with the grid.
+//! Pure maps: a thread takes a pack of neighbours from each operand. Where that is little to ask memory for and much to
+//! compute, it takes a few packs at a time, all loads of them before the first use, and strides over the elements with the
+//! grid.
 
 use super::body::Body;
 use super::emit::{Emit, Pass, Place, pack};
@@ -9,8 +10,10 @@ use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
 const THREADS: usize = 256;
-/// Bytes that a thread should have asked for before it waits.
+/// Bytes that a thread of much work should have asked for before it waits; with half of it one pack will do.
 const IN_FLIGHT: usize = 64;
+/// Work of an element that is much.
+const HEAVY: usize = 16;
 /// Work of one thread's elements beyond which more packs only make the text longer.
 const MAX_WORK: usize = 1024;
 
@@ -40,7 +43,7 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, apart: &none });
     g.text.close();
     let packs = n.div_ceil(v);
-    let blocks = match many {
+    let blocks = match many || unroll == 1 {
         true => packs.div_ceil(THREADS * unroll),
         false => packs.div_ceil(THREADS).min(props.sms as usize * 16),
     };
@@ -60,6 +63,9 @@ fn unroll(body: &Body, set: &BTreeSet<usize>, v: usize) -> usize {
             Code::Map(f, _) if instr.level == Level::Full => work += f.flops(),
             _ => work += 1,
         }
+    }
+    if 2 * bytes >= IN_FLIGHT || work < HEAVY {
+        return 1;
     }
     let wanted = IN_FLIGHT.checked_div(bytes).unwrap_or(1).clamp(1, 4);
     let room = (MAX_WORK / (work.max(1) * v)).max(1);

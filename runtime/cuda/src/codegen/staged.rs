@@ -64,15 +64,25 @@ pub fn stage(
     if loads.is_empty() || each(&g) > all || words * OCTET > ROOM[1] {
         return None;
     }
-    let kept = keep::kept(body, passes, &g, &loads);
-    g.kept = kept.map(|k| k.0);
-    g.kept = g.kept.filter(|_| each(&g) <= all);
     let packs = OCTET / v;
     let light = words * OCTET <= ROOM[0] && packs <= 2;
-    let resident = if 2 * each(&g) <= all { 2 } else { 1 };
-    let teams = teams(cols, resident, if light { MAX_TEAMS } else { 2 });
-    let unroll = if light { CHUNK / BLOCK / 8 } else { 1 };
-    let held = Held::new(&g, &loads, cols, teams, REGISTERS / (teams * resident * TEAM));
+    let most = if light { MAX_TEAMS } else { 2 };
+    // Kept where a row fits once more as f32 and itself in registers: shared memory for both is slower than `exp` again.
+    let kept = keep::kept(body, passes, &g, &loads);
+    g.kept = kept.map(|k| k.0);
+    let resident = |g: &Emit| if 2 * each(g) <= all { 2 } else { 1 };
+    let mut held = None;
+    if light && g.kept.is_some() && each(&g) <= all {
+        let (resident, room) = (resident(&g), |teams: usize| REGISTERS / (teams * TEAM));
+        let teams = teams(cols, resident, most);
+        held = Held::new(&g, &loads, cols, teams, room(teams * resident)).map(|h| (h, teams));
+    }
+    if held.is_none() {
+        g.kept = None;
+    }
+    let resident = resident(&g);
+    let teams = held.as_ref().map_or(most / resident, |h| h.1);
+    let held = held.map(|h| h.0);
     g.in_registers = held.is_some();
     // Signed, so that compilers see what differs by a constant only.
     let t = g.index_type();
@@ -93,52 +103,24 @@ pub fn stage(
     }
     // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
-    let place = |unroll: usize| {
-        let step = if unroll > 1 {
-            format!("k / {packs} * {} + k % {packs} * {}", 8 * BLOCK, 32 * v)
-        } else {
-            format!("k * {}", 32 * v)
-        };
-        let whole = full || unroll > 1;
-        Place {
-            decl: vec![format!("const {t} at = b + {step};")],
-            guard: if whole { "true" } else { "at < end" }.into(),
-            partial: false,
-            full: whole,
-            columns: OCTET,
-        }
+    let place = Place {
+        decl: vec![format!("const {t} at = b + k * {};", 32 * v)],
+        guard: if full { "true" } else { "at < end" }.into(),
+        partial: false,
+        full,
+        columns: OCTET,
     };
-    let chunk = |g: &mut Emit| {
-        g.text.open(format!("for ({t} m = team; m < {chunks}; m += {teams})"));
-        g.text.line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));
-    };
-    // Walks a chunk: all of a thread's packs at once, but in the last chunk, which may not be whole.
     type Step<'s> = &'s mut dyn FnMut(&mut Emit, usize, &Place);
-    let walk = |g: &mut Emit, step: Step| {
-        let by_block = |g: &mut Emit, step: Step| {
-            g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
-            step(g, packs, &place(1));
-            g.text.close();
-        };
-        if unroll > 1 && cols >= CHUNK {
-            g.text.open(format!("if (begin + {CHUNK} <= cols)"));
-            g.text.line(format!("const {t} b = begin + origin;"));
-            step(g, packs * unroll, &place(unroll));
-            g.text.close();
-            g.text.open("else");
-            by_block(g, step);
-            g.text.close();
-        } else {
-            by_block(g, step);
-        }
-    };
-
     let each_chunk = |g: &mut Emit, begin: &dyn Fn(&mut Emit), step: Step, end: &dyn Fn(&mut Emit)| match &held {
         Some(h) => h.each_chunk(g, begin, step, end),
         None => {
-            chunk(g);
+            g.text.open(format!("for ({t} m = team; m < {chunks}; m += {teams})"));
+            g.text
+                .line(format!("const {t} begin = m * {CHUNK}, end = begin + {CHUNK} < cols ? begin + {CHUNK} : cols;"));
             begin(g);
-            walk(g, step);
+            g.text.open(format!("for ({t} b = begin + origin; b < end; b += {})", 8 * BLOCK));
+            step(g, packs, &place);
+            g.text.close();
             end(g);
             g.text.close();
         }
