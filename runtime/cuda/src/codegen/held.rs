@@ -4,9 +4,10 @@
 use super::emit::{Emit, Place};
 use super::expr;
 use super::space::{self, BLOCK, CHUNK, OCTET};
+use crate::launch::Props;
 
-/// Registers that a thread works with.
-const WORK: usize = 44;
+/// Registers that a thread works with; from sm_100 on, of what ptxas makes there.
+const WORK: [usize; 2] = [44, 52];
 
 pub struct Held {
     load: usize,
@@ -20,12 +21,13 @@ pub struct Held {
 
 impl Held {
     /// If the row fits: a thread has so many registers.
-    pub fn new(g: &Emit, loads: &[usize], cols: usize, teams: usize, registers: usize) -> Option<Held> {
+    pub fn new(g: &Emit, props: &Props, loads: &[usize], cols: usize, teams: usize, registers: usize) -> Option<Held> {
+        let work = WORK[usize::from(props.arch.0 >= 10)];
         let load = g.kept?.load;
         let of = |j: usize| (cols - j * teams * CHUNK).min(CHUNK).div_ceil(8 * BLOCK);
         let blocks: Vec<usize> = (0..space::chunks(cols).div_ceil(teams)).map(of).collect();
         let words = blocks.iter().sum::<usize>() * OCTET / 2;
-        let fits = loads == [load] && g.dtype(load).is_half() && g.v.is_multiple_of(2) && words + WORK <= registers;
+        let fits = loads == [load] && g.dtype(load).is_half() && g.v.is_multiple_of(2) && words + work <= registers;
         fits.then(|| Held { load, cols, teams, blocks, packs: OCTET / g.v })
     }
 

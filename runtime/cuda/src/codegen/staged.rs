@@ -75,7 +75,7 @@ pub fn stage(
     if light && g.kept.is_some() && each(&g) <= all {
         let (resident, room) = (resident(&g), |teams: usize| REGISTERS / (teams * TEAM));
         let teams = teams(cols, resident, most);
-        held = Held::new(&g, &loads, cols, teams, room(teams * resident)).map(|h| (h, teams));
+        held = Held::new(&g, props, &loads, cols, teams, room(teams * resident)).map(|h| (h, teams));
     }
     if held.is_none() {
         g.kept = None;

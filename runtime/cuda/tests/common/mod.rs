@@ -88,8 +88,13 @@ pub fn ints(v: &[i64]) -> Value {
 
 /// The launches of every region of a program.
 pub fn works(p: &Program) -> Vec<Work> {
+    works_on(p, &Props::H200)
+}
+
+/// The same for another GPU.
+pub fn works_on(p: &Program, props: &Props) -> Vec<Work> {
     let lists = p.kernels.iter().filter(|k| !matches!(k, Kernel::Library(_))).map(Kernel::regions);
-    lists.map(|r| codegen::regions(p, r, &Props::H200).unwrap()).collect()
+    lists.map(|r| codegen::regions(p, r, props).unwrap()).collect()
 }
 
 /// Distinct functions, each with the number of launches that use it.
