@@ -4,6 +4,9 @@
 //! reads there, in every pass, so that nobody waits for anybody: `cp.async` brings a pack of the next row as soon as the last
 //! pass is through with the one in its place, and one block computes while the other's row arrives. A barrier stands only
 //! where a reduction joins the warps.
+//!
+//! Rows of 16-bit floats with `exp` in them wait in registers instead (`held`), and shared memory keeps `exp` (`keep`). What
+//! holds for one column only is left to the thread that has it (`element`).
 
 use super::body::Body;
 use super::element::Asked;
