@@ -2,6 +2,7 @@
 
 use crate::memory::Role;
 use crate::profile::Profile;
+use crate::snapshot::Copied;
 use crate::state::{Held, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
@@ -113,6 +114,8 @@ pub struct Engine {
     next_uid: u64,
     old_sites: VecDeque<(u32, Vec<Site>)>,
     pub(crate) states: States,
+    /// Of the last snapshot.
+    pub(crate) copies: Option<Copied>,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
@@ -152,6 +155,7 @@ impl Engine {
             next_uid: 1,
             old_sites: VecDeque::new(),
             states: States::default(),
+            copies: None,
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,

@@ -92,6 +92,16 @@ impl States {
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
+    /// The State's buffer, if it holds what reading the State means now.
+    pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
+        self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
+    }
+
+    /// The recipe line that made it.
+    pub fn site(&self, id: StateId) -> Site {
+        self.all.get(&id.0).map_or(Site::NONE, |s| s.site)
+    }
+
     /// (payload, value) of every assignment not yet written, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()

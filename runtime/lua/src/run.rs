@@ -414,6 +414,16 @@ impl Run {
         Ok(())
     }
 
+    /// The paths of all States in order, and copies of their values, which another thread may read while the run goes on.
+    pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
+        let (mut paths, mut ids) = (Vec::new(), Vec::new());
+        for (path, state) in self.list_states()? {
+            ids.push(crate::handover::id_of(&state)?);
+            paths.push(path);
+        }
+        Ok((paths, self.host.record(&self.lua, |engine| engine.snapshot(&ids))?))
+    }
+
     /// The numbers of a run besides its States: position in the data, counts of updates, early stopping.
     pub fn cursor(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
         let f: Function = self.table.get("cursor")?;
