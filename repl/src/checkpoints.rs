@@ -17,10 +17,9 @@ impl From<perilune_checkpoint::Error> for Failure {
         use perilune_checkpoint::Error;
         match &e {
             Error::Broken { .. } => Failure::Refused(e.to_string()),
-            Error::Data(perilune_data::Error::Io { .. })
-            | Error::Io { .. }
-            | Error::Device { .. }
-            | Error::Lost(_) => Failure::System(e.to_string()),
+            Error::Data(perilune_data::Error::Io { .. }) | Error::Io { .. } | Error::Device { .. } | Error::Lost(_) => {
+                Failure::System(e.to_string())
+            }
             Error::Data(_) => Failure::Refused(e.to_string()),
         }
     }

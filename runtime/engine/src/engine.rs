@@ -381,7 +381,7 @@ impl Engine {
         if self.step.depth > 0 {
             self.stats.splits += 1;
         }
-        self.run(&Request { roots, commits: Vec::new() })
+        self.run(&Request { roots, ..Request::default() })
     }
 
     pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
@@ -545,7 +545,7 @@ impl Engine {
 
     /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
     fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
-        let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+        let request = self.states.request(ids.to_vec());
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
@@ -558,7 +558,7 @@ impl Engine {
         let program = self.plan_only(ids)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         if source {
-            let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+            let request = self.states.request(ids.to_vec());
             return self.sources(&request, &program, &places);
         }
         Ok(show::show(&program, &places, &self.sites))

@@ -328,7 +328,9 @@ impl Mapped {
             check(status, "asking for the allocation granularity")?;
             let nbytes = nbytes.max(1).next_multiple_of(granularity);
             check(sys::cuMemCreate(&mut handle, nbytes, &prop, 0), "taking memory on the GPU")?;
-            if let Err(e) = check(sys::cuMemAddressReserve(&mut base, nbytes, 0, 0, 0), "reserving addresses on the GPU") {
+            if let Err(e) =
+                check(sys::cuMemAddressReserve(&mut base, nbytes, 0, 0, 0), "reserving addresses on the GPU")
+            {
                 sys::cuMemRelease(handle);
                 return Err(e);
             }
