@@ -603,6 +603,16 @@ function Run:cursor()
   }
 end
 
+---The rates of the next update, one a group of the optimizer; nil without an optimizer that has groups.
+---@return number[]?
+function Run:rates()
+  local opt = self.opt
+  if not (opt and opt.groups and opt.lr) then return nil end
+  local out = {}
+  for i = 1, #opt.groups do out[i] = opt:lr(i) end
+  return out
+end
+
 ---Goes to where `cursor` was taken. The States are loaded apart from it.
 ---@param cursor table
 function Run:seek(cursor)

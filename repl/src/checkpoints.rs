@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const MODEL: &str = "model.";
+const SCALER: &str = "scaler.";
 
 impl From<perilune_checkpoint::Error> for Failure {
     fn from(e: perilune_checkpoint::Error) -> Failure {
@@ -183,7 +184,11 @@ fn take(run: &Run, about: &Map<String, Value>, latest: &[(String, f64)]) -> Resu
     let (seed, step) = run.rng();
     let mut record = about.clone();
     record.insert("rng".into(), json!({ "seed": seed, "step": step }));
-    record.insert("cursor".into(), events::params(&run.cursor()?));
+    let cursor = events::params(&run.cursor()?);
+    if let Some(rates) = run.rates() {
+        record.insert("schedule".into(), json!({ "updates": cursor["updates"], "lr": rates }));
+    }
+    record.insert("cursor".into(), cursor);
     record.insert("metrics".into(), events::object(latest));
     Ok(Taken { step: run.count(), paths, copies, record })
 }
@@ -193,6 +198,15 @@ impl Source for Taken {
         let step = self.step;
         let values = self.copies.read().map_err(|source| perilune_checkpoint::Error::Device { step, source })?;
         let (mut model, mut optimizer) = (Vec::new(), Vec::new());
+        // For people: what counts are the States.
+        let scaler = self.paths.iter().zip(&values).filter_map(|(path, value)| {
+            let name = path.strip_prefix(SCALER).filter(|_| value.numel() == 1)?;
+            Some((name.to_string(), json!(value.get_f64(0))))
+        });
+        let scaler: Map<String, Value> = scaler.collect();
+        if !scaler.is_empty() {
+            self.record.insert("scaler".into(), scaler.into());
+        }
         for (path, value) in std::mem::take(&mut self.paths).into_iter().zip(values) {
             match path.strip_prefix(MODEL) {
                 Some(inside) => model.push((inside.to_string(), value)),

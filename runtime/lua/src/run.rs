@@ -437,6 +437,12 @@ impl Run {
         Ok(out)
     }
 
+    /// The rates that the schedules give the next update, one a group; none if the optimizer has none, or a schedule raises.
+    pub fn rates(&self) -> Option<Vec<f64>> {
+        let f: Function = self.table.get("rates").ok()?;
+        f.call(&self.table).ok()?
+    }
+
     /// Goes to where `cursor` was taken.
     pub fn seek(&self, cursor: &[(String, ParamValue)]) -> Result<(), Failed> {
         let t = self.lua.create_table()?;
