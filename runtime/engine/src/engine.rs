@@ -2,6 +2,7 @@
 
 use crate::memory::Role;
 use crate::profile::Profile;
+use crate::snapshot::Copied;
 use crate::state::{Held, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
@@ -113,6 +114,8 @@ pub struct Engine {
     next_uid: u64,
     old_sites: VecDeque<(u32, Vec<Site>)>,
     pub(crate) states: States,
+    /// Of the last snapshot.
+    pub(crate) copies: Option<Copied>,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
@@ -152,6 +155,7 @@ impl Engine {
             next_uid: 1,
             old_sites: VecDeque::new(),
             states: States::default(),
+            copies: None,
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,
@@ -377,7 +381,7 @@ impl Engine {
         if self.step.depth > 0 {
             self.stats.splits += 1;
         }
-        self.run(&Request { roots, commits: Vec::new() })
+        self.run(&Request { roots, ..Request::default() })
     }
 
     pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
@@ -541,7 +545,7 @@ impl Engine {
 
     /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
     fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
-        let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+        let request = self.states.request(ids.to_vec());
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
@@ -554,7 +558,7 @@ impl Engine {
         let program = self.plan_only(ids)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         if source {
-            let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+            let request = self.states.request(ids.to_vec());
             return self.sources(&request, &program, &places);
         }
         Ok(show::show(&program, &places, &self.sites))

@@ -8,11 +8,11 @@ use crate::engine::{Engine, Fault, Value};
 use crate::memory::Role;
 use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
-use perilune_core::graph::{Graph, NodeId};
+use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_plan::{Backend, Buffer};
+use perilune_plan::{Backend, Buffer, Guard, Request};
 use std::collections::HashMap;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -62,6 +62,8 @@ pub(crate) struct States {
     order: Vec<StateId>,
     /// States whose handles are all gone, dropped when the generation ends.
     gone: Vec<StateId>,
+    /// The bool on which the assignments of the open step depend.
+    pub guard: Option<NodeId>,
 }
 
 impl States {
@@ -92,32 +94,32 @@ impl States {
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
+    /// The State's buffer, if it holds what reading the State means now.
+    pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
+        self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
+    }
+
+    /// The recipe line that made it.
+    pub fn site(&self, id: StateId) -> Site {
+        self.all.get(&id.0).map_or(Site::NONE, |s| s.site)
+    }
+
     /// (payload, value) of every assignment not yet written, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
-    /// States whose value the open step changes, and the new value; not those that it made.
-    pub fn guarded(&self) -> Vec<(StateId, NodeId)> {
-        let assigned = |id: &StateId| self.all.get(&id.0).filter(|s| s.initial.is_none())?.assigned;
-        self.order.iter().filter_map(|id| Some((*id, assigned(id)?))).collect()
-    }
-
-    /// Writes another value at the end of the step than was assigned, of the same shape and dtype.
-    pub fn replace(&mut self, id: StateId, value: NodeId) {
-        if let Some(s) = self.all.get_mut(&id.0) {
-            s.assigned = Some(value);
-        }
-    }
-
-    /// The leaves through which the open step reads the values that States had before it.
-    pub fn first_reads(&self, graph: &Graph) -> HashMap<StateId, NodeId> {
-        let leaves = self.reads.iter().filter(|(node, _)| graph.node(*node).op == &create::STATE);
-        leaves.map(|(node, id)| (*id, *node)).collect()
+    /// The request that makes `roots` and writes what is pending. A guard holds for States that the open step did not make.
+    pub fn request(&self, roots: Vec<NodeId>) -> Request {
+        let commits = self.pending();
+        let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
+        let guard = self.guard.map(|ok| Guard { ok, commits: commits.iter().map(old).collect() });
+        Request { roots, commits, guard }
     }
 
     /// Takes back the assignments of a failed step; States made in it get their initial value.
     pub fn roll_back(&mut self) {
+        self.guard = None;
         self.order.retain(|id| match self.all.get_mut(&id.0) {
             Some(s) => {
                 s.assigned = s.initial;
@@ -132,6 +134,7 @@ impl States {
 
     /// Everything was written: the next generation reads the buffers.
     pub fn written(&mut self) {
+        self.guard = None;
         for s in self.all.values_mut() {
             s.current = None;
             s.assigned = None;

@@ -33,7 +33,7 @@ pub use console::{Answer, Console};
 pub use errors::RecipeError;
 pub use handover::{Described, Handover, Parked, Source, Taking, compare};
 pub use loader::stdlib_files;
-pub use perilune_engine::profile;
+pub use perilune_engine::{Copies, profile};
 pub use reference::{reference_markdown, stubs};
 pub use run::{KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};

@@ -18,6 +18,16 @@ pub struct Request {
     /// (payload of the State, its new value): written when everything else has run. Values have the State's numel and
     /// dtype.
     pub commits: Vec<(u64, NodeId)>,
+    pub guard: Option<Guard>,
+}
+
+/// Lets a bool decide on the device whether commits are done.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// A scalar. Where it is false the guarded States keep what they hold.
+    pub ok: NodeId,
+    /// Which of the commits it guards.
+    pub commits: Vec<bool>,
 }
 
 /// A buffer the program reads: `LEAF` and `STATE` payloads live in different spaces.
@@ -91,7 +101,8 @@ impl Tracer {
         self.position.clear();
         self.position.resize(g.len(), 0);
         let mut top = 0;
-        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)) {
+        let ok = request.guard.as_ref().map(|guard| &guard.ok);
+        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)).chain(ok) {
             self.position[id.index()] = WANTED;
             top = top.max(id.index() + 1);
         }
@@ -149,11 +160,14 @@ impl Tracer {
         for r in &request.roots {
             t.key.push(0x8000_0000 | self.position[r.index()]);
         }
-        for (state, v) in &request.commits {
+        t.key.extend(ok.map(|ok| 0xa000_0000 | self.position[ok.index()]));
+        for (i, (state, v)) in request.commits.iter().enumerate() {
+            let guarded = request.guard.as_ref().is_some_and(|guard| guard.commits[i]);
             let node = &g.nodes()[v.index()];
             let k = input(t, &mut self.by_leaf, Source::State(*state), node.shape, node.dtype);
             t.commit_inputs.push(k);
-            t.key.extend([0xc000_0000 | self.position[v.index()], k]);
+            let mark = if guarded { 0xe000_0000 } else { 0xc000_0000 };
+            t.key.extend([mark | self.position[v.index()], k]);
         }
         if self.budgeted || !g.remat.spans.is_empty() {
             remat::words(g, &t.order, &self.position, &mut t.key);
