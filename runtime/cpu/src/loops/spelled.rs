@@ -298,6 +298,19 @@ entries! {
     Powers: Load SubStill Exp Store Sum@0;
     /// Softmax: shares of the sum.
     Shares: Load MulStill Stream;
+    /// Softmax backwards: the row times its gradient, summed.
+    Dot: Load Mul Sum@0;
+    /// Softmax backwards: what is left of the gradient, scaled.
+    Balanced: Load SubStill Mul MulStill Stream;
+    /// A residual, and the sum of its rows.
+    Residual: Load Add Store Sum@0;
+    /// Layer norm backwards: sums over rows.
+    Weighed: Load SubStill MulStill Store Load Mul Store Mul Sum@0;
+    /// Layer norm backwards: the gradient of the row, and what goes to the weight.
+    Gradient: Load MulStill Store@0 Load SubStill Sub@0 MulStill Store Load Mul Stream;
+    /// AdamW with a scaled gradient.
+    AdamW: Load MulStill Store@0 Sub MulStill Add Store Load@0 Square Sub MulStill Add Store Sqrt MulStill AddStill
+        Store@0 Load MulStill Div@0 Store@0 Load MulStill Sub@0 Store;
 }
 
 /// How many links at the start only ask for memory.
