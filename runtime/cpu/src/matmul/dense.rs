@@ -5,7 +5,7 @@
 //! and blocks, and whether the right side is copied, follows from speed alone.
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
-//! which stays in the L1 cache while the rows go by; the left side is read where it lies, unless its rows would push each
+//! which stays in the first or second cache while the rows go by; the left side is read where it lies, unless its rows would push each
 //! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
