@@ -13,7 +13,8 @@ local schedule = require "perilune.optim.schedule"
 ---@class perilune.Rule
 ---@field name string first part of the path of its slots
 ---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> starting values
----@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any) step is a number, or with `device_step` perhaps a scalar tensor
+---@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? step is a number, or with `device_step` perhaps a scalar tensor
+---@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? instead of update: of many parameters at once; the lists are its own
 ---@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler only the device knows how many updates were good
 
 ---@class perilune.Optimizer
@@ -185,6 +186,34 @@ local function keep_unless(ok, p, update)
   for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
 end
 
+---The parameters that have a gradient, and these, 16-bit ones in f32.
+local function with_gradients(groups)
+  local all, states, params, grads = {}, {}, {}, {}
+  for _, group in ipairs(groups) do
+    for _, p in ipairs(group.params) do
+      all[#all + 1] = p
+      states[#states + 1] = p.state
+    end
+  end
+  for i, g in ipairs(pl.native.gradients(states)) do
+    if g then
+      params[#params + 1] = all[i]
+      grads[#grads + 1] = g
+    end
+  end
+  return params, grads
+end
+
+local function alike(p, q)
+  return p.rule == q.rule and p.options == q.options and p.lr == q.lr
+end
+
+local function pick(list, field, from, to)
+  local out = {}
+  for i = from, to do out[#out + 1] = list[i][field] end
+  return out
+end
+
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
 ---Outside of a step scope this ends the implicit step.
 ---@param opts {scale?: number|perilune.Tensor, scaler?: perilune.LossScaler}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
@@ -197,16 +226,9 @@ function Optimizer:step(opts)
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
     scale = (scale or 1) / scaler.factor:detach()
   end
-  local params, grads = {}, {}
-  for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do
-      local g = p.state.grad
-      if g then
-        g = clip.wide(g)
-        params[#params + 1] = p
-        grads[#grads + 1] = scale and g * scale or g
-      end
-    end
+  local params, grads = with_gradients(self.groups)
+  if scale then
+    for i, g in ipairs(grads) do grads[i] = g * scale end
   end
   if #grads == 0 then
     pl.error(op, "no parameter has a gradient at step()", "call loss:backward() before it, in the same step, on a loss made from the parameters")
@@ -225,11 +247,22 @@ function Optimizer:step(opts)
   local step = self.count + 1
   local device_step = scaler and scaler.updates:detach() + 1
   local rates = {} -- each schedule is asked once
-  for i, p in ipairs(params) do
-    local lr = rates[p.lr] or schedule.at(op, p.lr, self.count)
-    rates[p.lr] = lr
-    local function update() p.rule.update(p.state, grads[i], p.slots, p.options, lr, p.rule.device_step and device_step or step) end
+  for _, p in ipairs(params) do rates[p.lr] = rates[p.lr] or schedule.at(op, p.lr, self.count) end
+  local i = 1
+  while i <= #params do
+    local p, last = params[i], i
+    local rule, lr, n = p.rule, rates[p.lr], p.rule.device_step and device_step or step
+    -- What a rule takes at once: neighbours of the same options and rate; one at a time if each is to be kept from a bad step.
+    while rule.update_all and not ok and last < #params and alike(params[last + 1], p) do last = last + 1 end
+    local function update()
+      if rule.update_all then
+        rule.update_all(pick(params, "state", i, last), table.move(grads, i, last, 1, {}), pick(params, "slots", i, last), p.options, lr, n)
+      else
+        rule.update(p.state, grads[i], p.slots, p.options, lr, n)
+      end
+    end
     if ok then keep_unless(ok, p, update) else update() end
+    i = last + 1
   end
   if scaler then scaler:update(ok) end
   self.count = self.count + 1

@@ -9,6 +9,7 @@ use crate::remat;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
+use rustc_hash::FxHashMap;
 
 /// What the engine wants done: values, and States to overwrite.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +70,7 @@ pub struct Tracer {
     pub trace: Trace,
     /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what it goes by.
     pub budgeted: bool,
-    by_leaf: std::collections::HashMap<(bool, u64), u32>,
+    by_leaf: FxHashMap<(bool, u64), u32>,
 }
 
 const WANTED: u32 = u32::MAX;
@@ -166,13 +167,7 @@ impl Tracer {
     }
 }
 
-fn input(
-    t: &mut Trace,
-    seen: &mut std::collections::HashMap<(bool, u64), u32>,
-    source: Source,
-    shape: Shape,
-    dtype: DType,
-) -> u32 {
+fn input(t: &mut Trace, seen: &mut FxHashMap<(bool, u64), u32>, source: Source, shape: Shape, dtype: DType) -> u32 {
     let name = match source {
         Source::Leaf(p) => (false, p),
         Source::State(p) => (true, p),
