@@ -177,9 +177,9 @@ function Optimizer:states()
 end
 
 ---Records an update that leaves the parameter and its slots as they were unless `ok` holds on the device.
-local function keep_unless(ok, p, update)
-  local states = { p.state }
-  for _, name in ipairs(tree.keys(p.slots)) do states[#states + 1] = p.slots[name] end
+local function keep_unless(ok, state, slots, update)
+  local states = { state }
+  for _, name in ipairs(tree.keys(slots)) do states[#states + 1] = slots[name] end
   local before = {}
   for i, state in ipairs(states) do before[i] = state:detach() end
   update()
@@ -204,13 +204,27 @@ local function with_gradients(groups)
   return params, grads
 end
 
-local function alike(p, q)
-  return p.rule == q.rule and p.options == q.options and p.lr == q.lr
-end
+---@class perilune.UpdateBatch
+---@field rule perilune.Rule
+---@field options any
+---@field lr number|perilune.Schedule
+---@field states perilune.State[]
+---@field grads perilune.Tensor[]
+---@field slots table<string, perilune.State>[]
 
-local function pick(list, field, from, to)
-  local out = {}
-  for i = from, to do out[#out + 1] = list[i][field] end
+---What is updated at once: neighbours of the same rule, options and rate; each by itself if `single`.
+---@return perilune.UpdateBatch[]
+local function batches(params, grads, single)
+  local out = {} ---@type perilune.UpdateBatch[]
+  for i, p in ipairs(params) do
+    local b = out[#out]
+    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= p.lr then
+      b = { rule = p.rule, options = p.options, lr = p.lr, states = {}, grads = {}, slots = {} }
+      out[#out + 1] = b
+    end
+    local n = #b.states + 1
+    b.states[n], b.grads[n], b.slots[n] = p.state, grads[i], p.slots
+  end
   return out
 end
 
@@ -247,22 +261,21 @@ function Optimizer:step(opts)
   local step = self.count + 1
   local device_step = scaler and scaler.updates:detach() + 1
   local rates = {} -- each schedule is asked once
-  for _, p in ipairs(params) do rates[p.lr] = rates[p.lr] or schedule.at(op, p.lr, self.count) end
-  local i = 1
-  while i <= #params do
-    local p, last = params[i], i
-    local rule, lr, n = p.rule, rates[p.lr], p.rule.device_step and device_step or step
-    -- What a rule takes at once: neighbours of the same options and rate; one at a time if each is to be kept from a bad step.
-    while rule.update_all and not ok and last < #params and alike(params[last + 1], p) do last = last + 1 end
+  for _, b in ipairs(batches(params, grads, ok ~= nil)) do
+    local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
+    rates[b.lr] = lr
+    local count = rule.device_step and device_step or step
     local function update()
       if rule.update_all then
-        rule.update_all(pick(params, "state", i, last), table.move(grads, i, last, 1, {}), pick(params, "slots", i, last), p.options, lr, n)
-      else
-        rule.update(p.state, grads[i], p.slots, p.options, lr, n)
+        rule.update_all(b.states, b.grads, b.slots, b.options, lr, count)
+      elseif rule.update then
+        for i, w in ipairs(b.states) do
+          local g, slots = b.grads[i], b.slots[i] ---@type any, any
+          rule.update(w, g, slots, b.options, lr, count)
+        end
       end
     end
-    if ok then keep_unless(ok, p, update) else update() end
-    i = last + 1
+    if ok then keep_unless(ok, b.states[1], b.slots[1], update) else update() end
   end
   if scaler then scaler:update(ok) end
   self.count = self.count + 1

@@ -129,8 +129,10 @@ impl Tracer {
                 let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);
                 // A State's buffer will change and is copied where it is handed out; another leaf's is handed out itself.
                 let state = matches!(source, Source::State(_)) as u32;
-                t.key.extend([0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
-                t.key.extend(node.shape.dims().iter().flat_map(|&d| [d as u32, (d as u64 >> 32) as u32]));
+                t.key.extend_from_slice(&[0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
+                for &d in node.shape.dims() {
+                    t.key.extend_from_slice(&[d as u32, (d as u64 >> 32) as u32]);
+                }
                 continue;
             }
             t.key.push(node.op.code());
@@ -144,7 +146,9 @@ impl Tracer {
                 t.key.push(node.shape.rank() as u32);
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u32));
             }
-            t.key.extend(node.attrs.iter().flat_map(|&a| [a as u32, (a as u64 >> 32) as u32]));
+            for &a in &node.attrs {
+                t.key.extend_from_slice(&[a as u32, (a as u64 >> 32) as u32]);
+            }
             t.key.extend(node.inputs.iter().map(|x| self.position[x.index()]));
         }
         for r in &request.roots {
