@@ -13,7 +13,7 @@ use perilune_core::ops::{create, movement};
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub dtype: DType,
     pub trainable: bool,
     buffer: Option<Buffer>,
-    /// What reads mean now: the leaf of the current generation, or the value assigned in it.
+    /// What reads mean now, once there was one: the leaf of the current generation, or the value assigned in it.
     current: Option<NodeId>,
     /// The value to be written at the end of the generation.
     assigned: Option<NodeId>,
@@ -54,7 +54,7 @@ pub struct StateInfo {
 
 #[derive(Debug, Default)]
 pub(crate) struct States {
-    all: HashMap<u64, State>,
+    all: FxHashMap<u64, State>,
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
     reads: Vec<(NodeId, StateId)>,
@@ -197,13 +197,12 @@ impl Engine {
         }
         self.states.next += 1;
         let id = StateId(self.states.next);
-        let current = self.boundary(init)?;
         let state = State {
             shape,
             dtype,
             trainable,
             buffer: None,
-            current: Some(current),
+            current: None,
             assigned: Some(init),
             initial: Some(init),
             grad: None,
@@ -213,7 +212,6 @@ impl Engine {
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
-        self.states.reads.push((current, id));
         Ok(id)
     }
 
@@ -246,17 +244,11 @@ impl Engine {
 
     /// After a failed step whose new States have found no memory: the States mean what they meant before it, and what was
     /// recorded stays, so that the new ones get their initial values when there is room.
-    pub(crate) fn keep_initial(&mut self) -> Result<()> {
+    pub(crate) fn keep_initial(&mut self) {
         self.states.reads.clear();
-        let mut list: Vec<(StateId, Option<NodeId>)> =
-            self.states.all.iter().map(|(k, s)| (StateId(*k), s.initial)).collect();
-        list.sort_unstable();
-        for (id, initial) in list {
-            let current = initial.map(|x| self.boundary(x)).transpose()?;
-            self.states.get_mut(id)?.current = current;
-            self.states.reads.extend(current.map(|c| (c, id)));
+        for s in self.states.all.values_mut() {
+            s.current = None;
         }
-        Ok(())
     }
 
     pub fn retain_state(&mut self, id: StateId) {
@@ -280,10 +272,16 @@ impl Engine {
         if let Some(node) = s.current {
             return Ok(node);
         }
-        let (shape, dtype) = (s.shape, s.dtype);
-        let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
-        let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
-        self.graph.no_grad = no_grad;
+        let (shape, dtype, assigned) = (s.shape, s.dtype, s.assigned);
+        let node = match assigned {
+            Some(value) => self.boundary(value)?,
+            None => {
+                let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
+                let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
+                self.graph.no_grad = no_grad;
+                node
+            }
+        };
         self.states.get_mut(id)?.current = Some(node);
         self.states.reads.push((node, id));
         Ok(node)
@@ -303,14 +301,12 @@ impl Engine {
         }
         let value = self.graph.cast(value, dtype)?;
         let value = self.graph.expand(value, shape)?;
-        let current = self.boundary(value)?;
         let s = self.states.get_mut(id)?;
-        s.current = Some(current);
+        s.current = None;
         s.grad = None;
         if s.assigned.replace(value).is_none() {
             self.states.order.push(id);
         }
-        self.states.reads.push((current, id));
         Ok(())
     }
 

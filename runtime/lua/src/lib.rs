@@ -20,6 +20,7 @@ mod inspect;
 mod kernels;
 mod loader;
 mod native;
+mod optim;
 mod options;
 mod print;
 mod reference;

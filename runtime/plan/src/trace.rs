@@ -9,6 +9,7 @@ use crate::remat;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
+use rustc_hash::FxHashMap;
 
 /// What the engine wants done: values, and States to overwrite.
 #[derive(Clone, Debug, Default)]
@@ -79,7 +80,7 @@ pub struct Tracer {
     pub trace: Trace,
     /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what it goes by.
     pub budgeted: bool,
-    by_leaf: std::collections::HashMap<(bool, u64), u32>,
+    by_leaf: FxHashMap<(bool, u64), u32>,
 }
 
 const WANTED: u32 = u32::MAX;
@@ -139,8 +140,10 @@ impl Tracer {
                 let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);
                 // A State's buffer will change and is copied where it is handed out; another leaf's is handed out itself.
                 let state = matches!(source, Source::State(_)) as u32;
-                t.key.extend([0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
-                t.key.extend(node.shape.dims().iter().flat_map(|&d| [d as u32, (d as u64 >> 32) as u32]));
+                t.key.extend_from_slice(&[0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
+                for &d in node.shape.dims() {
+                    t.key.extend_from_slice(&[d as u32, (d as u64 >> 32) as u32]);
+                }
                 continue;
             }
             t.key.push(node.op.code());
@@ -154,7 +157,9 @@ impl Tracer {
                 t.key.push(node.shape.rank() as u32);
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u32));
             }
-            t.key.extend(node.attrs.iter().flat_map(|&a| [a as u32, (a as u64 >> 32) as u32]));
+            for &a in &node.attrs {
+                t.key.extend_from_slice(&[a as u32, (a as u64 >> 32) as u32]);
+            }
             t.key.extend(node.inputs.iter().map(|x| self.position[x.index()]));
         }
         for r in &request.roots {
@@ -180,13 +185,7 @@ impl Tracer {
     }
 }
 
-fn input(
-    t: &mut Trace,
-    seen: &mut std::collections::HashMap<(bool, u64), u32>,
-    source: Source,
-    shape: Shape,
-    dtype: DType,
-) -> u32 {
+fn input(t: &mut Trace, seen: &mut FxHashMap<(bool, u64), u32>, source: Source, shape: Shape, dtype: DType) -> u32 {
     let name = match source {
         Source::Leaf(p) => (false, p),
         Source::State(p) => (true, p),
