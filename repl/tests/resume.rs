@@ -138,10 +138,9 @@ fn a_checkpoint_says_where_it_was_taken() {
         for key in ["params", "versions", "rng", "metrics", "files"] {
             assert!(said[key].as_object().is_some_and(|o| !o.is_empty()), "{key}: {said}");
         }
-        assert_eq!(
-            (&said["step"], &said["cursor"]["step"], &said["rng"]["step"]),
-            (&step.into(), &step.into(), &step.into())
-        );
+        assert_eq!((&said["step"], &said["cursor"]["step"]), (&step.into(), &step.into()));
+        // Evaluations draw numbers of their own.
+        assert!(said["rng"]["step"].as_u64().unwrap() >= step && said["rng"]["seed"] == 3, "{said}");
         assert!(said["scaler"]["factor"].as_f64().unwrap() >= 1.0, "{said}");
         assert_eq!(said["schedule"]["updates"], step);
         said["schedule"]["lr"][0].as_f64().unwrap()

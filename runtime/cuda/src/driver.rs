@@ -233,7 +233,8 @@ impl Range {
             let mut handle = 0;
             let mut take = || sys::cuMemCreate(&mut handle, more, &prop, 0) as u32 == 0;
             // A checkpoint's copies are on their way out, and need not be why a step finds no room.
-            if !take() && !(self.device.aside.wait() && take()) {
+            let taken = take() || (self.device.aside.wait() && take());
+            if !taken {
                 return Err(out(self.device.free_bytes()));
             }
             check(sys::cuMemMap(at, more, 0, handle, 0), "mapping memory on the GPU")?;

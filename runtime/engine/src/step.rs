@@ -171,22 +171,22 @@ impl Engine {
         let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
         roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
         let request = self.states.request(roots);
-        if !request.roots.is_empty() || !request.commits.is_empty() {
-            if let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request)) {
-                // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
-                let asked = perilune_core::interrupt::pause();
-                self.states.roll_back();
-                let initial = self.states.request(Vec::new());
-                let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
-                perilune_core::interrupt::resume(asked);
-                if !stands {
-                    self.keep_initial();
-                    return Err(fault);
-                }
-                self.states.written();
-                self.turn();
+        if !(request.roots.is_empty() && request.commits.is_empty())
+            && let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request))
+        {
+            // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
+            let asked = perilune_core::interrupt::pause();
+            self.states.roll_back();
+            let initial = self.states.request(Vec::new());
+            let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
+            perilune_core::interrupt::resume(asked);
+            if !stands {
+                self.keep_initial()?;
                 return Err(fault);
             }
+            self.states.written();
+            self.turn();
+            return Err(fault);
         }
         if keep_grads {
             let mut kept = Vec::new();

@@ -1,7 +1,7 @@
 //! The first pass over what was recorded: which nodes are wanted, what they read, and the canonical key.
 //!
 //! One linear walk over the arena, nothing rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
-//! position, aliasing among leaves, roots and commits. It does not hold pointers, Lua lines, ids or run-time numbers, so
+//! position, aliasing among leaves, roots, commits and their guard. It does not hold pointers, Lua lines, ids or run-time numbers, so
 //! an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from the rest and are left
 //! out.
 
@@ -19,6 +19,7 @@ pub struct Request {
     /// (payload of the State, its new value): written when everything else has run. Values have the State's numel and
     /// dtype.
     pub commits: Vec<(u64, NodeId)>,
+    /// Whether the commits are done at all, which the device knows.
     pub guard: Option<Guard>,
 }
 
