@@ -181,7 +181,7 @@ impl Engine {
             let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
             perilune_core::interrupt::resume(asked);
             if !stands {
-                self.keep_initial()?;
+                self.keep_initial();
                 return Err(fault);
             }
             self.states.written();

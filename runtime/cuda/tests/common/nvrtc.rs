@@ -1,5 +1,5 @@
 //! NVRTC for tests on machines without a GPU: compiles text for any architecture and reads what ptxas says of each function.
-#![allow(unsafe_code, dead_code)] // NVRTC is C; each test uses some of this
+#![allow(unsafe_code, dead_code, clippy::unwrap_used)] // NVRTC is C; each test uses some of this
 
 use libloading::{Library, Symbol};
 use perilune_cuda::headers::HEADERS;
