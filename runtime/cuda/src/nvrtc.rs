@@ -299,3 +299,39 @@ pub fn size(path: &Path) -> (usize, u64) {
     let cubins = files.iter().filter(|f| f.path().extension().is_some_and(|e| e == "cubin"));
     cubins.fold((0, 0), |(n, bytes), f| (n + 1, bytes + f.metadata().map_or(0, |m| m.len())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(k: usize, body: &str) -> Arc<Function> {
+        let text = format!("extern \"C\" __global__ void KERNEL(float* x) {{ {body} }}\n");
+        Arc::new(Function { label: format!("test_{k}"), text })
+    }
+
+    /// More functions than a program holds, some of them twice: each gets the code that its name is in, also from the disk.
+    #[test]
+    fn programs_made_side_by_side_go_to_their_functions() {
+        let folder = tempfile::tempdir().unwrap();
+        let Ok(mut c) = Compiler::new((9, 0), Some(folder.path().to_path_buf())) else {
+            println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
+            return;
+        };
+        let list: Vec<_> = (0..40).map(|k| function(k % 37, &format!("x[{}] += 1.0f;", k % 37))).collect();
+        let holds = |done: &[Cubin]| {
+            assert_eq!(done.len(), list.len());
+            for (f, cubin) in list.iter().zip(done) {
+                let name = name(f).into_bytes();
+                assert!(cubin.bytes.windows(name.len()).any(|w| w == name), "{}", f.label);
+            }
+        };
+        holds(&c.compile(&list).unwrap());
+        let programs = c.compiled;
+        assert!((3..=37).contains(&programs), "{programs}");
+        holds(&c.compile(&list).unwrap());
+        assert_eq!(c.compiled, programs, "all of it lay on the disk");
+        let bad = function(99, "x[0] = missing;");
+        let e = c.compile(&[list[0].clone(), bad]).err().unwrap();
+        assert!(e.message.contains("test_99") && e.message.contains("missing"), "{e}");
+    }
+}
