@@ -76,6 +76,23 @@ function meta.__index(run, key)
 end
 meta.__methods, meta.__made = Run, { "batch", "optimizer" } -- for completion
 
+local batch_names = setmetatable({}, { __mode = "k" }) ---@type table<table, string[]>
+
+---For completion: the fields of what is made when it is read. They are looked up in one batch, and remembered.
+meta.__names = {
+  batch = function(run)
+    local names = batch_names[run]
+    if not names then
+      names = {}
+      for name in pairs(run.batch) do
+        if type(name) == "string" then names[#names + 1] = name end
+      end
+      batch_names[run] = names
+    end
+    return names
+  end,
+}
+
 ---A number as progress lines show it: four digits that matter.
 local function short(n)
   if n ~= n or n == math.huge or n == -math.huge then return tostring(n) end
@@ -584,6 +601,16 @@ function Run:cursor()
     updates = self.opt and self.opt.count, ema_updates = self.ema and self.ema.count,
     best = es and es.best, bad = es and es.bad,
   }
+end
+
+---The rates of the next update, one a group of the optimizer; nil without an optimizer that has groups.
+---@return number[]?
+function Run:rates()
+  local opt = self.opt
+  if not (opt and opt.groups and opt.lr) then return nil end
+  local out = {}
+  for i = 1, #opt.groups do out[i] = opt:lr(i) end
+  return out
 end
 
 ---Goes to where `cursor` was taken. The States are loaded apart from it.

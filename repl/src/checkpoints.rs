@@ -3,25 +3,35 @@
 use crate::events::{self, Events};
 use crate::failure::Failure;
 use crate::keep::{Best, KeepArgs};
-use perilune_checkpoint::{Saver, Snapshot};
-use perilune_lua::Run;
+use perilune_checkpoint::{Saver, Snapshot, Source};
+
+use perilune_lua::{Copies, Run};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const MODEL: &str = "model.";
+const SCALER: &str = "scaler.";
 
 impl From<perilune_checkpoint::Error> for Failure {
     fn from(e: perilune_checkpoint::Error) -> Failure {
         use perilune_checkpoint::Error;
         match &e {
             Error::Broken { .. } => Failure::Refused(e.to_string()),
-            Error::Data(perilune_data::Error::Io { .. }) | Error::Io { .. } | Error::Lost(_) => {
+            Error::Data(perilune_data::Error::Io { .. }) | Error::Io { .. } | Error::Device { .. } | Error::Lost(_) => {
                 Failure::System(e.to_string())
             }
             Error::Data(_) => Failure::Refused(e.to_string()),
         }
     }
+}
+
+/// How long the loop stood still for a checkpoint: for its snapshot, and for the end of the one before, and why the
+/// snapshot took longer than it should.
+#[derive(Clone, Default)]
+pub struct Stall {
+    pub seconds: f64,
+    pub note: Option<String>,
 }
 
 /// The checkpoints of one run.
@@ -33,8 +43,8 @@ pub struct Checkpoints {
     /// What each of them says besides the run's own state: recipe, params, versions.
     about: Map<String, Value>,
     last: Option<u64>,
-    /// How long the loop stood still for the one that is being written: for its snapshot, and for the end of the one before.
-    stalled: f64,
+    /// Of the one that is being written.
+    stall: Stall,
 }
 
 impl Checkpoints {
@@ -54,7 +64,7 @@ impl Checkpoints {
         if let Some(step) = best.as_ref().and_then(Best::step) {
             saver.set_best(step);
         }
-        Ok(Checkpoints { saver, every, args, best, about, last: None, stalled: 0.0 })
+        Ok(Checkpoints { saver, every, args, best, about, last: None, stall: Stall::default() })
     }
 
     /// The recipe was edited: it may say something else about what stays.
@@ -133,10 +143,14 @@ impl Checkpoints {
         if self.is_best(step) {
             self.saver.set_best(step);
         }
-        let written = self.saver.save(snapshot(run, &self.about, &events.latest)?)?;
-        let stalled = begun.elapsed().as_secs_f64();
+        // Two snapshots would hold the memory twice.
+        let written = self.saver.wait()?;
+        let taken = take(run, &self.about, &events.latest)?;
+        let note = taken.copies.waited.clone();
+        self.saver.save(step, taken)?;
+        let seconds = begun.elapsed().as_secs_f64();
         self.announce(written, events)?;
-        self.stalled = stalled;
+        self.stall = Stall { seconds, note };
         Ok(())
     }
 
@@ -153,20 +167,52 @@ impl Checkpoints {
     }
 
     fn announce(&self, written: Option<(u64, PathBuf)>, events: &mut Events) -> Result<(), Failure> {
-        written.map_or(Ok(()), |(step, path)| events.checkpoint(step, &path, self.stalled))
+        written.map_or(Ok(()), |(step, path)| events.checkpoint(step, &path, &self.stall))
     }
 }
 
-fn snapshot(run: &Run, about: &Map<String, Value>, latest: &[(String, f64)]) -> Result<Snapshot, Failure> {
-    let (mut model, mut optimizer) = (Vec::new(), Vec::new());
-    run.each_state(|path, t| match path.strip_prefix(MODEL) {
-        Some(inside) => model.push((inside.to_string(), t)),
-        None => optimizer.push((path, t)),
-    })?;
+/// A run after a step: what is known at once, and copies of its States that are still on their way.
+struct Taken {
+    step: u64,
+    paths: Vec<String>,
+    copies: Copies,
+    record: Map<String, Value>,
+}
+
+fn take(run: &Run, about: &Map<String, Value>, latest: &[(String, f64)]) -> Result<Taken, Failure> {
+    let (paths, copies) = run.snapshot()?;
     let (seed, step) = run.rng();
     let mut record = about.clone();
     record.insert("rng".into(), json!({ "seed": seed, "step": step }));
-    record.insert("cursor".into(), events::params(&run.cursor()?));
+    let cursor = events::params(&run.cursor()?);
+    if let Some(rates) = run.rates() {
+        record.insert("schedule".into(), json!({ "updates": cursor["updates"], "lr": rates }));
+    }
+    record.insert("cursor".into(), cursor);
     record.insert("metrics".into(), events::object(latest));
-    Ok(Snapshot { step: run.count(), model, optimizer, record })
+    Ok(Taken { step: run.count(), paths, copies, record })
+}
+
+impl Source for Taken {
+    fn snapshot(&mut self) -> perilune_checkpoint::Result<Snapshot> {
+        let step = self.step;
+        let values = self.copies.read().map_err(|source| perilune_checkpoint::Error::Device { step, source })?;
+        let (mut model, mut optimizer) = (Vec::new(), Vec::new());
+        // For people: what counts are the States.
+        let scaler = self.paths.iter().zip(&values).filter_map(|(path, value)| {
+            let name = path.strip_prefix(SCALER).filter(|_| value.numel() == 1)?;
+            Some((name.to_string(), json!(value.get_f64(0))))
+        });
+        let scaler: Map<String, Value> = scaler.collect();
+        if !scaler.is_empty() {
+            self.record.insert("scaler".into(), scaler.into());
+        }
+        for (path, value) in std::mem::take(&mut self.paths).into_iter().zip(values) {
+            match path.strip_prefix(MODEL) {
+                Some(inside) => model.push((inside.to_string(), value)),
+                None => optimizer.push((path, value)),
+            }
+        }
+        Ok(Snapshot { step, model, optimizer, record: std::mem::take(&mut self.record) })
+    }
 }

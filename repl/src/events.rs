@@ -2,6 +2,7 @@
 //!
 //! One place makes the objects, so that `metrics.jsonl` and `--json` cannot differ.
 
+use crate::checkpoints::Stall;
 use crate::failure::Failure;
 use crate::format::number;
 use crate::rundir::RunDir;
@@ -101,12 +102,15 @@ impl Events {
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &values).and_then(|()| d.flush()))
     }
 
-    /// One is whole on the disk; the loop stood still for so long when it was taken.
-    pub fn checkpoint(&mut self, step: u64, path: &std::path::Path, stalled: f64) -> Result<(), Failure> {
-        let ms = (stalled * 1e5).round() / 1e2;
-        tracing::info!(step, path = %path.display(), stalled_ms = ms, "checkpoint");
-        let event =
+    /// One is whole on the disk.
+    pub fn checkpoint(&mut self, step: u64, path: &std::path::Path, stall: &Stall) -> Result<(), Failure> {
+        let ms = (stall.seconds * 1e5).round() / 1e2;
+        tracing::info!(step, path = %path.display(), stalled_ms = ms, note = stall.note, "checkpoint");
+        let mut event =
             json!({ "event": "checkpoint", "step": step, "path": path.display().to_string(), "stalled_ms": ms });
+        if let Some(note) = &stall.note {
+            event["note"] = note.as_str().into();
+        }
         self.screen.event(&event);
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]))
     }

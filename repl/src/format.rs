@@ -30,11 +30,11 @@ pub fn short(v: f64) -> String {
     }
 }
 
-/// 5123.4 -> `5.1k`.
+/// 5123.4 -> `5.1k`, 999.7 -> `1.0k`.
 pub fn rate(v: f64) -> String {
     match v {
-        v if v >= 1e6 => format!("{:.1}M", v / 1e6),
-        v if v >= 1e3 => format!("{:.1}k", v / 1e3),
+        v if v >= 999_950.0 => format!("{:.1}M", v / 1e6),
+        v if v >= 999.5 => format!("{:.1}k", v / 1e3),
         v if v >= 10.0 => format!("{v:.0}"),
         v => format!("{v:.1}"),
     }
@@ -81,6 +81,7 @@ mod tests {
         assert_eq!(short(0.00123), "0.00123");
         assert_eq!(short(f64::NAN), "nan");
         assert_eq!(rate(5123.4), "5.1k");
+        assert_eq!([999.4, 999.7, 999_949.0, 999_950.0].map(rate), ["999", "1.0k", "999.9k", "1.0M"]);
         assert_eq!(clock(3.2), "00:03");
         assert_eq!(clock(3723.0), "1:02:03");
         assert_eq!(number(f64::from(0.1f32)).to_string(), "0.1");

@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(p.present("t"), "loss 0.500 · 40 samples/s · data 50.0 % · t");
         steps(&mut p, 20, 0.1, 0.05, 20);
         assert_eq!(p.present("t"), "loss 0.500 · 200 samples/s · MFU 8.0 % · data 50.0 % · t");
-        assert_eq!(p.a_step(), 0.1);
+        assert!((p.a_step() - 0.1).abs() < 1e-12, "{}", p.a_step());
         // The last line is about all of it.
         assert_eq!((p.all.steps, p.all.samples), (121.0, 1420.0));
     }

@@ -314,6 +314,43 @@ fn words_complete() {
     t.keys(CTRL_C);
 }
 
+/// A batch is made anew at each read; its fields complete all the same, and the next line draws what it would have.
+#[test]
+fn fields_of_a_batch_complete() {
+    let p = place();
+    p.file(
+        "noisy.lua",
+        r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "noisy", params = { steps = 2 } }
+function recipe.data(p)
+  local loader = { batches = function() return 4 end }
+  function loader.batch_at() return { inputs = pl.randn { 8, 4 }, labels = pl.zeros { 8 } }, 8 end
+  return { train = loader }
+end
+function recipe.model() return pl.nn.Sequential { pl.nn.Linear(4, 1) } end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 0.1 }) end
+function recipe.loss(model, batch) return (model(batch.inputs):squeeze(-1) - batch.labels):square():mean() end
+return recipe
+"#,
+    );
+    let mut t = prompt(&p, &["noisy.lua"]);
+    t.line("pl.seed(5)", "> ");
+    t.line("first = pl.randn({1}):item()", "> ");
+    t.line("pl.seed(5)", "> ");
+    t.begin("run.batch.lab\t");
+    t.wait("run.batch.labels");
+    t.keys(CTRL_C);
+    t.line("pl.randn({1}):item() == first", "true\n");
+    t.begin("run.batch.inp\t:nume\t()\r");
+    t.wait("32\n");
+    t.begin("run.batch.labels:logsum\t(0):item() > 2\r");
+    t.wait("true\n");
+    // Other tables complete as they did.
+    t.begin("run.params.st\t\r");
+    t.wait("2\n");
+}
+
 #[test]
 fn help_comes_from_the_registry_and_the_comments() {
     let p = place();

@@ -128,6 +128,27 @@ fn checkpointing_changes_no_bit() {
     assert_eq!(checkpoints(&p, "one"), ["step-12"]);
 }
 
+/// `run.json` says where a checkpoint was taken: step, cursor, random numbers, schedule, scale, params, metrics, hashes.
+#[test]
+fn a_checkpoint_says_where_it_was_taken() {
+    let p = all();
+    run(&p, "r", &["--precision", "fp16", "--checkpoint-every", "5", "--keep", "0"]);
+    let lr = |step: u64| -> f64 {
+        let said = p.run_json(&format!("r/checkpoints/step-{step}"));
+        for key in ["params", "versions", "rng", "metrics", "files"] {
+            assert!(said[key].as_object().is_some_and(|o| !o.is_empty()), "{key}: {said}");
+        }
+        assert_eq!((&said["step"], &said["cursor"]["step"]), (&step.into(), &step.into()));
+        // Evaluations draw numbers of their own.
+        assert!(said["rng"]["step"].as_u64().unwrap() >= step && said["rng"]["seed"] == 3, "{said}");
+        assert!(said["scaler"]["factor"].as_f64().unwrap() >= 1.0, "{said}");
+        assert_eq!(said["schedule"]["updates"], step);
+        said["schedule"]["lr"][0].as_f64().unwrap()
+    };
+    // A cosine from 0.05 on.
+    assert!(0.05 > lr(5) && lr(5) > lr(10) && lr(10) > 0.0, "{} {}", lr(5), lr(10));
+}
+
 /// Killed again and again, in the middle of steps and of saves, the run still comes to its end with the same weights.
 #[test]
 fn killed_runs_go_on() {

@@ -247,6 +247,39 @@ fn a_learning_rate_or_a_comment_compiles_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
+/// Saves within 200 ms count once: of a burst only the last is loaded.
+#[test]
+fn a_burst_of_saves_counts_once() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let mut bursts = 0;
+    for k in 1..=20 {
+        let begun = std::time::Instant::now();
+        for part in 1..=3 {
+            save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", &format!("lr = 0.1{k:02}{part}")));
+        }
+        // A busy machine may hold this process up between two saves: that is no burst.
+        let quick = begun.elapsed().as_millis() < 150;
+        let mut reloads = 1;
+        while !run.next("reload")["changed"].to_string().contains(&format!("-> 0.1{k:02}3")) {
+            reloads += 1;
+        }
+        if quick {
+            assert_eq!(reloads, 1, "burst {k}");
+            bursts += 1;
+        }
+        if bursts == 3 {
+            break;
+        }
+    }
+    assert!(bursts > 0, "the machine is too busy");
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
 /// The share of the time that goes into making batches is that of the version that runs.
 #[test]
 fn data_is_timed_after_an_edit() {

@@ -11,23 +11,23 @@ local function slots(w)
   return { m = base.zeros(w), v = base.zeros(w) }
 end
 
-local function fused(w, g, s, o, lr, step, weight_decay)
-  local w1, m1, v1 = pl.adamw_update(w, g, s.m, s.v,
+-- For each parameter: local w1, m1, v1 = pl.adamw_update(w, g, s.m, s.v, options), and the three are assigned.
+local function fused(ws, gs, ss, o, lr, step, weight_decay)
+  pl.native.adamw(ws, gs, ss,
     { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
-  w:assign(w1)
-  s.m:assign(m1)
-  s.v:assign(v1)
 end
 
 local adamw = { name = "adamw", slots = slots, device_step = true }
-function adamw.update(w, g, s, o, lr, step)
-  fused(w, g, s, o, lr, step, o.weight_decay)
+function adamw.update_all(ws, gs, ss, o, lr, step)
+  fused(ws, gs, ss, o, lr, step, o.weight_decay)
 end
 
 local adam = { name = "adam", slots = slots, device_step = true }
-function adam.update(w, g, s, o, lr, step)
-  if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
-  fused(w, g, s, o, lr, step, 0)
+function adam.update_all(ws, gs, ss, o, lr, step)
+  if o.weight_decay ~= 0 then
+    for i, w in ipairs(ws) do gs[i] = gs[i] + w * o.weight_decay end
+  end
+  fused(ws, gs, ss, o, lr, step, 0)
 end
 
 ---Raises unless betas = { beta1, beta2 } with both in [0, 1).

@@ -13,7 +13,8 @@ local schedule = require "perilune.optim.schedule"
 ---@class perilune.Rule
 ---@field name string first part of the path of its slots
 ---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> starting values
----@field update fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any) step is a number, or with `device_step` perhaps a scalar tensor
+---@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? step is a number, or with `device_step` perhaps a scalar tensor
+---@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? instead of update: of many parameters at once; the lists are its own
 ---@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler only the device knows how many updates were good
 
 ---@class perilune.Optimizer
@@ -176,13 +177,55 @@ function Optimizer:states()
 end
 
 ---Records an update that leaves the parameter and its slots as they were unless `ok` holds on the device.
-local function keep_unless(ok, p, update)
-  local states = { p.state }
-  for _, name in ipairs(tree.keys(p.slots)) do states[#states + 1] = p.slots[name] end
+local function keep_unless(ok, state, slots, update)
+  local states = { state }
+  for _, name in ipairs(tree.keys(slots)) do states[#states + 1] = slots[name] end
   local before = {}
   for i, state in ipairs(states) do before[i] = state:detach() end
   update()
   for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
+end
+
+---The parameters that have a gradient, and these, 16-bit ones in f32.
+local function with_gradients(groups)
+  local all, states, params, grads = {}, {}, {}, {}
+  for _, group in ipairs(groups) do
+    for _, p in ipairs(group.params) do
+      all[#all + 1] = p
+      states[#states + 1] = p.state
+    end
+  end
+  for i, g in ipairs(pl.native.gradients(states)) do
+    if g then
+      params[#params + 1] = all[i]
+      grads[#grads + 1] = g
+    end
+  end
+  return params, grads
+end
+
+---@class perilune.UpdateBatch
+---@field rule perilune.Rule
+---@field options any
+---@field lr number|perilune.Schedule
+---@field states perilune.State[]
+---@field grads perilune.Tensor[]
+---@field slots table<string, perilune.State>[]
+
+---What is updated at once: neighbours of the same rule, options and rate; each by itself if `single`.
+---@return perilune.UpdateBatch[]
+local function batches(params, grads, single)
+  local out = {} ---@type perilune.UpdateBatch[]
+  for i, p in ipairs(params) do
+    local b = out[#out]
+    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= p.lr then
+      b = { rule = p.rule, options = p.options, lr = p.lr, states = {}, grads = {}, slots = {} }
+      out[#out + 1] = b
+    end
+    local n = #b.states + 1
+    b.states[n], b.grads[n], b.slots[n] = p.state, grads[i], p.slots
+  end
+  return out
 end
 
 ---Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
@@ -197,16 +240,9 @@ function Optimizer:step(opts)
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
     scale = (scale or 1) / scaler.factor:detach()
   end
-  local params, grads = {}, {}
-  for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do
-      local g = p.state.grad
-      if g then
-        g = clip.wide(g)
-        params[#params + 1] = p
-        grads[#grads + 1] = scale and g * scale or g
-      end
-    end
+  local params, grads = with_gradients(self.groups)
+  if scale then
+    for i, g in ipairs(grads) do grads[i] = g * scale end
   end
   if #grads == 0 then
     pl.error(op, "no parameter has a gradient at step()", "call loss:backward() before it, in the same step, on a loss made from the parameters")
@@ -225,11 +261,21 @@ function Optimizer:step(opts)
   local step = self.count + 1
   local device_step = scaler and scaler.updates:detach() + 1
   local rates = {} -- each schedule is asked once
-  for i, p in ipairs(params) do
-    local lr = rates[p.lr] or schedule.at(op, p.lr, self.count)
-    rates[p.lr] = lr
-    local function update() p.rule.update(p.state, grads[i], p.slots, p.options, lr, p.rule.device_step and device_step or step) end
-    if ok then keep_unless(ok, p, update) else update() end
+  for _, b in ipairs(batches(params, grads, ok ~= nil)) do
+    local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
+    rates[b.lr] = lr
+    local count = rule.device_step and device_step or step
+    local function update()
+      if rule.update_all then
+        rule.update_all(b.states, b.grads, b.slots, b.options, lr, count)
+      elseif rule.update then
+        for i, w in ipairs(b.states) do
+          local g, slots = b.grads[i], b.slots[i] ---@type any, any
+          rule.update(w, g, slots, b.options, lr, count)
+        end
+      end
+    end
+    if ok then keep_unless(ok, b.states[1], b.slots[1], update) else update() end
   end
   if scaler then scaler:update(ok) end
   self.count = self.count + 1

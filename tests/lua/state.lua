@@ -273,9 +273,9 @@ describe("autocast", function()
 
   it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()
     pl.seed(3)
-    -- Long enough sums: short ones are left to a kernel that rounds no operand.
-    local x, w = pl.randn { 64, 320 }, pl.state(pl.randn { 80, 320 })
-    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 80 }) end
+    -- Large enough products: small ones are left to kernels that round no operand.
+    local x, w = pl.randn { 256, 512 }, pl.state(pl.randn { 320, 512 })
+    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 320 }) end
     local function gradient(y)
       (y * y):sum():backward()
       local g = w.grad

@@ -21,11 +21,26 @@ fn callable() -> Vec<&'static Op> {
     ops::all().iter().copied().filter(|op| !op.sig.is_empty()).collect()
 }
 
-/// Runs `f` over the ops, two threads at a time, and fails with everything that was found.
+/// Part k of n of the ops, as `PERILUNE_SHARE=k/n` says (k from 0): for several processes beside each other on a GPU, where one
+/// compiles kernels for a quarter of an hour of CPU time.
+fn share() -> (usize, usize) {
+    let Ok(text) = std::env::var("PERILUNE_SHARE") else { return (0, 1) };
+    let share = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    share.filter(|(k, n)| k < n).unwrap_or_else(|| panic!("PERILUNE_SHARE is {text}; it must be k/n, as in 0/4"))
+}
+
+/// That a sweep over all ops made that many checks.
+fn enough(n: usize, want: usize) {
+    assert!(n > want || share().1 > 1, "only {n} checks");
+}
+
+/// Runs `f` over the ops, one a core at a time, and fails with everything that was found.
 fn over(ops: &[&'static Op], f: impl Fn(&mut Engine, &'static Op, &mut Vec<String>) -> usize + Sync) -> usize {
+    let (k, n) = share();
+    let ops: Vec<_> = ops.iter().copied().skip(k).step_by(n).collect();
     let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
     std::thread::scope(|s| {
-        for _ in 0..2 {
+        for _ in 0..std::thread::available_parallelism().map_or(2, |c| c.get().min(16).div_ceil(n)) {
             s.spawn(|| {
                 let mut e = harness::engine(1);
                 loop {
@@ -143,7 +158,7 @@ fn values_match_pytorch_in_every_dtype() {
         }
         n
     });
-    assert!(n > 4000, "only {n} checks");
+    enough(n, 4000);
 }
 
 #[test]
@@ -266,7 +281,7 @@ fn layouts_and_fusion_change_no_bit() {
         }
         n
     });
-    assert!(n > 30_000, "only {n} checks");
+    enough(n, 30_000);
 }
 
 #[test]
@@ -303,7 +318,7 @@ fn shared_inputs_are_like_equal_ones() {
         }
         n
     });
-    assert!(n > 60, "only {n} checks");
+    enough(n, 60);
 }
 
 /// Whether the order of additions may follow how operands lie in memory: matrix products.

@@ -45,6 +45,18 @@ pub struct Snapshot {
     pub record: Map<String, Value>,
 }
 
+/// What becomes a snapshot on the thread that writes it. It is dropped when all is on the disk.
+pub trait Source: Send + 'static {
+    fn snapshot(&mut self) -> Result<Snapshot>;
+}
+
+impl Source for Snapshot {
+    fn snapshot(&mut self) -> Result<Snapshot> {
+        let empty = Snapshot { step: self.step, model: Vec::new(), optimizer: Vec::new(), record: Map::new() };
+        Ok(std::mem::replace(self, empty))
+    }
+}
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +66,9 @@ pub enum Error {
     /// Not what a checkpoint must be: `field` of the file at `path` breaks `rule`.
     #[error("{path}: {field}: {rule}")]
     Broken { path: PathBuf, field: String, rule: String },
+    /// The States did not come off the device.
+    #[error("the checkpoint of step {step} was not written: {source}")]
+    Device { step: u64, source: perilune_core::Error },
     #[error(transparent)]
     Data(#[from] perilune_data::Error),
     /// The thread that writes checkpoints is gone.

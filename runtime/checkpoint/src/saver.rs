@@ -1,7 +1,7 @@
 //! Saving in the background: the loop hands over a snapshot and goes on.
 
 use crate::write::discard;
-use crate::{Error, Result, Snapshot, list, write};
+use crate::{Error, Result, Source, list, write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -47,14 +47,14 @@ impl Saver {
         self.best = Some(step);
     }
 
-    /// Starts to write; waits for the one before. Returns what that one became.
-    pub fn save(&mut self, snapshot: Snapshot) -> Result<Option<(u64, PathBuf)>> {
+    /// Starts to write the checkpoint of `step`; waits for the one before. Returns what that one became. Whoever takes a
+    /// snapshot of something large waits first, so that only one is alive.
+    pub fn save(&mut self, step: u64, mut source: impl Source) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
-        let (dir, keep, limit) = (self.dir.clone(), self.keep, self.limit);
-        let (best, step) = (self.best, snapshot.step);
+        let (dir, keep, limit, best) = (self.dir.clone(), self.keep, self.limit, self.best);
         let thread = std::thread::Builder::new().name("perilune-checkpoint".into());
         let work = move || {
-            let path = write(&dir, &snapshot, limit)?;
+            let path = write(&dir, &source.snapshot()?, limit)?;
             prune(&dir, keep, best, step)?;
             Ok(path)
         };
@@ -97,7 +97,7 @@ fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{RECORD, SHARD_LIMIT, read};
+    use crate::{RECORD, SHARD_LIMIT, Snapshot, read};
 
     const MODEL: &str = "model.safetensors";
     const OPTIMIZER: &str = "optimizer.safetensors";
@@ -141,7 +141,7 @@ mod tests {
             if step == 3 {
                 saver.set_best(2);
             }
-            saver.save(snapshot(step)).expect("saved");
+            saver.save(step, snapshot(step)).expect("saved");
         }
         assert_eq!(saver.wait().expect("written"), Some((7, dir.path().join("step-7"))));
         assert_eq!(saver.poll().expect("nothing"), None);

@@ -8,12 +8,12 @@
 use crate::error::{Error, Result};
 use crate::graph::{Arrival, Graph, NodeId};
 use crate::ops::{Class, Expand, Grad, GradCtx, Grads, movement};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 
 /// What gradients have reached a node and not been added up yet.
-type Pending = HashMap<NodeId, SmallVec<[NodeId; 2]>>;
+type Pending = FxHashMap<NodeId, SmallVec<[NodeId; 2]>>;
 
 /// Gradients of `output`, seeded with `seed` (same shape; ones for a loss), with respect to `wrt`.
 ///
@@ -56,10 +56,10 @@ impl Backward {
     pub fn new(g: &mut Graph, output: NodeId, seed: NodeId, wrt: &[NodeId], create_graph: bool) -> Backward {
         let needs = needed(g, output, wrt, 0);
         let reached = needs.get(output.index()).copied().unwrap_or(false);
-        let mut pending = Pending::new();
+        let mut pending = Pending::default();
         pending.entry(output).or_default().push(seed);
         let next = if reached { output.index() + 1 } else { 0 };
-        let (parts, stop) = (HashMap::new(), wrt.iter().copied().collect());
+        let (parts, stop) = (FxHashMap::default(), wrt.iter().copied().collect());
         let sweep = Sweep { pass: Some(g.remat.begin_pass()), pending, parts, needs, next, floor: 0, stop };
         Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
@@ -117,7 +117,7 @@ impl Backward {
         if !self.reached {
             return Ok(vec![None; self.wrt.len()]);
         }
-        let mut found: HashMap<NodeId, Option<NodeId>> = HashMap::new();
+        let mut found: FxHashMap<NodeId, Option<NodeId>> = FxHashMap::default();
         for &w in &self.wrt {
             if let Entry::Vacant(e) = found.entry(w) {
                 let arrived = self.sweep.pending.remove(&w);
@@ -176,12 +176,12 @@ struct Sweep {
     pass: Option<u32>,
     pending: Pending,
     /// Gradients of the outputs of many-valued ops, until the op itself is reached.
-    parts: HashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
+    parts: FxHashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
     needs: Vec<bool>,
     next: usize,
     floor: usize,
     /// Nodes that keep what reached them.
-    stop: HashSet<NodeId>,
+    stop: FxHashSet<NodeId>,
 }
 
 impl Sweep {
@@ -305,7 +305,7 @@ fn back(
     g: &mut Graph,
     pending: &mut Pending,
     needs: &[bool],
-    stop: &HashSet<NodeId>,
+    stop: &FxHashSet<NodeId>,
     id: NodeId,
     grads: &[Option<NodeId>],
 ) -> Result<()> {
@@ -353,7 +353,7 @@ pub(crate) fn through(
     let floor = g.len();
     // The decomposition must be differentiable even where the gradients themselves need not be.
     let outs = g.with_no_grad(false, |g| expand(g, inputs, attrs))?;
-    let mut inner = Pending::new();
+    let mut inner = Pending::default();
     let mut top = floor;
     for (k, &o) in outs.iter().enumerate() {
         if let Some(d) = grads.get(k).copied().flatten() {
@@ -371,7 +371,7 @@ pub(crate) fn through(
         let flows = !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
         inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
     }
-    let (parts, none) = (HashMap::new(), HashSet::new());
+    let (parts, none) = (FxHashMap::default(), FxHashSet::default());
     let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
     if within.run(g)?.is_some() {
         return Err(Error::gradient("custom", "this is a bug: a host function inside a decomposition"));
@@ -382,7 +382,7 @@ pub(crate) fn through(
 fn file(
     g: &mut Graph,
     pending: &mut Pending,
-    stop: &HashSet<NodeId>,
+    stop: &FxHashSet<NodeId>,
     inputs: &[NodeId],
     wants: &[bool],
     out: Grads,
@@ -400,7 +400,7 @@ fn file(
 
 /// Files `d` for `x`. What is asked for (`stop`: weights) is added up on the spot, so that a product that makes one part need
 /// not wait, with all it reads, for the end of the pass; slices wait for each other (see [`total`]).
-fn arrive(g: &mut Graph, pending: &mut Pending, stop: &HashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
+fn arrive(g: &mut Graph, pending: &mut Pending, stop: &FxHashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
     let list = pending.entry(x).or_default();
     let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::PLACE;
     match list[..] {

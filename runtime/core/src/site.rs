@@ -2,6 +2,7 @@
 //!
 //! Sites live beside the arena, not in it: plan keys never see them, so moving a line recompiles nothing.
 
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,13 +19,13 @@ impl Site {
 pub struct Sites {
     files: Vec<Arc<str>>,
     places: Vec<(u32, u32)>,
-    by_place: HashMap<(u32, u32), Site>,
+    by_place: FxHashMap<(u32, u32), Site>,
     by_file: HashMap<Arc<str>, u32>,
 }
 
 impl Default for Sites {
     fn default() -> Self {
-        Sites { files: vec!["".into()], places: vec![(0, 0)], by_place: HashMap::new(), by_file: HashMap::new() }
+        Sites { files: vec!["".into()], places: vec![(0, 0)], by_place: FxHashMap::default(), by_file: HashMap::new() }
     }
 }
 

@@ -9,10 +9,13 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::matmul::LINEAR;
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure, Memory};
+use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// Bytes that one thread copies at a time.
+const COPIED: usize = 1 << 20;
 
 /// The CPU as a device.
 pub struct Cpu {
@@ -91,6 +94,24 @@ impl Backend for Cpu {
         }
         cpu_buffer(buffer)?.write(bytes);
         Ok(())
+    }
+
+    /// The loop waits for the copies, so the threads share them: fresh memory costs a fault for each page.
+    fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
+        let mut all = Vec::with_capacity(parts.len());
+        for (buffer, nbytes) in parts {
+            if buffer.nbytes() < *nbytes {
+                let message = format!("this is a bug: {nbytes} bytes saved of {}", buffer.nbytes());
+                return Err(Error::system("cpu", message));
+            }
+            let from = cpu_buffer(buffer)?.read(*nbytes);
+            let mut to = vec![0; *nbytes];
+            self.shared.pool.pieces(*nbytes > COPIED, &mut to, COPIED, |k, piece| {
+                piece.copy_from_slice(&from[k * COPIED..k * COPIED + piece.len()]);
+            });
+            all.push(to);
+        }
+        Ok(Snapshot::of(all))
     }
 
     fn memory(&self) -> Memory {

@@ -3,14 +3,14 @@
 use crate::blas::{self, Blas};
 use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
-use crate::driver::{Device, Module, Range};
+use crate::driver::{self, Device, Module, Range};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Memory};
+use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -141,10 +141,16 @@ impl Backend for Cuda {
         self.shared.device.upload(address(buffer, bytes.len())?, bytes)
     }
 
+    fn snapshot(&self, parts: &[(Buffer, usize)], room: Option<usize>) -> Result<Snapshot> {
+        let parts = parts.iter().map(|(buffer, nbytes)| Ok((address(buffer, *nbytes)?, *nbytes)));
+        driver::snapshot(&self.shared.device, parts.collect::<Result<_>>()?, room)
+    }
+
     fn memory(&self) -> Memory {
         let (used, peak, mapped) = self.shared.heap.counts();
         // The arena and the scratch keep what the largest program needed.
         let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
+        let fixed = fixed + self.shared.device.aside.held();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }

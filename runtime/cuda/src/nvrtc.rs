@@ -1,7 +1,7 @@
 //! From CUDA text to machine code, and the cache of it on disk.
 //!
-//! Functions that are not in the cache are compiled a batch at a time: one program of many functions takes a fraction of
-//! what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
+//! Functions that are not in the cache are compiled a batch at a time, a batch on each core: one program of many functions
+//! takes a fraction of what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
 //! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
 
 use crate::find;
@@ -14,10 +14,13 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Functions in one program at most.
 const BATCH: usize = 16;
+/// Generated functions in one program at least, if there are as many: the headers alone take as long as some of them.
+const LEAST: usize = 4;
 
 /// A text that begins with this line may have products and sums contracted: hand-written kernels that state their own
 /// arithmetic. Fused regions never do.
@@ -74,41 +77,53 @@ impl Compiler {
         }
         // Stable: functions with the same options come together.
         missing.sort_by_key(|m| Kind::of(&m.1.text));
-        for group in missing.chunk_by(|a, b| Kind::of(&a.1.text) == Kind::of(&b.1.text)) {
-            for batch in group.chunks(if Kind::of(&group[0].1.text) == Kind::Own { 1 } else { BATCH }) {
-                let list: Vec<&Function> = batch.iter().map(|b| &*b.1).collect();
-                let (bytes, _) = self.program(&list)?;
-                let hash = *blake3::hash(&bytes).as_bytes();
-                let cubin = Cubin { bytes: Arc::new(bytes), hash };
-                self.keep(&batch.iter().map(|b| b.0.as_str()).collect::<Vec<_>>(), &cubin);
-                for (key, _) in batch {
-                    found.insert(key.clone(), cubin.clone());
-                }
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let kinds = missing.chunk_by(|a, b| Kind::of(&a.1.text) == Kind::of(&b.1.text));
+        let batches = kinds.flat_map(|k| k.chunks(Kind::of(&k[0].1.text).batch(missing.len().div_ceil(cores))));
+        let batches: Vec<&[(String, Arc<Function>)]> = batches.collect();
+        for (batch, done) in batches.iter().zip(self.programs(&batches, cores)) {
+            let (bytes, _) = done?;
+            let hash = *blake3::hash(&bytes).as_bytes();
+            let cubin = Cubin { bytes: Arc::new(bytes), hash };
+            self.keep(&batch.iter().map(|b| b.0.as_str()).collect::<Vec<_>>(), &cubin);
+            for (key, _) in *batch {
+                found.insert(key.clone(), cubin.clone());
             }
         }
         Ok(functions.iter().map(|f| found[&self.key(f)].clone()).collect())
     }
 
+    /// Compiles programs, as many at a time as there are cores.
+    fn programs(&mut self, batches: &[&[(String, Arc<Function>)]], cores: usize) -> Vec<Result<(Vec<u8>, String)>> {
+        let start = std::time::Instant::now();
+        let arch = self.arch;
+        let one = |batch: &[(String, Arc<Function>)]| program(arch, &batch.iter().map(|b| &*b.1).collect::<Vec<_>>());
+        let (next, done) = (AtomicUsize::new(0), batches.iter().map(|_| OnceLock::new()).collect::<Vec<_>>());
+        let work = || {
+            while let Some((batch, cell)) = batches.iter().zip(&done).nth(next.fetch_add(1, Ordering::Relaxed)) {
+                let _ = cell.set(one(batch));
+            }
+        };
+        std::thread::scope(|s| {
+            for k in 1..cores.min(batches.len()) {
+                // One thread less is slower, no more.
+                let _ = std::thread::Builder::new().name(format!("nvrtc-{k}")).spawn_scoped(s, work);
+            }
+            work();
+        });
+        self.compiled += batches.len();
+        self.seconds += start.elapsed().as_secs_f64();
+        let lost = || Err(Error::system("cuda", "this is a bug: a program was not compiled"));
+        done.into_iter().map(|cell| cell.into_inner().unwrap_or_else(lost)).collect()
+    }
+
     /// Compiles functions as one program, without the cache: machine code and the compiler's log.
     pub fn program(&mut self, functions: &[&Function]) -> Result<(Vec<u8>, String)> {
         let start = std::time::Instant::now();
-        let mut text = String::new();
-        for f in functions {
-            let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
-            text.push_str(&f.text.replace(word, &name(f)));
-            text.push('\n');
-        }
-        let kind = functions.first().map_or(Kind::Generated, |f| Kind::of(&f.text));
-        let done = compile(&text, &options(self.arch, kind));
+        let done = program(self.arch, functions);
         self.compiled += 1;
         self.seconds += start.elapsed().as_secs_f64();
-        done.map_err(|log| {
-            if let (Kind::Own, [f]) = (kind, functions) {
-                return source::refused(&f.text, &log);
-            }
-            let labels: Vec<&str> = functions.iter().map(|f| f.label.as_str()).collect();
-            Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", labels.join(", ")))
-        })
+        done
     }
 
     fn key(&self, f: &Function) -> String {
@@ -147,6 +162,24 @@ impl Compiler {
     }
 }
 
+/// Functions as one program: machine code and the compiler's log.
+fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String)> {
+    let mut text = String::new();
+    for f in functions {
+        let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
+        text.push_str(&f.text.replace(word, &name(f)));
+        text.push('\n');
+    }
+    let kind = functions.first().map_or(Kind::Generated, |f| Kind::of(&f.text));
+    compile(&text, &options(arch, kind)).map_err(|log| {
+        if let (Kind::Own, [f]) = (kind, functions) {
+            return source::refused(&f.text, &log);
+        }
+        let labels: Vec<&str> = functions.iter().map(|f| f.label.as_str()).collect();
+        Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", labels.join(", ")))
+    })
+}
+
 /// `$PERILUNE_CACHE`, or `perilune` in the user's cache directory.
 pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -179,6 +212,15 @@ impl Kind {
             t if t.starts_with(CONTRACT) => Kind::Contract,
             t if t.starts_with(OWN) => Kind::Own,
             _ => Kind::Generated,
+        }
+    }
+
+    /// How many functions make a program where a core's share is so many.
+    fn batch(self, share: usize) -> usize {
+        match self {
+            Kind::Generated => share.clamp(LEAST, BATCH),
+            Kind::Contract => share.clamp(1, BATCH),
+            Kind::Own => 1,
         }
     }
 }
@@ -256,4 +298,40 @@ pub fn size(path: &Path) -> (usize, u64) {
     let files = std::fs::read_dir(path).map(|d| d.flatten().collect::<Vec<_>>()).unwrap_or_default();
     let cubins = files.iter().filter(|f| f.path().extension().is_some_and(|e| e == "cubin"));
     cubins.fold((0, 0), |(n, bytes), f| (n + 1, bytes + f.metadata().map_or(0, |m| m.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(k: usize, body: &str) -> Arc<Function> {
+        let text = format!("extern \"C\" __global__ void KERNEL(float* x) {{ {body} }}\n");
+        Arc::new(Function { label: format!("test_{k}"), text })
+    }
+
+    /// More functions than a program holds, some of them twice: each gets the code that its name is in, also from the disk.
+    #[test]
+    fn programs_made_side_by_side_go_to_their_functions() {
+        let folder = tempfile::tempdir().unwrap();
+        let Ok(mut c) = Compiler::new((9, 0), Some(folder.path().to_path_buf())) else {
+            println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
+            return;
+        };
+        let list: Vec<_> = (0..40).map(|k| function(k % 37, &format!("x[{}] += 1.0f;", k % 37))).collect();
+        let holds = |done: &[Cubin]| {
+            assert_eq!(done.len(), list.len());
+            for (f, cubin) in list.iter().zip(done) {
+                let name = name(f).into_bytes();
+                assert!(cubin.bytes.windows(name.len()).any(|w| w == name), "{}", f.label);
+            }
+        };
+        holds(&c.compile(&list).unwrap());
+        let programs = c.compiled;
+        assert!((3..=37).contains(&programs), "{programs}");
+        holds(&c.compile(&list).unwrap());
+        assert_eq!(c.compiled, programs, "all of it lay on the disk");
+        let bad = function(99, "x[0] = missing;");
+        let e = c.compile(&[list[0].clone(), bad]).err().unwrap();
+        assert!(e.message.contains("test_99") && e.message.contains("missing"), "{e}");
+    }
 }

@@ -3,12 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/nvrtc.rs"]
+mod nvrtc;
+
+use nvrtc::{Nvrtc, each, read_log};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_cuda::attention::{self, GROUPS, Groups, Mask, Pass, TILES, Tile, When};
-use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
@@ -282,86 +285,6 @@ fn every_tile_fits_a_multiprocessor() {
 
 // ---- compilation -------------------------------------------------------------------------------------------------
 
-#[allow(unsafe_code)] // NVRTC is C
-mod nvrtc {
-    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-    use std::ffi::{CString, c_char, c_int, c_void};
-    use std::path::PathBuf;
-
-    pub struct Nvrtc(Library);
-
-    impl Nvrtc {
-        /// From `PERILUNE_NVRTC` (a file or its folder), or wherever the loader finds it.
-        pub fn open() -> Option<Nvrtc> {
-            let given = std::env::var_os("PERILUNE_NVRTC").map(PathBuf::from);
-            let folder = given.map(|p| if p.is_file() { p.parent().map(PathBuf::from).unwrap_or_default() } else { p });
-            let at = |name: &str| folder.as_ref().map_or_else(|| PathBuf::from(name), |f| f.join(name));
-            // SAFETY: NVIDIA's libraries have no initialisers with demands on the caller.
-            let open = |name: &str| unsafe { Library::open(Some(at(name)), RTLD_NOW | RTLD_GLOBAL) }.ok();
-            for (builtins, nvrtc) in
-                [("libnvrtc-builtins.so.13.0", "libnvrtc.so.13"), ("libnvrtc-builtins.so.12.8", "libnvrtc.so.12")]
-            {
-                // NVRTC finds its builtins among what is loaded; they must stay.
-                if let Some(b) = open(builtins) {
-                    std::mem::forget(b);
-                }
-                if let Some(l) = open(nvrtc) {
-                    return Some(Nvrtc(l));
-                }
-            }
-            None
-        }
-
-        /// Compiles to machine code; the log, or the log as an error.
-        pub fn compile(&self, text: &str, headers: &[(&str, &str)], arch: &str) -> Result<String, String> {
-            type Program = *mut c_void;
-            let c = |s: &str| CString::new(s).unwrap();
-            let (text, name) = (c(text), c("attention.cu"));
-            let (names, texts): (Vec<CString>, Vec<CString>) = headers.iter().map(|(n, t)| (c(n), c(t))).unzip();
-            let options = [c("-std=c++17"), c(&format!("--gpu-architecture={arch}")), c("--ptxas-options=-v")];
-            let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
-            let (n, t, o) = (pointers(&names), pointers(&texts), pointers(&options));
-            // SAFETY: the signatures are those of nvrtc.h; all pointers live until the program is destroyed.
-            unsafe {
-                let create = self
-                    .0
-                    .get::<unsafe extern "C" fn(
-                        *mut Program,
-                        *const c_char,
-                        *const c_char,
-                        c_int,
-                        *const *const c_char,
-                        *const *const c_char,
-                    ) -> c_int>(b"nvrtcCreateProgram")
-                    .unwrap();
-                let compile = self
-                    .0
-                    .get::<unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int>(b"nvrtcCompileProgram")
-                    .unwrap();
-                let size = self
-                    .0
-                    .get::<unsafe extern "C" fn(Program, *mut usize) -> c_int>(b"nvrtcGetProgramLogSize")
-                    .unwrap();
-                let log =
-                    self.0.get::<unsafe extern "C" fn(Program, *mut c_char) -> c_int>(b"nvrtcGetProgramLog").unwrap();
-                let destroy =
-                    self.0.get::<unsafe extern "C" fn(*mut Program) -> c_int>(b"nvrtcDestroyProgram").unwrap();
-                let mut p: Program = std::ptr::null_mut();
-                assert_eq!(create(&mut p, text.as_ptr(), name.as_ptr(), n.len() as c_int, t.as_ptr(), n.as_ptr()), 0);
-                let status = compile(p, o.len() as c_int, o.as_ptr());
-                let mut len = 0;
-                size(p, &mut len);
-                let mut out = vec![0u8; len.max(1)];
-                log(p, out.as_mut_ptr().cast());
-                destroy(&mut p);
-                out.pop();
-                let out = String::from_utf8_lossy(&out).into_owned();
-                if status == 0 { Ok(out) } else { Err(out) }
-            }
-        }
-    }
-}
-
 /// What the tables go by for a GPU of that kind.
 fn props(arch: &str) -> Props {
     match arch {
@@ -381,11 +304,8 @@ fn masks() -> impl Iterator<Item = Mask> {
 
 /// Compiles every tile for each `(arch, dtype, mask)`, or those of warpgroups only; prints the rows of a table.
 fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
-    let Some(nvrtc) = nvrtc::Nvrtc::open() else {
-        println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
-        return;
-    };
-    for &(arch, dtype, mask) in kinds {
+    let Some(nvrtc) = Nvrtc::open() else { return };
+    each(kinds, |&(arch, dtype, mask)| {
         let mut text = String::new();
         let props = props(arch);
         // The one of each pass and size that is taken.
@@ -399,24 +319,15 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
         for (i, f) in functions.iter().enumerate() {
             text += &f.text.replace("KERNEL", &format!("{}_{i}", f.label));
         }
-        let log = nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{arch}: {log}"));
+        let (log, _) = nvrtc.compile(&text, arch, &[]).unwrap_or_else(|log| panic!("{arch}: {log}"));
         assert!(!log.contains("serialized"), "{arch}: products of a warpgroup wait for each other:\n{log}");
-        let mut name = "";
-        let mut found = 0;
-        for line in log.lines() {
-            if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-                name = rest.split('\'').next().unwrap_or_default();
-            }
-            if line.contains("spill stores") {
-                assert!(line.contains(" 0 bytes spill stores, 0 bytes spill loads"), "{arch} {name}: {}", line.trim());
-                found += 1;
-            }
-            if let Some((_, used)) = line.split_once("Used ") {
-                println!("{arch} {name}: {}", used.split(',').next().unwrap_or_default());
-            }
+        let all = read_log(&log);
+        for f in &all {
+            assert_eq!(f.spilled, 0, "{arch} {f:?}");
+            println!("{arch} {}: {} registers", f.name, f.registers);
         }
-        assert_eq!(found, functions.len(), "{log}");
-    }
+        assert_eq!(all.len(), functions.len(), "{log}");
+    });
 }
 
 #[test]
@@ -442,10 +353,7 @@ fn everything_compiles_without_spills() {
 
 #[test]
 fn copies_and_row_sums_compile() {
-    let Some(nvrtc) = nvrtc::Nvrtc::open() else {
-        println!("skipped: libnvrtc was not found (set PERILUNE_NVRTC to its folder)");
-        return;
-    };
+    let Some(nvrtc) = Nvrtc::open() else { return };
     let inputs = vec![
         Operand::Constant(0, Shape::of(&[2, 6, 64]), DType::BF16),
         dense(1, &[2, 6, 64]),
@@ -458,10 +366,8 @@ fn copies_and_row_sums_compile() {
     for arch in ["sm_80", "sm_90a", "sm_100a"] {
         let w = work_on(&props(arch), inputs.clone(), 1, true);
         assert_eq!(labels(&w)[..2], ["attention_document_bounds", "attention_copy"]);
-        for (i, l) in w.launches[..3].iter().enumerate() {
-            let text = l.function.text.replace("KERNEL", &format!("kernel_{i}"));
-            let log = nvrtc.compile(&text, HEADERS, arch).unwrap_or_else(|log| panic!("{log}"));
-            assert!(log.contains(" 0 bytes spill stores, 0 bytes spill loads"), "{arch} {}: {log}", l.function.label);
+        for l in &w.launches[..3] {
+            nvrtc.spill_free(std::slice::from_ref(&l.function.text), arch);
         }
     }
 }

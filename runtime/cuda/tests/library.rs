@@ -3,7 +3,8 @@
 
 mod common_library;
 
-use common_library::{bench, cases, dump::Dump, nvrtc::Nvrtc};
+use common_library::nvrtc::{Nvrtc, each};
+use common_library::{bench, cases, dump::Dump};
 use perilune_cuda::launch::Arg;
 use std::collections::BTreeSet;
 
@@ -61,39 +62,14 @@ fn arguments_fit_parameters() {
 
 #[test]
 fn functions_compile_without_spills() {
-    let Some(nvrtc) = Nvrtc::open() else {
-        println!("skipped: no libnvrtc (set LD_LIBRARY_PATH or PERILUNE_NVRTC)");
-        return;
-    };
+    let Some(nvrtc) = Nvrtc::open() else { return };
     let all: BTreeSet<String> =
         everything().iter().flat_map(|c| c.work().launches).map(|l| l.function.text.clone()).collect();
     println!("{} functions", all.len());
     let all: Vec<String> = all.into_iter().collect();
-    let mut spills = Vec::new();
-    for arch in ["sm_80", "sm_90a", "sm_100a"] {
-        for (k, group) in all.chunks(100).enumerate() {
-            let named = group.iter().enumerate().map(|(i, t)| t.replace("KERNEL", &format!("f_{k}_{i}")));
-            let text: String = named.collect();
-            let (ok, log) = nvrtc.compile(&text, arch);
-            assert!(ok, "{arch}: {log}\n{text}");
-            let mut entry = "";
-            for line in log.lines() {
-                if let Some((_, name)) = line.split_once("entry function '") {
-                    entry = name;
-                }
-                let bad = line.contains("bytes stack frame")
-                    && !line.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads");
-                let which = || {
-                    let at = entry.split(['_', '\'']).nth(2).and_then(|i| i.parse::<usize>().ok());
-                    at.map_or(entry, |i| group[i].as_str())
-                };
-                if bad {
-                    spills.push(format!("{arch}: {}\n{}", line.trim(), which()));
-                }
-            }
-        }
-    }
-    assert!(spills.is_empty(), "{}", spills.join("\n"));
+    let arches = ["sm_80", "sm_90a", "sm_100a"];
+    let programs: Vec<_> = arches.iter().flat_map(|arch| all.chunks(100).map(move |texts| (arch, texts))).collect();
+    each(&programs, |(arch, texts)| nvrtc.spill_free(texts, arch));
 }
 
 /// With PERILUNE_LIBRARY_DUMP set to a directory, writes all cases there, with the CPU's results, for

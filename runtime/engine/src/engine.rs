@@ -2,6 +2,7 @@
 
 use crate::memory::Role;
 use crate::profile::Profile;
+use crate::snapshot::Copied;
 use crate::state::{Held, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
@@ -12,8 +13,9 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
 use perilune_plan::{Backend, Buffer, Cache, Outline, Plan, Request, Tracer, show};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 /// A node of some generation.
@@ -107,12 +109,14 @@ pub struct Engine {
     evaluated: Vec<Option<Value>>,
     /// Live handles of the current generation's nodes, by node.
     refs: Vec<u32>,
-    carried: HashMap<Handle, Carried>,
+    carried: FxHashMap<Handle, Carried>,
     /// Buffers that leaves of the current generation read, by uid.
-    live: HashMap<u64, Value>,
+    live: FxHashMap<u64, Value>,
     next_uid: u64,
     old_sites: VecDeque<(u32, Vec<Site>)>,
     pub(crate) states: States,
+    /// Of the last snapshot.
+    pub(crate) copies: Option<Copied>,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
@@ -147,11 +151,12 @@ impl Engine {
             generation: 1,
             evaluated: Vec::new(),
             refs: Vec::new(),
-            carried: HashMap::new(),
-            live: HashMap::new(),
+            carried: FxHashMap::default(),
+            live: FxHashMap::default(),
             next_uid: 1,
             old_sites: VecDeque::new(),
             states: States::default(),
+            copies: None,
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,
@@ -313,7 +318,7 @@ impl Engine {
     /// The values that are held, each once.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Value> {
         let carried = self.carried.values().map(|c| &c.value).filter(|v| !self.live.contains_key(&v.uid));
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         self.live.values().chain(carried).filter(move |v| seen.insert(v.uid))
     }
 
@@ -377,7 +382,7 @@ impl Engine {
         if self.step.depth > 0 {
             self.stats.splits += 1;
         }
-        self.run(&Request { roots, commits: Vec::new() })
+        self.run(&Request { roots, ..Request::default() })
     }
 
     pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
@@ -541,7 +546,7 @@ impl Engine {
 
     /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
     fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
-        let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+        let request = self.states.request(ids.to_vec());
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
@@ -554,7 +559,7 @@ impl Engine {
         let program = self.plan_only(ids)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         if source {
-            let request = Request { roots: ids.to_vec(), commits: self.states.pending() };
+            let request = self.states.request(ids.to_vec());
             return self.sources(&request, &program, &places);
         }
         Ok(show::show(&program, &places, &self.sites))
@@ -609,7 +614,7 @@ impl Engine {
             reached[id.index()] = true;
         }
         // Several leaves may stand for one value.
-        let mut needed = HashSet::new();
+        let mut needed = FxHashSet::default();
         for i in (0..reached.len()).rev() {
             let id = NodeId(i as u32);
             if !reached[i] {
@@ -653,11 +658,11 @@ impl Engine {
         for c in self.carried.values_mut() {
             c.leaf = None;
         }
-        let sites = self.graph.ids().map(|id| self.graph.site_of(id)).collect();
+        let oldest = if self.old_sites.len() == REMEMBERED { self.old_sites.pop_front() } else { None };
+        let (_, mut sites) = oldest.unwrap_or_default();
+        sites.clear();
+        sites.extend(self.graph.ids().map(|id| self.graph.site_of(id)));
         self.old_sites.push_back((generation, sites));
-        if self.old_sites.len() > REMEMBERED {
-            self.old_sites.pop_front();
-        }
         self.graph.clear();
         self.evaluated.clear();
         self.refs.clear();

@@ -29,22 +29,10 @@ const MOST: usize = 20_000;
 
 impl Engine {
     /// Makes every assignment of the open step depend on `ok`, a bool scalar: where it is false on the device, the States
-    /// keep the values that they had before the step. Initial values of new States are not touched. It comes last in a step:
-    /// reads after it still mean the values that were assigned.
-    pub fn guard(&mut self, ok: NodeId) -> Result<()> {
-        let reads = self.states.first_reads(&self.graph);
-        for (id, value) in self.states.guarded() {
-            let old = match reads.get(&id) {
-                Some(node) => *node,
-                None => {
-                    let (shape, dtype) = (self.graph.shape(value), self.graph.dtype(value));
-                    self.graph.leaf(&create::STATE, shape, dtype, &[], id.0)
-                }
-            };
-            let kept = self.graph.where_(ok, value, old)?;
-            self.states.replace(id, kept);
-        }
-        Ok(())
+    /// keep the values that they had before the step. Initial values of new States are not touched, and reads within the step
+    /// mean the values that were assigned. It records nothing: the planner makes the selects.
+    pub fn guard(&mut self, ok: NodeId) {
+        self.states.guard = Some(ok);
     }
 
     /// Of the first root with a NaN or infinity in it: the op that made it from finite numbers. Evaluates every float that

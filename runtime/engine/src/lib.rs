@@ -13,6 +13,7 @@ mod finite;
 pub mod memory;
 pub mod profile;
 mod prompt;
+mod snapshot;
 mod state;
 mod step;
 
@@ -20,5 +21,6 @@ pub use engine::{Engine, Fault, Handle, Stats};
 pub use finite::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
+pub use snapshot::Copies;
 pub use state::{StateId, StateInfo};
 pub use step::{PrintPlan, Switches};

@@ -29,10 +29,12 @@ pub enum Role {
     Inputs,
     /// What steps and evaluations handed out.
     Results,
+    /// Copies of States on their way to a checkpoint.
+    Checkpoint,
 }
 
 impl Role {
-    pub const ALL: [Role; 7] = [
+    pub const ALL: [Role; 8] = [
         Role::Weights,
         Role::Buffers,
         Role::Optimizer,
@@ -40,6 +42,7 @@ impl Role {
         Role::Activations,
         Role::Inputs,
         Role::Results,
+        Role::Checkpoint,
     ];
 
     pub fn name(self) -> &'static str {
@@ -51,6 +54,7 @@ impl Role {
             Role::Activations => "activations",
             Role::Inputs => "inputs",
             Role::Results => "results",
+            Role::Checkpoint => "checkpoint",
         }
     }
 }
@@ -83,7 +87,7 @@ impl Report {
 }
 
 /// One tensor in memory.
-type Entry = (Role, Site, DType, Shape, usize);
+pub(crate) type Entry = (Role, Site, DType, Shape, usize);
 
 impl Engine {
     /// Who holds memory, with what the largest plan so far keeps while it runs.
@@ -94,6 +98,7 @@ impl Engine {
     /// `planned`: the plan's outputs are not held yet, and count.
     fn report(&self, plan: Option<&Plan>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
+        entries.extend(self.copies.iter().flat_map(|c| c.entries()));
         entries.extend(self.values().map(|v| (v.role, v.site, v.dtype, v.shape, v.buffer.nbytes())));
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));

@@ -67,7 +67,7 @@ impl Engine {
 
     /// What evaluating `ids` would cost if all that was recorded before `from` were in memory: kernels, and their sum.
     pub fn cost_since(&mut self, from: NodeId, ids: &[NodeId]) -> Result<(usize, Cost), Fault> {
-        let request = Request { roots: ids.to_vec(), commits: Vec::new() };
+        let request = Request { roots: ids.to_vec(), ..Request::default() };
         // No value has so high a number.
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };

@@ -8,12 +8,12 @@ use crate::engine::{Engine, Fault, Value};
 use crate::memory::Role;
 use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
-use perilune_core::graph::{Graph, NodeId};
+use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_plan::{Backend, Buffer};
-use std::collections::HashMap;
+use perilune_plan::{Backend, Buffer, Guard, Request};
+use rustc_hash::FxHashMap;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub dtype: DType,
     pub trainable: bool,
     buffer: Option<Buffer>,
-    /// What reads mean now: the leaf of the current generation, or the value assigned in it.
+    /// What reads mean now, once there was one: the leaf of the current generation, or the value assigned in it.
     current: Option<NodeId>,
     /// The value to be written at the end of the generation.
     assigned: Option<NodeId>,
@@ -54,7 +54,7 @@ pub struct StateInfo {
 
 #[derive(Debug, Default)]
 pub(crate) struct States {
-    all: HashMap<u64, State>,
+    all: FxHashMap<u64, State>,
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
     reads: Vec<(NodeId, StateId)>,
@@ -62,6 +62,8 @@ pub(crate) struct States {
     order: Vec<StateId>,
     /// States whose handles are all gone, dropped when the generation ends.
     gone: Vec<StateId>,
+    /// The bool on which the assignments of the open step depend.
+    pub guard: Option<NodeId>,
 }
 
 impl States {
@@ -92,32 +94,32 @@ impl States {
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
+    /// The State's buffer, if it holds what reading the State means now.
+    pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
+        self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
+    }
+
+    /// The recipe line that made it.
+    pub fn site(&self, id: StateId) -> Site {
+        self.all.get(&id.0).map_or(Site::NONE, |s| s.site)
+    }
+
     /// (payload, value) of every assignment not yet written, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
-    /// States whose value the open step changes, and the new value; not those that it made.
-    pub fn guarded(&self) -> Vec<(StateId, NodeId)> {
-        let assigned = |id: &StateId| self.all.get(&id.0).filter(|s| s.initial.is_none())?.assigned;
-        self.order.iter().filter_map(|id| Some((*id, assigned(id)?))).collect()
-    }
-
-    /// Writes another value at the end of the step than was assigned, of the same shape and dtype.
-    pub fn replace(&mut self, id: StateId, value: NodeId) {
-        if let Some(s) = self.all.get_mut(&id.0) {
-            s.assigned = Some(value);
-        }
-    }
-
-    /// The leaves through which the open step reads the values that States had before it.
-    pub fn first_reads(&self, graph: &Graph) -> HashMap<StateId, NodeId> {
-        let leaves = self.reads.iter().filter(|(node, _)| graph.node(*node).op == &create::STATE);
-        leaves.map(|(node, id)| (*id, *node)).collect()
+    /// The request that makes `roots` and writes what is pending. A guard holds for States that the open step did not make.
+    pub fn request(&self, roots: Vec<NodeId>) -> Request {
+        let commits = self.pending();
+        let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
+        let guard = self.guard.map(|ok| Guard { ok, commits: commits.iter().map(old).collect() });
+        Request { roots, commits, guard }
     }
 
     /// Takes back the assignments of a failed step; States made in it get their initial value.
     pub fn roll_back(&mut self) {
+        self.guard = None;
         self.order.retain(|id| match self.all.get_mut(&id.0) {
             Some(s) => {
                 s.assigned = s.initial;
@@ -132,6 +134,7 @@ impl States {
 
     /// Everything was written: the next generation reads the buffers.
     pub fn written(&mut self) {
+        self.guard = None;
         for s in self.all.values_mut() {
             s.current = None;
             s.assigned = None;
@@ -194,13 +197,12 @@ impl Engine {
         }
         self.states.next += 1;
         let id = StateId(self.states.next);
-        let current = self.boundary(init)?;
         let state = State {
             shape,
             dtype,
             trainable,
             buffer: None,
-            current: Some(current),
+            current: None,
             assigned: Some(init),
             initial: Some(init),
             grad: None,
@@ -210,7 +212,6 @@ impl Engine {
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
-        self.states.reads.push((current, id));
         Ok(id)
     }
 
@@ -243,17 +244,11 @@ impl Engine {
 
     /// After a failed step whose new States have found no memory: the States mean what they meant before it, and what was
     /// recorded stays, so that the new ones get their initial values when there is room.
-    pub(crate) fn keep_initial(&mut self) -> Result<()> {
+    pub(crate) fn keep_initial(&mut self) {
         self.states.reads.clear();
-        let mut list: Vec<(StateId, Option<NodeId>)> =
-            self.states.all.iter().map(|(k, s)| (StateId(*k), s.initial)).collect();
-        list.sort_unstable();
-        for (id, initial) in list {
-            let current = initial.map(|x| self.boundary(x)).transpose()?;
-            self.states.get_mut(id)?.current = current;
-            self.states.reads.extend(current.map(|c| (c, id)));
+        for s in self.states.all.values_mut() {
+            s.current = None;
         }
-        Ok(())
     }
 
     pub fn retain_state(&mut self, id: StateId) {
@@ -277,10 +272,16 @@ impl Engine {
         if let Some(node) = s.current {
             return Ok(node);
         }
-        let (shape, dtype) = (s.shape, s.dtype);
-        let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
-        let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
-        self.graph.no_grad = no_grad;
+        let (shape, dtype, assigned) = (s.shape, s.dtype, s.assigned);
+        let node = match assigned {
+            Some(value) => self.boundary(value)?,
+            None => {
+                let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
+                let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
+                self.graph.no_grad = no_grad;
+                node
+            }
+        };
         self.states.get_mut(id)?.current = Some(node);
         self.states.reads.push((node, id));
         Ok(node)
@@ -300,14 +301,12 @@ impl Engine {
         }
         let value = self.graph.cast(value, dtype)?;
         let value = self.graph.expand(value, shape)?;
-        let current = self.boundary(value)?;
         let s = self.states.get_mut(id)?;
-        s.current = Some(current);
+        s.current = None;
         s.grad = None;
         if s.assigned.replace(value).is_none() {
             self.states.order.push(id);
         }
-        self.states.reads.push((current, id));
         Ok(())
     }
 

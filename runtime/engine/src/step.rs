@@ -170,24 +170,23 @@ impl Engine {
         roots.dedup();
         let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
         roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
-        let commits = self.states.pending();
-        if !roots.is_empty() || !commits.is_empty() {
-            let request = Request { roots, commits };
-            if let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request)) {
-                // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
-                let asked = perilune_core::interrupt::pause();
-                self.states.roll_back();
-                let initial = Request { roots: Vec::new(), commits: self.states.pending() };
-                let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
-                perilune_core::interrupt::resume(asked);
-                if !stands {
-                    self.keep_initial()?;
-                    return Err(fault);
-                }
-                self.states.written();
-                self.turn();
+        let request = self.states.request(roots);
+        if !(request.roots.is_empty() && request.commits.is_empty())
+            && let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request))
+        {
+            // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
+            let asked = perilune_core::interrupt::pause();
+            self.states.roll_back();
+            let initial = self.states.request(Vec::new());
+            let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
+            perilune_core::interrupt::resume(asked);
+            if !stands {
+                self.keep_initial();
                 return Err(fault);
             }
+            self.states.written();
+            self.turn();
+            return Err(fault);
         }
         if keep_grads {
             let mut kept = Vec::new();

@@ -28,7 +28,8 @@ fn guard(lua: &Lua, ok: Value) -> mlua::Result<()> {
     if !fits {
         return Err(errors::argument(&host, lua, "guard", "it needs a step and a bool scalar", None));
     }
-    host.record(lua, |engine| Ok(engine.guard(id)?))
+    host.engine.borrow_mut().guard(id);
+    Ok(())
 }
 
 /// `native.not_finite(x, ...)`: of the first of these with a NaN or infinity in it, where that came from: { op, shape, nan,

@@ -189,7 +189,7 @@ fn described(host: &Host, path: String, state: &AnyUserData) -> mlua::Result<Des
     Ok((path, info.dtype, info.shape))
 }
 
-fn id_of(u: &AnyUserData) -> mlua::Result<StateId> {
+pub(crate) fn id_of(u: &AnyUserData) -> mlua::Result<StateId> {
     match u.borrow::<Tensor>()?.what {
         Ref::State(id) => Ok(id),
         _ => Err(mlua::Error::runtime("this is a bug: a State is none")),

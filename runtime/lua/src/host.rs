@@ -81,10 +81,10 @@ impl Host {
             let found = lua.inspect_stack(level, |d| {
                 let source = d.source();
                 let name = source.source.as_deref()?;
-                let line = d.current_line()? as u32;
                 if name.starts_with(INTERNAL) || name.starts_with("=__mlua") || !name.starts_with(['@', '=']) {
                     return None;
                 }
+                let line = d.current_line()? as u32;
                 let key = name.as_ptr() as usize;
                 let (last_key, last_line, last) = self.last_site.get();
                 if key == last_key && line == last_line {

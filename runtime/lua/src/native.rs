@@ -482,6 +482,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
     crate::finite::install(lua, &native)?;
+    crate::optim::install(lua, &native)?;
     native.set(
         "near",
         lua.create_function(|_, (name, known): (String, Vec<String>)| {

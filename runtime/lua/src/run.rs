@@ -414,6 +414,16 @@ impl Run {
         Ok(())
     }
 
+    /// The paths of all States in order, and copies of their values, which another thread may read while the run goes on.
+    pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
+        let (mut paths, mut ids) = (Vec::new(), Vec::new());
+        for (path, state) in self.list_states()? {
+            ids.push(crate::handover::id_of(&state)?);
+            paths.push(path);
+        }
+        Ok((paths, self.host.record(&self.lua, |engine| engine.snapshot(&ids))?))
+    }
+
     /// The numbers of a run besides its States: position in the data, counts of updates, early stopping.
     pub fn cursor(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
         let f: Function = self.table.get("cursor")?;
@@ -425,6 +435,12 @@ impl Run {
         }
         out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
+    }
+
+    /// The rates that the schedules give the next update, one a group; none if the optimizer has none, or a schedule raises.
+    pub fn rates(&self) -> Option<Vec<f64>> {
+        let f: Function = self.table.get("rates").ok()?;
+        f.call(&self.table).ok()?
     }
 
     /// Goes to where `cursor` was taken.

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// Memory of a device, freed on drop. Cheap to clone.
 pub type Buffer = Rc<dyn DeviceBuffer>;
@@ -52,6 +53,25 @@ pub struct Readings {
 /// Reads a device's sensors; it may be sent to a thread.
 pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
 
+/// Bytes of buffers as they were when it was taken, whatever is written to them later. It may be sent to a thread.
+pub struct Snapshot {
+    /// Bytes of memory that its copies hold; 0 once they are gone. Whoever drops the bytes that `bytes` gave sets it, if it
+    /// is not 0 by then.
+    pub held: Arc<AtomicUsize>,
+    /// Why the caller had to wait until the bytes were on the host, on a device that can do without.
+    pub waited: Option<String>,
+    /// Waits for the device and gives the bytes of each buffer.
+    pub bytes: Box<dyn FnOnce() -> Result<Vec<Vec<u8>>> + Send>,
+}
+
+impl Snapshot {
+    /// One whose bytes are on the host already.
+    pub fn of(bytes: Vec<Vec<u8>>) -> Snapshot {
+        let held = Arc::new(AtomicUsize::new(bytes.iter().map(Vec::len).sum()));
+        Snapshot { held, waited: None, bytes: Box::new(move || Ok(bytes)) }
+    }
+}
+
 pub trait Backend {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
@@ -78,6 +98,12 @@ pub trait Backend {
 
     /// Overwrites the start of a buffer, after all work queued so far.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
+
+    /// The first bytes of buffers, so many of each, after all work queued so far. `room`: what copies of them may take of the
+    /// device's memory, if not all that is free.
+    fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
+        Ok(Snapshot::of(parts.iter().map(|(buffer, n)| self.download(buffer, *n)).collect::<Result<_>>()?))
+    }
 
     /// What the device's memory holds now.
     fn memory(&self) -> Memory {

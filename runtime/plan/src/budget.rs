@@ -202,7 +202,7 @@ fn flops(g: &Graph, id: NodeId) -> f64 {
         dims.dims().iter().rev().nth(dim).copied().unwrap_or(1) as f64
     };
     match node.op.name {
-        "matmul" => 2.0 * n * inner(0, 0),
+        "matmul" | "linear" | "matmul_fp8" => 2.0 * n * inner(0, 0),
         // Both products over the length of the keys.
         "scaled_dot_product_attention" => 4.0 * n * inner(1, 1),
         "conv1d" | "conv2d" => 2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64,

@@ -22,7 +22,9 @@ pub mod remat;
 pub mod show;
 pub mod trace;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null, NullWith, Probe, Readings};
+pub use backend::{
+    Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null, NullWith, Probe, Readings, Snapshot,
+};
 pub use cache::{Cache, Options, Plan};
 pub use outline::Outline;
-pub use trace::{Request, Tracer};
+pub use trace::{Guard, Request, Tracer};

@@ -26,6 +26,8 @@ pub struct Lowered {
     pub roots: Vec<NodeId>,
     /// Values of the commits, in the order of `Trace::commit_inputs`.
     pub commits: Vec<NodeId>,
+    /// The bool that guards commits, until it has become selects.
+    pub ok: Option<NodeId>,
     /// Slot number of each `scalar` node.
     pub slots: HashMap<NodeId, u32>,
     /// Input number of each leaf node.
@@ -46,7 +48,7 @@ impl Lowered {
         let graph = Graph::new();
         let (views, roots, commits) = (Vec::new(), Vec::new(), Vec::new());
         let (slots, inputs, waits) = (HashMap::new(), HashMap::new(), Vec::new());
-        Lowered { graph, views, roots, commits, slots, inputs, states, waits, last: HashSet::new() }
+        Lowered { graph, views, roots, commits, slots, inputs, states, waits, ok: None, last: HashSet::new() }
     }
 
     /// What must have been computed before `id` may run, besides what it reads.
@@ -69,6 +71,9 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
     let mut out = first(g, &tracer.trace, |id| tracer.position(id), request);
     if !spans.is_empty() {
         out = remat::apply(&out, g, &tracer.trace.order, spans);
+    }
+    if let (Some(guard), Some(ok)) = (&request.guard, out.ok.take()) {
+        select(&mut out, ok, &guard.commits, &tracer.trace.commit_inputs)?;
     }
     for _ in 0..MAX_DEPTH {
         let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.keeps(n);
@@ -112,7 +117,32 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
     }
     out.roots = request.roots.iter().map(|r| NodeId(position(*r) as u32)).collect();
     out.commits = request.commits.iter().map(|c| NodeId(position(c.1) as u32)).collect();
+    out.ok = request.guard.as_ref().map(|guard| NodeId(position(guard.ok) as u32));
     out
+}
+
+/// Makes every guarded commit `where(ok, new, old)`, with the old value from the State itself (input `inputs[i]`).
+fn select(out: &mut Lowered, ok: NodeId, guarded: &[bool], inputs: &[u32]) -> Result<()> {
+    let mut leaves: HashMap<u32, NodeId> = HashMap::new();
+    for (leaf, input) in &out.inputs {
+        // A map's order must not show: the first leaf of an input is as good as any.
+        leaves.entry(*input).and_modify(|first| *first = (*first).min(*leaf)).or_insert(*leaf);
+    }
+    for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {
+        let new = out.commits[i];
+        let (shape, dtype) = (out.graph.shape(new), out.graph.dtype(new));
+        out.graph.site = out.graph.site_of(new);
+        let old = match leaves.get(input).filter(|leaf| out.graph.shape(**leaf) == shape) {
+            Some(leaf) => *leaf,
+            None => {
+                let leaf = out.graph.leaf(&create::LEAF, shape, dtype, &[], u64::from(*input));
+                out.inputs.insert(leaf, *input);
+                leaf
+            }
+        };
+        out.commits[i] = out.graph.where_(ok, new, old)?;
+    }
+    Ok(())
 }
 
 /// Walks the key beside the order to find which nodes the trace treated as leaves.
@@ -171,6 +201,7 @@ impl Move {
     pub fn finish(mut self, from: &Lowered) -> Lowered {
         self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
         self.out.commits = from.commits.iter().map(|c| self.map[c.index()]).collect();
+        self.out.ok = from.ok.map(|ok| self.map[ok.index()]);
         self.out
     }
 }

@@ -139,7 +139,7 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
 /// Which nodes of spans are used outside of them.
 fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> HashSet<(u32, usize)> {
     let mut kept = HashSet::new();
-    for x in from.roots.iter().chain(&from.commits) {
+    for x in from.roots.iter().chain(&from.commits).chain(&from.ok) {
         kept.extend(spans.chain(spans.of(order[x.index()])).map(|s| (s, x.index())));
     }
     for (at, &id) in order.iter().enumerate() {

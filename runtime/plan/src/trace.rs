@@ -1,7 +1,7 @@
 //! The first pass over what was recorded: which nodes are wanted, what they read, and the canonical key.
 //!
 //! One linear walk over the arena, nothing rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
-//! position, aliasing among leaves, roots and commits. It does not hold pointers, Lua lines, ids or run-time numbers, so
+//! position, aliasing among leaves, roots, commits and their guard. It does not hold pointers, Lua lines, ids or run-time numbers, so
 //! an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from the rest and are left
 //! out.
 
@@ -9,6 +9,7 @@ use crate::remat;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
+use rustc_hash::FxHashMap;
 
 /// What the engine wants done: values, and States to overwrite.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +19,17 @@ pub struct Request {
     /// (payload of the State, its new value): written when everything else has run. Values have the State's numel and
     /// dtype.
     pub commits: Vec<(u64, NodeId)>,
+    /// Whether the commits are done at all, which the device knows.
+    pub guard: Option<Guard>,
+}
+
+/// Lets a bool decide on the device whether commits are done.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// A scalar. Where it is false the guarded States keep what they hold.
+    pub ok: NodeId,
+    /// Which of the commits it guards.
+    pub commits: Vec<bool>,
 }
 
 /// A buffer the program reads: `LEAF` and `STATE` payloads live in different spaces.
@@ -69,7 +81,7 @@ pub struct Tracer {
     pub trace: Trace,
     /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what it goes by.
     pub budgeted: bool,
-    by_leaf: std::collections::HashMap<(bool, u64), u32>,
+    by_leaf: FxHashMap<(bool, u64), u32>,
 }
 
 const WANTED: u32 = u32::MAX;
@@ -91,7 +103,8 @@ impl Tracer {
         self.position.clear();
         self.position.resize(g.len(), 0);
         let mut top = 0;
-        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)) {
+        let ok = request.guard.as_ref().map(|guard| &guard.ok);
+        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)).chain(ok) {
             self.position[id.index()] = WANTED;
             top = top.max(id.index() + 1);
         }
@@ -128,8 +141,10 @@ impl Tracer {
                 let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);
                 // A State's buffer will change and is copied where it is handed out; another leaf's is handed out itself.
                 let state = matches!(source, Source::State(_)) as u32;
-                t.key.extend([0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
-                t.key.extend(node.shape.dims().iter().flat_map(|&d| [d as u32, (d as u64 >> 32) as u32]));
+                t.key.extend_from_slice(&[0x1eaf, k, node.dtype as u32 | state << 8, node.shape.rank() as u32]);
+                for &d in node.shape.dims() {
+                    t.key.extend_from_slice(&[d as u32, (d as u64 >> 32) as u32]);
+                }
                 continue;
             }
             t.key.push(node.op.code());
@@ -143,17 +158,22 @@ impl Tracer {
                 t.key.push(node.shape.rank() as u32);
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u32));
             }
-            t.key.extend(node.attrs.iter().flat_map(|&a| [a as u32, (a as u64 >> 32) as u32]));
+            for &a in &node.attrs {
+                t.key.extend_from_slice(&[a as u32, (a as u64 >> 32) as u32]);
+            }
             t.key.extend(node.inputs.iter().map(|x| self.position[x.index()]));
         }
         for r in &request.roots {
             t.key.push(0x8000_0000 | self.position[r.index()]);
         }
-        for (state, v) in &request.commits {
+        t.key.extend(ok.map(|ok| 0xa000_0000 | self.position[ok.index()]));
+        for (i, (state, v)) in request.commits.iter().enumerate() {
+            let guarded = request.guard.as_ref().is_some_and(|guard| guard.commits[i]);
             let node = &g.nodes()[v.index()];
             let k = input(t, &mut self.by_leaf, Source::State(*state), node.shape, node.dtype);
             t.commit_inputs.push(k);
-            t.key.extend([0xc000_0000 | self.position[v.index()], k]);
+            let mark = if guarded { 0xe000_0000 } else { 0xc000_0000 };
+            t.key.extend([mark | self.position[v.index()], k]);
         }
         if self.budgeted || !g.remat.spans.is_empty() {
             remat::words(g, &t.order, &self.position, &mut t.key);
@@ -166,13 +186,7 @@ impl Tracer {
     }
 }
 
-fn input(
-    t: &mut Trace,
-    seen: &mut std::collections::HashMap<(bool, u64), u32>,
-    source: Source,
-    shape: Shape,
-    dtype: DType,
-) -> u32 {
+fn input(t: &mut Trace, seen: &mut FxHashMap<(bool, u64), u32>, source: Source, shape: Shape, dtype: DType) -> u32 {
     let name = match source {
         Source::Leaf(p) => (false, p),
         Source::State(p) => (true, p),

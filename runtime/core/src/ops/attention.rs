@@ -546,7 +546,7 @@ mod tests {
         let Value::Tensor(q) = q else { panic!() };
         let d = crate::grad::grad(g, y, y, &[q], false).unwrap()[0].unwrap();
         let back = g.node(d).clone();
-        assert_eq!((back.op, back.attrs[3..].to_vec()), (&ATTENTION_BACKWARD, vec![8, 8]));
+        assert_eq!((back.op, back.attrs[3..].to_vec()), (&ATTENTION_BACKWARD, vec![8, 8, 0]));
         let (out, lse) = (g.node(back.inputs[4]), g.node(back.inputs[5]));
         assert_eq!((out.op, &out.inputs, &out.attrs), (&ATTENTION, &g.node(y).inputs, &g.node(y).attrs));
         assert_eq!((lse.op, lse.inputs[0], lse.shape.dims()), (&create::PART, back.inputs[4], &[2, 4, 3][..]));

@@ -7,7 +7,7 @@ use super::{Args, Class, Grad, Op, Out, Value, out_of};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId, Number};
 use crate::{DType, Shape};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 pub static OPS: &[&Op] = &[&ADAMW_UPDATE];
 
@@ -65,6 +65,60 @@ fn one_minus_power(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
     g.rsub_c(1.0, p)
 }
 
+/// Updates of several weights by the same numbers, which are recorded once a dtype.
+pub struct AdamW<'a> {
+    /// Of a call of `adamw_update`; its tensors are not looked at.
+    pub a: &'a Args,
+    pub numbers: SmallVec<[(DType, [NodeId; 6]); 1]>,
+}
+
+impl AdamW<'_> {
+    /// Records the update of [w, g, m, v]: the new w, m, v.
+    pub fn update(&mut self, g: &mut Graph, tensors: [NodeId; 4]) -> Result<Out> {
+        let dtype = g.dtype(tensors[0]).to_float().compute();
+        let known = self.numbers.iter().find(|n| n.0 == dtype).map(|n| n.1);
+        let numbers = match known {
+            Some(nodes) => nodes,
+            None => {
+                let nodes = adamw_numbers(g, self.a, dtype)?;
+                self.numbers.push((dtype, nodes));
+                nodes
+            }
+        };
+        let mut inputs: SmallVec<[NodeId; 12]> = SmallVec::from_slice(&tensors);
+        inputs.extend_from_slice(&numbers);
+        let main = g.push(&ADAMW_UPDATE, &inputs, &[])?;
+        let parts: [(Shape, DType); 2] = [inputs[2], inputs[3]].map(|x| (g.shape(x), g.dtype(x)));
+        Ok(out_of(g, main, &parts))
+    }
+}
+
+/// The scalar inputs of `adamw_update`, from its options.
+fn adamw_numbers(g: &mut Graph, a: &Args, dtype: DType) -> Result<[NodeId; 6]> {
+    let mut hyper: SmallVec<[Hyper; 6]> = SmallVec::new();
+    for (i, what) in ["lr", "beta1", "beta2", "eps", "weight_decay", "step"].into_iter().enumerate() {
+        hyper.push(Hyper::of(g, a, i + 4, what, dtype)?);
+    }
+    let [lr, beta1, beta2, eps, decay, step] = [hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5]];
+    if let Hyper::Number(n) = step
+        && n.is_nan() | (n < 1.0)
+    {
+        return Err(Error::argument("adamw_update", format!("step is {n}; it counts from 1")));
+    }
+    let one = Hyper::Number(1.0);
+    let keep = lr.with(g, decay, dtype, |a, b| 1.0 - a * b, one_minus_product)?;
+    let first = beta1.with(g, step, dtype, |b, t| 1.0 - b.powf(t), one_minus_power)?;
+    let second = beta2.with(g, step, dtype, |b, t| 1.0 - b.powf(t), one_minus_power)?;
+    let rate = lr.with(g, first, dtype, |a, b| a / b, |g, a, b| g.div(a, b))?;
+    let new1 = one.with(g, beta1, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
+    let new2 = one.with(g, beta2, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
+    let root = match second {
+        Hyper::Number(n) => Hyper::Number(1.0 / n.sqrt()),
+        Hyper::Node(id) => Hyper::Node(g.rsqrt(id)?),
+    };
+    Ok([keep, rate, new1, new2, root, eps].map(|h| h.node(g, dtype)))
+}
+
 /// Inputs: w, g, m, v, then scalars: keep = 1 - lr weight_decay, rate = lr / (1 - beta1^step), new1 = 1 - beta1,
 /// new2 = 1 - beta2, root = 1 / sqrt(1 - beta2^step) (a product is cheaper than a quotient), eps. Outputs: w, m, v.
 pub static ADAMW_UPDATE: Op = Op {
@@ -115,35 +169,8 @@ pub static ADAMW_UPDATE: Op = Op {
         Ok(Meta { shape: i.shape(0), dtype: i.dtype(0) })
     },
     call: Some(|g, a| {
-        let mut inputs: SmallVec<[NodeId; 12]> = smallvec![a.tensor(0)?, a.tensor(1)?, a.tensor(2)?, a.tensor(3)?];
-        let dtype = g.dtype(inputs[0]).to_float().compute();
-        let mut hyper: SmallVec<[Hyper; 6]> = SmallVec::new();
-        for (i, what) in ["lr", "beta1", "beta2", "eps", "weight_decay", "step"].into_iter().enumerate() {
-            hyper.push(Hyper::of(g, a, i + 4, what, dtype)?);
-        }
-        let [lr, beta1, beta2, eps, decay, step] = [hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5]];
-        if let Hyper::Number(n) = step
-            && n.is_nan() | (n < 1.0)
-        {
-            return Err(Error::argument("adamw_update", format!("step is {n}; it counts from 1")));
-        }
-        let one = Hyper::Number(1.0);
-        let keep = lr.with(g, decay, dtype, |a, b| 1.0 - a * b, one_minus_product)?;
-        let first = beta1.with(g, step, dtype, |b, t| 1.0 - b.powf(t), one_minus_power)?;
-        let second = beta2.with(g, step, dtype, |b, t| 1.0 - b.powf(t), one_minus_power)?;
-        let rate = lr.with(g, first, dtype, |a, b| a / b, |g, a, b| g.div(a, b))?;
-        let new1 = one.with(g, beta1, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
-        let new2 = one.with(g, beta2, dtype, |a, b| a - b, |g, a, b| g.sub(a, b))?;
-        let root = match second {
-            Hyper::Number(n) => Hyper::Number(1.0 / n.sqrt()),
-            Hyper::Node(id) => Hyper::Node(g.rsqrt(id)?),
-        };
-        for h in [keep, rate, new1, new2, root, eps] {
-            inputs.push(h.node(g, dtype));
-        }
-        let main = g.push(&ADAMW_UPDATE, &inputs, &[])?;
-        let parts: [(Shape, DType); 2] = [inputs[2], inputs[3]].map(|x| (g.shape(x), g.dtype(x)));
-        Ok(out_of(g, main, &parts))
+        let tensors = [a.tensor(0)?, a.tensor(1)?, a.tensor(2)?, a.tensor(3)?];
+        AdamW { a, numbers: SmallVec::new() }.update(g, tensors)
     }),
     grad: Grad::Missing("a weight update has no gradient; record it under no_grad"),
     samples: &[
@@ -165,8 +192,8 @@ mod tests {
         let g = &mut Graph::new();
         let mut leaf = |dtype| Value::Tensor(g.leaf(&create::LEAF, Shape::of(&[3]), dtype, &[], 0));
         let tensors = [leaf(DType::BF16), leaf(DType::BF16), leaf(DType::F32), leaf(DType::F32)];
-        let numbers = [0.5, 0.9, 0.999, 1e-8, 0.1, 2.0].map(|n| Value::Number(Number::Float(n)));
-        let out = call(g, &ADAMW_UPDATE, &Args::new(&ADAMW_UPDATE, tensors.into_iter().chain(numbers))).unwrap();
+        let numbers = || [0.5, 0.9, 0.999, 1e-8, 0.1, 2.0].map(|n| Value::Number(Number::Float(n)));
+        let out = call(g, &ADAMW_UPDATE, &Args::new(&ADAMW_UPDATE, tensors.into_iter().chain(numbers()))).unwrap();
         assert_eq!(g.len(), 4 + 6 + 3);
         assert_eq!(out.iter().map(|&o| g.dtype(o)).collect::<Vec<_>>(), [DType::BF16, DType::F32, DType::F32]);
         let slots: Vec<f64> = g.nodes()[4..10].iter().map(|n| f64::from_bits(n.payload)).collect();
@@ -179,5 +206,13 @@ mod tests {
             1e-8,
         ];
         assert_eq!(slots, want);
+        // A second weight by the same numbers takes no more of them.
+        let a = Args::new(&ADAMW_UPDATE, [(); 4].map(|()| Value::None).into_iter().chain(numbers()));
+        let mut all = AdamW { a: &a, numbers: SmallVec::new() };
+        let before = g.len();
+        for _ in 0..2 {
+            all.update(g, [NodeId(0), NodeId(1), NodeId(2), NodeId(3)]).unwrap();
+        }
+        assert_eq!(g.len(), before + 6 + 2 * 3);
     }
 }

@@ -110,7 +110,7 @@ const BLOCK: usize = 128;
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
 /// How far ahead `Act::Near` asks.
-const NEAR: usize = 2 * BLOCK;
+pub const NEAR: usize = 2 * BLOCK;
 
 /// `rows` rows of `cols` elements through all links.
 pub type Chain = unsafe fn(links: &[Link], views: &[Arg], rows: usize, cols: usize);
@@ -462,14 +462,14 @@ unsafe fn run<V: Vector>(links: &[Link], views: &[Arg], rows: usize, cols: usize
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
+pub unsafe fn avx2(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
     // SAFETY: the caller's promise.
     unsafe { run::<super::vector::Narrow>(links, views, rows, cols) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
-unsafe fn avx512(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
+pub unsafe fn avx512(links: &[Link], views: &[Arg], rows: usize, cols: usize) {
     // SAFETY: the caller's promise.
     unsafe { run::<super::vector::Wide>(links, views, rows, cols) }
 }

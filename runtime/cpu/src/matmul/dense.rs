@@ -5,7 +5,7 @@
 //! and blocks, and whether the right side is copied, follows from speed alone.
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
-//! which stays in the L1 cache while the rows go by; the left side is read where it lies, unless its rows would push each
+//! which stays in the first or second cache while the rows go by; the left side is read where it lies, unless its rows would push each
 //! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
@@ -19,8 +19,8 @@ use std::mem::MaybeUninit;
 
 /// Steps of K that are added up before they join the result.
 const CHUNK: usize = 256;
-/// Columns of a task: one tile or more of any instruction set.
-const COLS: usize = 32;
+/// Columns of a task at most: one tile or more of any instruction set.
+const COLS: usize = 64;
 /// Rows of a task at least, so that copying the right side pays.
 const ROWS: usize = 48;
 /// Multiply-adds of a task at least.
@@ -42,6 +42,11 @@ const WIDEST: usize = 16 * VECTORS;
 /// The length of a chunk.
 fn chunk(k: usize) -> usize {
     k.div_ceil(k.div_ceil(CHUNK)).next_multiple_of(16)
+}
+
+/// Columns of a task: about as many in each, in whole vectors.
+fn columns(n: usize) -> usize {
+    n.div_ceil(n.div_ceil(COLS)).next_multiple_of(16)
 }
 
 /// How a batch of products is cut into tasks.
@@ -67,9 +72,9 @@ impl Cut {
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
-        let row_parts = if s.m >= s.n { threads } else { wanted.div_ceil(s.batch * col_parts) };
+        let row_parts = wanted.div_ceil(s.batch * col_parts).max(if by_rows { threads } else { 1 });
         let rows = s.m.div_ceil(row_parts.min(most));
-        Cut { rows, cols: COLS, row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows }
+        Cut { rows, cols: columns(s.n), row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows }
     }
 
     /// With a packed left side, whose rows of a task stay in a second cache from task to task.
@@ -77,7 +82,7 @@ impl Cut {
         let parts = s.m.div_ceil((PACKED_PART / s.k).max(ROWS)).max(threads).min(s.m.div_ceil(ROWS));
         let rows = s.m.div_ceil(parts);
         let (row_parts, col_parts) = (s.m.div_ceil(rows), s.n.div_ceil(COLS));
-        Cut { rows, cols: COLS, row_parts, col_parts, group: 1, by_rows: true }
+        Cut { rows, cols: columns(s.n), row_parts, col_parts, group: 1, by_rows: true }
     }
 
     fn count(&self, batch: usize) -> usize {
@@ -202,7 +207,7 @@ fn pack_pays(s: Sizes, a: &Matrices<f32>) -> bool {
 
 /// Copies the left side, tile after tile and chunk after chunk: the elements of a step side by side.
 fn pack(c: &Call, t: &Tiles, s: Sizes, cut: &Cut, a: Block, to: &mut [f32]) {
-    let (tallest, chunk, to) = (t.by_size.len(), chunk(s.k), Shared(to.as_mut_ptr()));
+    let (tallest, chunk, to) = (t.tallest(t.by_size.len()), chunk(s.k), Shared(to.as_mut_ptr()));
     let tiles = cut.rows.div_ceil(tallest);
     c.pool().run(c.share(), cut.row_parts * tiles, |tasks: &Tasks| {
         let to = &to;
@@ -268,12 +273,20 @@ unsafe fn block(
 ) {
     let mut panel = Panel([const { MaybeUninit::uninit() }; CHUNK * WIDEST]);
     let panel = panel.0.as_mut_ptr().cast::<f32>();
-    let (chunk, width, heights) = (chunk(k), VECTORS * t.lanes, Heights::new(m, t.by_size.len()));
+    let (chunk, widest) = (chunk(k), t.by_size.len());
+    // Columns of the tile that begins at column `j`: all about as wide.
+    let width = |j: usize| {
+        let vectors = (n - j).div_ceil(t.lanes);
+        (vectors.div_ceil(vectors.div_ceil(widest)) * t.lanes).min(n - j)
+    };
     for p in (0..k).step_by(chunk) {
         let len = chunk.min(k - p);
-        for j in (0..n).step_by(width) {
-            let cols = width.min(n - j);
+        let mut j = 0;
+        while j < n {
+            let cols = width(j);
             let vectors = cols.div_ceil(t.lanes);
+            // What is packed is cut alike for tiles of all widths.
+            let heights = Heights::new(m, t.tallest(if packed.is_some() { widest } else { vectors }));
             let right = b.from(p, j);
             let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
                 (right.at, right.rows)
@@ -283,12 +296,12 @@ unsafe fn block(
                 (panel.cast_const(), (vectors * t.lanes) as isize)
             };
             // The panel after this one.
-            let (next_p, next_j) = if j + width < n { (p, j + width) } else { (p + chunk, 0) };
+            let (next_p, next_j) = if j + cols < n { (p, j + cols) } else { (p + chunk, 0) };
             let next_len = chunk.min(k.saturating_sub(next_p));
             let ahead = b.from(next_p, next_j);
             for done in 0..heights.tiles {
                 let (lo, hi) = (next_len * done / heights.tiles, next_len * (done + 1) / heights.tiles);
-                ahead.ask(lo, hi, width.min(n - next_j));
+                ahead.ask(lo, hi, width(next_j));
                 let (i, rows) = heights.tile(done);
                 let left = match packed {
                     // SAFETY: as long as the rows, in the order of `pack`.
@@ -306,7 +319,7 @@ unsafe fn block(
                     (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
                     (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
                 };
-                let tile: Tile = t.by_size[rows - 1][vectors - 1];
+                let tile: Tile = t.by_size[vectors - 1][rows - 1];
                 // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does.
                 unsafe {
                     tile(&Job {
@@ -324,6 +337,7 @@ unsafe fn block(
                     });
                 }
             }
+            j += cols;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Register tiles: some rows by one or two vectors of columns, held in registers while K goes by.
+//! Register tiles: some rows by up to four vectors of columns, held in registers while K goes by.
 //!
 //! The left operand is read where it lies, one element a row and step; the right one by vectors, from rows side by side.
 //! Element by element a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
@@ -46,13 +46,21 @@ pub type Tile = unsafe fn(&Job);
 /// The tiles of an instruction set.
 pub struct Tiles {
     pub lanes: usize,
-    /// By rows (from one on), then by vectors (one, two).
-    pub by_size: &'static [[Tile; VECTORS]],
+    /// By vectors, then by rows, both from one on: as many rows as there are registers for.
+    pub by_size: &'static [&'static [Tile]],
     /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
     pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
 
-pub const VECTORS: usize = 2;
+/// Vectors of a row at most.
+pub const VECTORS: usize = 4;
+
+impl Tiles {
+    /// Rows of a tile of that many vectors at most.
+    pub fn tallest(&self, vectors: usize) -> usize {
+        self.by_size[vectors - 1].len()
+    }
+}
 
 /// The tiles for an instruction set; none without vectors and fused multiply-adds.
 pub fn tiles(isa: Isa) -> Option<&'static Tiles> {
@@ -136,13 +144,23 @@ mod x86 {
     }
 
     macro_rules! by_size {
-        ($f:ident: $($m:literal)*) => { &[$([$f::<$m, 1>, $f::<$m, 2>]),*] };
+        ($($f:ident $n:literal: $($m:literal)*;)*) => { &[$(&[$($f::<$m, $n>),*]),*] };
     }
 
-    // Two vectors of the right side and all sums, but for one or two registers: 16 with AVX2, 32 with AVX-512.
-    pub static NARROW: Tiles = Tiles { lanes: 8, by_size: by_size!(narrow: 1 2 3 4 5 6), transpose: None };
-    pub static WIDE: Tiles =
-        Tiles { lanes: 16, by_size: by_size!(wide: 1 2 3 4 5 6 7 8 9 10 11 12 13 14), transpose: Some(transpose) };
+    // A step of `m` rows by `n` vectors is `m + n` loads and `m n` multiply-adds; what else the processor has to issue counts
+    // when another thread shares the core, so the wide tiles are those with few loads.
+    pub static NARROW: Tiles =
+        Tiles { lanes: 8, by_size: by_size! { narrow 1: 1 2 3 4 5 6; narrow 2: 1 2 3 4 5 6; }, transpose: None };
+    pub static WIDE: Tiles = Tiles {
+        lanes: 16,
+        by_size: by_size! {
+            wide 1: 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+            wide 2: 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+            wide 3: 1 2 3 4 5 6 7 8;
+            wide 4: 1 2 3 4 5 6;
+        },
+        transpose: Some(transpose),
+    };
 
     #[target_feature(enable = "avx512f")]
     unsafe fn transpose(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize) {

@@ -17,18 +17,16 @@ pub struct Share {
 }
 
 impl Share {
-    /// Rows of `n` elements `step` apart; `rows` walks over them with x as operand 0. A group of threads takes elements
-    /// in multiples of `each` a thread.
-    pub fn new(rows: &Space, n: usize, step: isize, each: usize, warp: usize) -> Share {
-        let beside = rows.strides[0].last().map_or(0, |s| s.unsigned_abs());
-        let across = rows.numel() > 1 && beside < step.unsigned_abs();
+    /// `rows` rows of `n` elements; `across`: what lies side by side in memory is of different rows. A group of threads takes
+    /// elements in multiples of `each` a thread.
+    pub fn new(rows: usize, n: usize, across: bool, each: usize, warp: usize) -> Share {
         let group = match n {
             _ if across || n <= 16 => 1,
             n if n <= warp => 32,
             _ => 256,
         };
         let least = if group == 1 { 64 } else { group * each };
-        let wanted = (BUSY / group / rows.numel().max(1)).clamp(1, n.div_ceil(least).max(1));
+        let wanted = (BUSY / group / rows.max(1)).clamp(1, n.div_ceil(least).max(1));
         let chunk = n.div_ceil(wanted).next_multiple_of(least);
         Share { group, chunks: n.div_ceil(chunk).max(1), chunk }
     }
@@ -47,7 +45,8 @@ pub fn argreduce(c: &mut Call) -> Result<()> {
     let space = rows(&x, axis);
     let (rows, narrow) = (space.numel(), space.narrow());
     let (n, step) = (x.shape().dims()[axis], x.strides()[axis]);
-    let share = Share::new(&space, n, step, 32, 1024);
+    let beside = space.strides[0].last().map_or(0, |s| s.unsigned_abs());
+    let share = Share::new(rows, n, rows > 1 && beside < step.unsigned_abs(), 32, 1024);
     let (t, group) = (typed(x.dtype), share.group);
     let [row_arg, chunks] = [("i64 rows", Arg::I64(rows as i64)), ("i64 chunks", Arg::I64(share.chunks as i64))];
     let partials = if share.chunks > 1 { Arg::Scratch(c.scratch(rows * share.chunks * 16)) } else { Arg::I64(0) };

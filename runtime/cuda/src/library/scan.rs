@@ -30,7 +30,8 @@ pub fn scan(c: &mut Call) -> Result<()> {
     };
     // Where rows alone keep the GPU busy a warp takes one, however long: it waits for nobody.
     let warp = if rows * 32 >= BUSY { usize::MAX } else { 2048 };
-    let share = Share::new(&space, n, step, v * STRIPS, warp);
+    // By the shape alone, however x lies in memory: how a row is shared decides what is added to what.
+    let share = Share::new(rows, n, rows > 1 && out_step > 1, v * STRIPS, warp);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)
     };

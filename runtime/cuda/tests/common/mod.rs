@@ -58,7 +58,7 @@ impl Sketch {
     }
 
     pub fn program(&self, roots: &[NodeId], fusion: bool) -> Program {
-        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone() }, fusion)
+        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone(), guard: None }, fusion)
     }
 }
 
@@ -114,12 +114,11 @@ impl Functions {
 
     /// Compiles all of them, some at a time, and checks that no register spills. Without NVRTC, says so.
     pub fn compile(&self, arch: &str) -> Vec<nvrtc::Compiled> {
-        let Some(nvrtc) = nvrtc::Nvrtc::find() else {
-            println!("skipped: no libnvrtc (set PERILUNE_NVRTC or LD_LIBRARY_PATH)");
+        let Some(nvrtc) = nvrtc::Nvrtc::open() else {
             return Vec::new();
         };
         let all: Vec<&Function> = self.by_text.values().collect();
-        let done: Vec<nvrtc::Compiled> = all.chunks(24).flat_map(|c| nvrtc.compile(c, arch)).collect();
+        let done: Vec<nvrtc::Compiled> = all.chunks(24).flat_map(|c| nvrtc.functions(c, arch)).collect();
         let spilled: Vec<String> =
             done.iter().filter(|c| c.spilled > 0).map(|c| format!("{} spills {} bytes", c.name, c.spilled)).collect();
         assert!(spilled.is_empty(), "{arch}: {}", spilled.join("; "));

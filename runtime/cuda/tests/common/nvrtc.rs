@@ -1,15 +1,17 @@
-//! NVRTC, loaded by hand: enough of it to compile generated text and read what ptxas says.
-#![allow(unsafe_code)]
+//! NVRTC for tests on machines without a GPU: compiles text for any architecture and reads what ptxas says of each function.
+#![allow(unsafe_code, dead_code, clippy::unwrap_used)] // NVRTC is C; each test uses some of this
 
 use libloading::{Library, Symbol};
 use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::Function;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Program = *mut c_void;
 
 pub struct Nvrtc(Library);
 
+/// What ptxas says of a function.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     pub name: String,
@@ -21,26 +23,24 @@ pub struct Compiled {
 }
 
 impl Nvrtc {
-    pub fn find() -> Option<Nvrtc> {
+    /// From `PERILUNE_NVRTC` (a file), or wherever the system's loader finds it; else says that a test is skipped.
+    pub fn open() -> Option<Nvrtc> {
         let named = std::env::var("PERILUNE_NVRTC").ok();
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from);
         // SAFETY: loading NVRTC runs its initialisers, which have no demands on the caller.
-        named.into_iter().chain(names).find_map(|n| unsafe { Library::new(n) }.ok()).map(Nvrtc)
+        let found = named.into_iter().chain(names).find_map(|n| unsafe { Library::new(n) }.ok()).map(Nvrtc);
+        if found.is_none() {
+            println!("skipped: no libnvrtc (set PERILUNE_NVRTC or LD_LIBRARY_PATH)");
+        }
+        found
     }
 
-    /// Compiles functions as one program to machine code.
-    pub fn compile(&self, functions: &[&Function], arch: &str) -> Vec<Compiled> {
-        let mut source = String::new();
-        for (k, f) in functions.iter().enumerate() {
-            source.push_str(&f.text.replace("KERNEL", &format!("{}__{k}", f.label)));
-        }
-        let options = [
-            format!("--gpu-architecture={arch}"),
-            "--fmad=false".into(),
-            "--std=c++17".into(),
-            "--ptxas-options=-v".into(),
-        ];
-        let (log, cubin) = self.run(&source, &options).unwrap_or_else(|log| panic!("{log}\n--- {source}"));
+    /// Compiles functions as one program, as the backend compiles fused regions.
+    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<Compiled> {
+        let texts = functions.iter().enumerate();
+        let source: String = texts.map(|(k, f)| f.text.replace("KERNEL", &format!("{}__{k}", f.label))).collect();
+        let (log, cubin) =
+            self.compile(&source, arch, &["--fmad=false"]).unwrap_or_else(|log| panic!("{log}\n--- {source}"));
         if let Ok(dir) = std::env::var("PERILUNE_DUMP") {
             let path = format!("{dir}/{}_{arch}", functions[0].label);
             std::fs::write(format!("{path}.cubin"), cubin).unwrap();
@@ -49,12 +49,29 @@ impl Nvrtc {
         read_log(&log)
     }
 
-    fn run(&self, source: &str, options: &[String]) -> Result<(String, Vec<u8>), String> {
+    /// Compiles texts of one function each as one program; panics if that fails, or if any function spills or has a stack.
+    pub fn spill_free(&self, texts: &[String], arch: &str) {
+        let source: String = texts.iter().enumerate().map(|(k, t)| t.replace("KERNEL", &format!("f__{k}"))).collect();
+        let (log, _) = self.compile(&source, arch, &[]).unwrap_or_else(|log| panic!("{arch}: {log}\n--- {source}"));
+        let all = read_log(&log);
+        assert_eq!(all.len(), texts.len(), "{arch}: {log}");
+        let bad = all.iter().filter(|c| c.stack > 0 || c.spilled > 0).map(|c| {
+            let text = c.name.rsplit("__").next().and_then(|k| k.parse::<usize>().ok()).map(|k| &texts[k]);
+            format!("{c:?}\n{}", text.map_or("", |t| t))
+        });
+        let bad: Vec<_> = bad.collect();
+        assert!(bad.is_empty(), "{arch}: {}", bad.join("\n"));
+    }
+
+    /// Compiles to machine code: what NVRTC and ptxas say, and the code; or what they say as an error.
+    pub fn compile(&self, source: &str, arch: &str, options: &[&str]) -> Result<(String, Vec<u8>), String> {
         let text = |s: &str| CString::new(s).unwrap();
         let source = text(source);
         let names: Vec<CString> = HEADERS.iter().map(|h| text(h.0)).collect();
         let bodies: Vec<CString> = HEADERS.iter().map(|h| text(h.1)).collect();
-        let options: Vec<CString> = options.iter().map(|o| text(o)).collect();
+        let arch = format!("--gpu-architecture={arch}");
+        let always = [arch.as_str(), "--std=c++17", "--ptxas-options=-v"];
+        let options: Vec<CString> = always.iter().chain(options).map(|o| text(o)).collect();
         let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
         let (names, bodies, options) = (pointers(&names), pointers(&bodies), pointers(&options));
         type Create = unsafe extern "C" fn(
@@ -68,11 +85,13 @@ impl Nvrtc {
         type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
         type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
         type Read = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+        type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
         // SAFETY: the signatures are those of nvrtc.h; strings end in NUL and outlive the calls; buffers have the size
         // that NVRTC asked for.
         unsafe {
             let create: Symbol<Create> = self.0.get(b"nvrtcCreateProgram").unwrap();
             let compile: Symbol<Compile> = self.0.get(b"nvrtcCompileProgram").unwrap();
+            let destroy: Symbol<Destroy> = self.0.get(b"nvrtcDestroyProgram").unwrap();
             let mut program: Program = std::ptr::null_mut();
             let name = c"test.cu".as_ptr();
             let made =
@@ -89,16 +108,15 @@ impl Nvrtc {
             };
             let log = read(b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog");
             let log = CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-            if rc != 0 {
-                return Err(log);
-            }
-            Ok((log, read(b"nvrtcGetCUBINSize", b"nvrtcGetCUBIN")))
+            let done = if rc == 0 { Ok((log, read(b"nvrtcGetCUBINSize", b"nvrtcGetCUBIN"))) } else { Err(log) };
+            destroy(&mut program);
+            done
         }
     }
 }
 
 /// What `ptxas -v` says of each function.
-fn read_log(log: &str) -> Vec<Compiled> {
+pub fn read_log(log: &str) -> Vec<Compiled> {
     let mut out: Vec<Compiled> = Vec::new();
     let number = |line: &str, before: &str| -> usize {
         let head = line.split(before).next().unwrap_or("").trim_end();
@@ -111,11 +129,26 @@ fn read_log(log: &str) -> Vec<Compiled> {
         let Some(last) = out.last_mut() else { continue };
         if line.contains("bytes stack frame") {
             last.stack = number(line, " bytes stack frame");
-            last.spilled = number(line, " bytes spill stores");
+            last.spilled = number(line, " bytes spill stores") + number(line, " bytes spill loads");
         }
         if line.contains("registers") && line.contains("Used") {
             last.registers = number(line, " registers");
         }
     }
     out
+}
+
+/// Does `work` on all items, as many at a time as there are cores.
+pub fn each<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|s| {
+        for _ in 0..cores.min(items.len()) {
+            s.spawn(|| {
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    work(item);
+                }
+            });
+        }
+    });
 }

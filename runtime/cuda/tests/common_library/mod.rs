@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod dump;
+#[path = "../common/nvrtc.rs"]
 pub mod nvrtc;
 
 use perilune_core::ops::{Op, by_name, movement, reduce};

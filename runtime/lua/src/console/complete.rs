@@ -1,7 +1,8 @@
 //! Completion: names in scope, fields and methods of what a path names, options of a known function, file names in strings.
 //!
-//! Nothing is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune` module
-//! loads when they are first read. What a call returns is taken for a tensor, which it mostly is.
+//! Nothing of a line is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune`
+//! module loads when they are first read. Of what a table makes anew at each read (`run.batch`) its `__names` say the fields.
+//! What a call returns is taken for a tensor, which it mostly is.
 
 use super::Console;
 use super::lexer::{Kind, Token, tokens};
@@ -128,6 +129,21 @@ impl Console {
         tables.iter().find_map(|t| t.raw_get::<Value>(name).ok().filter(|v| !v.is_nil()))
     }
 
+    /// The fields of what the last name of a path makes when it is read.
+    fn made(&self, path: &str) -> Option<Vec<String>> {
+        let (owner, name) = path.rsplit_once('.')?;
+        let Value::Table(owner) = self.resolve(owner)? else { return None };
+        let names: Function = owner.metatable()?.raw_get::<Table>("__names").ok()?.raw_get(name).ok()?;
+        // Random numbers may be drawn for it, and the line that is being written must not draw others for that.
+        let rng = self.host.engine.borrow().graph.rng;
+        let found = names.call::<Vec<String>>(owner).ok();
+        self.host.engine.borrow_mut().graph.rng = rng;
+        found.map(|mut names| {
+            names.sort();
+            names
+        })
+    }
+
     /// The function behind a tensor's method: that of the module.
     fn method(&self, name: &str) -> Option<Value> {
         let pl: Table = self.base.raw_get("pl").ok()?;
@@ -202,6 +218,16 @@ impl Console {
             }
             // An element of what is no table.
             None if path.ends_with(']') => tensor_words(methods),
+            None => match (self.made(&path), path.rsplit_once('.')) {
+                (Some(_), _) if methods => Vec::new(),
+                (Some(names), _) => names,
+                (None, Some((batch, field)))
+                    if self.made(batch).is_some_and(|names| names.iter().any(|n| n == field)) =>
+                {
+                    tensor_words(methods)
+                }
+                _ => Vec::new(),
+            },
             _ => Vec::new(),
         }
     }

@@ -88,6 +88,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("nn.rope_rates", "pl.nn.rope_rates(8, { base = 500000 })"),
     ("nn.save_weights", "pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"),
+    ("nn.use_fp8", "pl.nn.use_fp8(pl.nn.Sequential({ pl.nn.Linear(64, 32) }))"),
     ("optim.Adafactor", "pl.optim.Adafactor(pl.nn.Linear(64, 10), { lr = 1e-2 })"),
     ("optim.Adam", "pl.optim.Adam(pl.nn.Linear(64, 10), { lr = 1e-3 })"),
     (

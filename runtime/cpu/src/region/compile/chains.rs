@@ -7,6 +7,7 @@
 use super::scratch::touched;
 use super::*;
 use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, MAX_SUMS, Place};
+use crate::loops::spelled;
 use crate::region;
 use std::collections::HashSet;
 
@@ -144,6 +145,13 @@ impl Compiler<'_> {
         }
         self.flush(&mut group, list, &mut known);
         self.read_ahead(list);
+        for s in &mut list.steps {
+            if let Step::Chain { kernel, links, .. } = s
+                && let Some(loops) = spelled::find(self.isa, links)
+            {
+                *kernel = loops;
+            }
+        }
     }
 
     /// Lets the longest chain ask for memory that will be needed soon, while it computes: what processors fetch by
@@ -168,7 +176,8 @@ impl Compiler<'_> {
             return;
         }
         if let Step::Chain { links, .. } = &mut list.steps[longest] {
-            let act = if self.row_reductions.is_empty() { Act::Near } else { Act::Next };
+            let reduced = self.body.iter().any(|i| matches!(i.code, Code::ReduceRow(..)));
+            let act = if reduced { Act::Next } else { Act::Near };
             let ahead = views.iter().take(MAX_AHEAD).map(|v| Link { act, place: Place::View(v.0) });
             *links = ahead.chain(links.iter().copied()).collect();
         }

@@ -1,0 +1,358 @@
+//! Snapshots of buffers for a checkpoint. The stream of all work only copies them on the device, at the speed of its memory;
+//! another thread brings the copies to the host, on a stream of its own through a few pinned pieces, and gives the
+//! memory back. Where there is no room for copies the caller waits while the buffers themselves come over.
+//!
+//! The copies lie in a mapping of their own, not in the heap: it is unmapped whole, and by another thread. What is sent to
+//! that thread are raw handles of the driver, which any thread may use once the context is current on it.
+
+use super::{Address, Device, Range, check, sys};
+use perilune_core::bytes;
+use perilune_core::error::{Error, Result};
+use perilune_plan::Snapshot;
+use std::collections::VecDeque;
+use std::ptr::null_mut;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of a pinned piece, and how many there are: while one is emptied the others fill.
+const PIECE: usize = 8 << 20;
+const PIECES: usize = 3;
+/// Device memory that copies leave to others: what a step asks for next, libraries, modules.
+const LEFT: usize = 512 << 20;
+/// How long somebody who finds no memory waits for copies to go.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a device has for snapshots.
+#[derive(Default)]
+pub struct Aside {
+    /// Kept from one snapshot to the next.
+    lane: Mutex<Option<Lane>>,
+    /// Bytes of device memory in copies.
+    held: AtomicUsize,
+    gate: Mutex<()>,
+    gone: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Aside {
+    /// Bytes of device memory that copies hold now.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Waits until copies have given back their memory; whether there were any.
+    pub fn wait(&self) -> bool {
+        if self.held() == 0 {
+            return false;
+        }
+        let gate = lock(&self.gate);
+        let waited = self.gone.wait_timeout_while(gate, PATIENCE, |()| self.held() > 0);
+        waited.is_ok_and(|(_, timeout)| !timeout.timed_out())
+    }
+
+    fn let_go(&self, nbytes: usize) {
+        let _gate = lock(&self.gate);
+        self.held.fetch_sub(nbytes, Ordering::AcqRel);
+        self.gone.notify_all();
+    }
+}
+
+/// Copies `parts` of the device's memory, after all queued work.
+pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
+    let lane = match lock(&device.aside.lane).take() {
+        Some(lane) => lane,
+        None => Lane::new(device)?,
+    };
+    let total: usize = parts.iter().map(|p| padded(p.1)).sum();
+    let free = device.free_bytes();
+    let waited = if room.is_some_and(|room| total > room) {
+        let room = bytes::show(room.unwrap_or(0));
+        Some(format!("a copy on the device takes {}, and the memory budget has {room} left", bytes::show(total)))
+    } else if total + LEFT > free {
+        let (total, free) = (bytes::show(total), bytes::show(free));
+        Some(format!("a copy on the device takes {total}, and {free} are free"))
+    } else {
+        None
+    };
+    let mapped = match waited {
+        None => Mapped::new(device, total).map_err(|e| format!("there was no copy on the device: {}", e.message)),
+        Some(note) => Err(note),
+    };
+    match mapped {
+        Ok(mapped) => apart(device, lane, mapped, &parts),
+        Err(note) => {
+            let mut lane = Held { lane: Some(lane), aside: device.aside.clone(), mapped: None };
+            lane.follow(device)?;
+            let mut snapshot = Snapshot::of(lane.bring(&parts)?);
+            snapshot.waited = Some(format!("the loop waited for the bytes: {note}"));
+            Ok(snapshot)
+        }
+    }
+}
+
+/// Room of a part in a copy: addresses that the copy engine likes.
+fn padded(nbytes: usize) -> usize {
+    nbytes.next_multiple_of(512)
+}
+
+/// Queues copies into `mapped`, which another thread brings over.
+fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
+    let aside = device.aside.clone();
+    let held = Arc::new(AtomicUsize::new(mapped.nbytes));
+    let mut at = mapped.base;
+    aside.held.fetch_add(mapped.nbytes, Ordering::AcqRel);
+    let mut lane = Held { lane: Some(lane), aside, mapped: Some(mapped) };
+    let mut copies = Vec::with_capacity(parts.len());
+    for &(from, nbytes) in parts {
+        if nbytes > 0 {
+            // SAFETY: both sides have that many bytes: the caller checked the buffer, `mapped` is as large as all parts.
+            check(unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, nbytes, device.stream) }, "copying on the GPU")?;
+        }
+        copies.push((at, nbytes));
+        at += padded(nbytes) as u64;
+    }
+    lane.follow(device)?;
+    let gone = held.clone();
+    let bring = move || {
+        let out = lane.bring(&copies);
+        drop(lane);
+        gone.store(0, Ordering::Release);
+        out
+    };
+    Ok(Snapshot { held, waited: None, bytes: Box::new(bring) })
+}
+
+/// A lane in use, and the copies that it brings over. Dropped, it gives the memory and the lane back.
+struct Held {
+    lane: Option<Lane>,
+    aside: Arc<Aside>,
+    mapped: Option<Mapped>,
+}
+
+impl Held {
+    fn lane(&mut self) -> Result<&mut Lane> {
+        self.lane.as_mut().ok_or_else(|| Error::system("cuda", "this is a bug: a snapshot has no stream"))
+    }
+
+    /// What is queued on the lane from now on comes after all that is queued on the device's stream now.
+    fn follow(&mut self, device: &Device) -> Result<()> {
+        let lane = self.lane()?;
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the out-pointer is to a local; both streams live. The driver keeps a destroyed event while it is waited for.
+        unsafe {
+            check(sys::cuEventCreate(&mut event, flags), "making an event")?;
+            let recorded = check(sys::cuEventRecord(event, device.stream), "recording an event");
+            let follows = check(sys::cuStreamWaitEvent(lane.stream, event, 0), "waiting for an event");
+            sys::cuEventDestroy_v2(event);
+            recorded.and(follows)
+        }
+    }
+
+    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.lane()?.bring(parts)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            // Nothing may be on its way from or to what is unmapped.
+            let idle = lane.bind().and_then(|()| lane.synchronize()).is_ok();
+            if let Some(nbytes) = self.mapped.take().map(|m| m.nbytes) {
+                self.aside.let_go(nbytes);
+            }
+            if idle {
+                *lock(&self.aside.lane) = Some(lane);
+            }
+        }
+    }
+}
+
+/// A stream for copies to the host, with pinned memory that they go through.
+struct Lane {
+    context: sys::CUcontext,
+    device: sys::CUdevice,
+    stream: sys::CUstream,
+    /// Made when first used, on the thread that uses them.
+    pieces: Vec<Piece>,
+}
+
+struct Piece {
+    at: *mut u8,
+    /// When what was last copied into it has arrived.
+    full: sys::CUevent,
+}
+
+// SAFETY: handles of the driver, for any thread on which the context is current (`bind`); the pinned memory is owned.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    /// The context must be current on this thread.
+    fn new(device: &Device) -> Result<Lane> {
+        let (mut context, mut stream) = (null_mut(), null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: out-pointers are to locals. The context is held once more, so that it outlives the lane.
+        unsafe {
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device.device), "holding the context")?;
+            let made = check(sys::cuStreamCreate(&mut stream, flags), "making a stream");
+            if let Err(e) = made {
+                sys::cuDevicePrimaryCtxRelease_v2(device.device);
+                return Err(e);
+            }
+        }
+        Ok(Lane { context, device: device.device, stream, pieces: Vec::new() })
+    }
+
+    fn bind(&self) -> Result<()> {
+        // SAFETY: the context is held by this lane.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "making the context current")
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is this lane's.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "waiting for the GPU")
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.bind()?;
+        while self.pieces.len() < PIECES {
+            let (mut at, mut full) = (null_mut(), null_mut());
+            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+            // SAFETY: out-pointers are to locals; the memory is freed if there is no event for it.
+            unsafe {
+                let all = sys::CU_MEMHOSTALLOC_PORTABLE;
+                check(sys::cuMemHostAlloc(&mut at, PIECE, all), "taking pinned host memory")?;
+                if let Err(e) = check(sys::cuEventCreate(&mut full, flags), "making an event") {
+                    sys::cuMemFreeHost(at);
+                    return Err(e);
+                }
+            }
+            self.pieces.push(Piece { at: at.cast(), full });
+        }
+        Ok(())
+    }
+
+    /// The bytes of `parts`. Small parts share a piece, large ones take several.
+    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.prepare()?;
+        let mut out: Vec<Vec<u8>> = parts.iter().map(|p| Vec::with_capacity(p.1)).collect();
+        // Pieces on their way, with the parts that they hold bytes of.
+        let mut queued: VecDeque<(usize, Vec<(usize, usize)>)> = VecDeque::new();
+        let (mut part, mut done, mut turn) = (0, 0, 0);
+        loop {
+            let piece = turn % PIECES;
+            if queued.len() == PIECES || part == parts.len() {
+                let Some((piece, inside)) = queued.pop_front() else { break };
+                self.empty(piece, &inside, &mut out)?;
+                continue;
+            }
+            let (mut inside, mut at) = (Vec::new(), 0);
+            while at < PIECE && part < parts.len() {
+                let (from, nbytes) = parts[part];
+                let n = (nbytes - done).min(PIECE - at);
+                if n > 0 {
+                    // SAFETY: the piece has room for `n` bytes from `at` on, and the part has that many from `done` on.
+                    let status = unsafe {
+                        let to = self.pieces[piece].at.add(at);
+                        sys::cuMemcpyDtoHAsync_v2(to.cast(), from + done as u64, n, self.stream)
+                    };
+                    check(status, "copying from the GPU")?;
+                    inside.push((part, n));
+                }
+                at += n;
+                done += n;
+                if done == nbytes {
+                    (part, done) = (part + 1, 0);
+                }
+            }
+            // SAFETY: the event is the piece's, the stream this lane's.
+            check(unsafe { sys::cuEventRecord(self.pieces[piece].full, self.stream) }, "recording an event")?;
+            queued.push_back((piece, inside));
+            turn += 1;
+        }
+        Ok(out)
+    }
+
+    fn empty(&self, piece: usize, inside: &[(usize, usize)], out: &mut [Vec<u8>]) -> Result<()> {
+        let piece = &self.pieces[piece];
+        // SAFETY: recorded when the piece was filled.
+        check(unsafe { sys::cuEventSynchronize(piece.full) }, "waiting for the GPU")?;
+        let mut at = 0;
+        for &(part, n) in inside {
+            // SAFETY: the copies into the piece have arrived, and the next ones are queued after this; `at + n` is within it.
+            out[part].extend_from_slice(unsafe { std::slice::from_raw_parts(piece.at.add(at), n) });
+            at += n;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: all of it was made by this lane, which holds the context; the stream is idle before memory goes.
+        unsafe {
+            if sys::cuCtxSetCurrent(self.context) as u32 == 0 {
+                sys::cuStreamSynchronize(self.stream);
+                for piece in &self.pieces {
+                    sys::cuEventDestroy_v2(piece.full);
+                    sys::cuMemFreeHost(piece.at.cast());
+                }
+                sys::cuStreamDestroy_v2(self.stream);
+            }
+            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+/// Device memory of its own that any thread may unmap; whoever does sees to it that nobody uses it.
+struct Mapped {
+    base: Address,
+    nbytes: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+}
+
+impl Mapped {
+    fn new(device: &Device, nbytes: usize) -> Result<Mapped> {
+        let prop = Range::prop(device);
+        let (mut granularity, mut base, mut handle) = (0, 0, 0);
+        let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: out-pointers are to locals; what was made is undone if the next thing fails.
+        unsafe {
+            let status = sys::cuMemGetAllocationGranularity(&mut granularity, &prop, option);
+            check(status, "asking for the allocation granularity")?;
+            let nbytes = nbytes.max(1).next_multiple_of(granularity);
+            check(sys::cuMemCreate(&mut handle, nbytes, &prop, 0), "taking memory on the GPU")?;
+            if let Err(e) =
+                check(sys::cuMemAddressReserve(&mut base, nbytes, 0, 0, 0), "reserving addresses on the GPU")
+            {
+                sys::cuMemRelease(handle);
+                return Err(e);
+            }
+            let mut access: sys::CUmemAccessDesc = std::mem::zeroed();
+            access.location = prop.location;
+            access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            let mapped = check(sys::cuMemMap(base, nbytes, 0, handle, 0), "mapping memory on the GPU");
+            let open = || check(sys::cuMemSetAccess(base, nbytes, &access, 1), "opening memory on the GPU");
+            let new = Mapped { base, nbytes, handle };
+            mapped.and_then(|()| open())?;
+            Ok(new)
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: reserved and created in `new`; nothing queued uses it (see the type).
+        unsafe {
+            sys::cuMemUnmap(self.base, self.nbytes);
+            sys::cuMemRelease(self.handle);
+            sys::cuMemAddressFree(self.base, self.nbytes);
+        }
+    }
+}
