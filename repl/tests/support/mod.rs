@@ -45,6 +45,14 @@ pub struct Ran {
     pub err: String,
 }
 
+impl Ran {
+    /// What it said on stderr, but for leaps of the loss: at which step an edit lands differs from run to run, and with some
+    /// steps the loss leaps after it.
+    pub fn complaints(&self) -> Vec<&str> {
+        self.err.lines().filter(|l| !l.starts_with("warning: the loss leaps to ")).collect()
+    }
+}
+
 impl From<Output> for Ran {
     fn from(o: Output) -> Ran {
         let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
