@@ -8,9 +8,9 @@ use perilune_core::error::{Error, Result};
 
 /// Lists up to this length are sorted by comparisons, in shared memory.
 const SHORT: usize = 2048;
-/// The same of rows: from here on digits are faster, and a block still holds a row of `MIDDLE` bytes of keys.
+/// The same of rows: from here on digits are faster, while a block has room for a row (`MIDDLE`, half of it of 64 bits).
 const SHORT_ROW: usize = 512;
-const MIDDLE: usize = 16 << 10;
+const MIDDLE: usize = 4096;
 /// Values of a digit.
 const RADIX: usize = 256;
 
@@ -64,8 +64,8 @@ pub fn argsort(c: &mut Call) -> Result<()> {
         return c.launch("argsort_short", "sort/block.cuh", &params, &body, blocks, BLOCK);
     }
     let (key, bytes, bits) = key_of(x.dtype);
-    if n * bytes <= MIDDLE {
-        let items = if bytes == 8 { 8 } else { n.next_power_of_two() / RADIX };
+    if n <= if bytes == 8 { MIDDLE / 2 } else { MIDDLE } {
+        let items = n.next_power_of_two() / RADIX;
         let params = [
             source,
             ("i64* out", c.output(0)),
