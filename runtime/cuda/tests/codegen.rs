@@ -272,6 +272,41 @@ fn staged_rows_compile() {
     all.compile(COMING);
 }
 
+/// What a block does between two products: adds to the stream, normalises, and backward also the gradient of a bias.
+fn between_products(d: DType, rows: usize, cols: usize) -> Program {
+    let mut s = Sketch::default();
+    let f = DType::F32;
+    let (x, w, b) = (s.leaf(f, &[rows, cols]), s.leaf(f, &[cols]), s.leaf(f, &[cols]));
+    let (u, first, bias) = (s.leaf(d, &[rows, cols]), s.leaf(d, &[cols, cols]), s.leaf(d, &[cols]));
+    let (second, g, r) = (s.leaf(d, &[cols, cols]), s.leaf(d, &[rows, cols]), s.leaf(f, &[rows, cols]));
+    let h = s.call("linear", &[t(u), t(first), t(bias)]);
+    let h = s.g.cast(h, f).unwrap();
+    let x = s.call("add", &[t(x), t(h)]);
+    let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
+    let y = s.g.cast(y, d).unwrap();
+    let z = s.call("linear", &[t(y), t(second)]);
+    // Squared, so that the backward pass waits for the forward one.
+    let m = s.call("mul", &[t(z), t(z)]);
+    let m = s.call("mul", &[t(m), t(g)]);
+    let (l, k) = (s.call("sum", &[t(m)]), s.call("mul", &[t(x), t(r)]));
+    let k = s.call("sum", &[t(k)]);
+    let l = s.call("add", &[t(l), t(k)]);
+    let g = s.grads(l, &[x, u, bias, w, b]);
+    s.program(&g, true)
+}
+
+/// One walk over the rows forward and one backward, whatever the width: where registers are short, passes compute again.
+#[test]
+fn norms_between_products_take_one_walk() {
+    let programs: Vec<Program> =
+        [(32768, 768), (32768, 1024), (8192, 1600)].map(|(r, c)| between_products(DType::BF16, r, c)).into();
+    for p in &programs {
+        let rows: Vec<String> = labels(p).into_iter().filter(|l| l.starts_with("row")).collect();
+        assert!(matches!(&rows[..], [a, b] if a.starts_with("row_walk") && b.starts_with("row_col")), "{rows:?}");
+    }
+    compile(&programs, &[NEWEST]);
+}
+
 /// Writes the texts of the main patterns to `PERILUNE_DUMP`, for a look at their machine code.
 #[test]
 fn main_patterns() {
@@ -305,16 +340,8 @@ fn main_patterns() {
         all.add(&works(&s.program(&g, true)));
         let a = s.call("sum", &[t(x), ints(&[0])]);
         all.add(&works(&s.program(&[a], true)));
-        let (x, w, b) = (s.leaf(DType::F32, &[32768, 768]), s.leaf(DType::F32, &[768]), s.leaf(DType::F32, &[768]));
-        let (g, r) = (s.leaf(d, &[32768, 768]), s.leaf(DType::F32, &[32768, 768]));
-        let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
-        let y = s.g.cast(y, d).unwrap();
-        let m = s.call("mul", &[t(y), t(g)]);
-        let (l, k) = (s.call("sum", &[t(m)]), s.call("mul", &[t(x), t(r)]));
-        let k = s.call("sum", &[t(k)]);
-        let l = s.call("add", &[t(l), t(k)]);
-        let g = s.grads(l, &[x, w, b]);
-        all.add(&works(&s.program(&g, true)));
+        all.add(&works(&between_products(d, 32768, 768)));
+        let mut s = Sketch::default();
         let (x, b, g) = (s.leaf(d, &[32768, 3072]), s.leaf(d, &[3072]), s.leaf(d, &[32768, 3072]));
         let y = s.call("add", &[t(x), t(b)]);
         let y = s.call_all("gelu", &[t(y)], &[("approximate", ops::Value::Str("tanh".into()))])[0];

@@ -2,11 +2,11 @@
 //! their columns, which a thread loads once for all of its rows.
 //!
 //! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
-//! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. While a row is worked
-//! on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
+//! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. Where there are not
+//! registers enough for both, the passes over a row compute again what they share, a pack at a time. While a row is worked on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
 
 use super::body::Body;
-use super::col::{col_stores, combine};
+use super::col::{cell, col_stores, combine};
 use super::emit::{Emit, Pass, Place};
 use super::expr;
 use super::row::{crossing, held_words, passes, row_pack};
@@ -19,6 +19,10 @@ use std::collections::BTreeSet;
 
 /// Registers for elements where two blocks share a multiprocessor, and where one has it.
 const ROOM: [usize; 2] = [96, 192];
+/// The same where only one pack of a row is in registers at a time.
+const PACKED: [usize; 2] = [112, 208];
+/// Shared memory of a block that rows do not lie in.
+const RESERVED: usize = 2048;
 /// Threads of a block, and fewer for which it is not worth while.
 const THREADS: [usize; 2] = [64, 256];
 
@@ -34,7 +38,7 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let mut g = Emit::new(body, Some(cols), v);
     g.declare("cols", cols);
     g.prologue(&set);
-    let keep = crossing(body, &passes, &g);
+    let mut keep = crossing(body, &passes, &g);
     let sums: Vec<usize> = set.iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceCol(..))).collect();
     let loads = |g: &Emit, by_row: bool| -> Vec<usize> {
         let full = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
@@ -47,11 +51,35 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     }
     let each = cols.div_ceil(BLOCK * warps) * OCTET;
     let words = |i: &usize| g.dtype(*i).compute().size() / 4;
-    let need = (held_words(body, &passes, &keep, &g) + sums.iter().map(words).sum::<usize>()) * each;
-    let resident = 2 - ROOM.iter().position(|room| need <= *room)?;
+    let stay = sums.iter().chain(&once).map(words).sum::<usize>() * each;
+    let need = stay + held_words(body, &passes, &keep, &g) * each;
+    // The same of passes that keep nothing for each other, which go pack by pack.
+    let by_row = |f: &Vec<usize>| f.iter().filter(|i| matches!(body.code(**i), Code::ReduceRow(..))).count();
+    let nothing = vec![BTreeSet::new(); keep.len()];
+    let pack = held_words(body, &passes, &nothing, &g) + passes.feeds.iter().map(by_row).max().unwrap_or(0);
+    let least = stay + pack * OCTET;
+    let strands = |rows: usize| match sums.is_empty() {
+        true => (THREADS[1] / group).max(1),
+        false => space::columns(r.batch, rows, cols).strands,
+    };
+    let staged: usize = loads(&g, true).iter().map(|i| g.staged_bytes(*i)).sum::<usize>() * strands(r.rows);
+    let room = |resident: usize| props.shared_bytes as usize / resident - RESERVED;
+    // Passes compute again what they share where that lets two blocks have a multiprocessor, or one block a row at all.
+    // Without column reductions one block at a time waits no longer for memory than two.
+    let two = least <= PACKED[0] && !sums.is_empty() && 2 * staged <= room(2);
+    let (resident, again) = match () {
+        () if need <= ROOM[0] => (2, false),
+        () if two => (2, true),
+        () if need <= ROOM[1] => (1, false),
+        () if least <= PACKED[1] => (1, true),
+        () => return None,
+    };
+    if again {
+        keep = nothing;
+    }
     let (batch, rows, cut) = match sums.is_empty() {
         true => {
-            let (rows, strands) = (r.batch * r.rows, (THREADS[1] / group).max(1));
+            let (rows, strands) = (r.batch * r.rows, strands(r.rows));
             let chunk = rows.div_ceil(resident * props.sms as usize).next_multiple_of(strands);
             (1, rows, space::Columns { strands, chunk, chunks: rows.div_ceil(chunk.max(1)) })
         }
@@ -93,8 +121,7 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let staged = g.stage_rows(&loads, strands);
     let widest = sums.iter().map(|i| g.dtype(*i).compute().size()).max().unwrap_or(0);
     let combined = if strands > 1 { each * threads * widest } else { 0 };
-    let room = props.shared_bytes as usize / resident - 2048;
-    let depth = [3, 2].into_iter().find(|d| (d * staged).max(combined) <= room)?;
+    let depth = [3, 2].into_iter().find(|d| (d * staged).max(combined) <= room(resident))?;
     let shared_bytes = (depth * staged).max(combined);
     for &i in passes.feeds.iter().flatten().filter(|i| warps > 1 && matches!(body.code(**i), Code::ReduceRow(..))) {
         let c = expr::computed(g.dtype(i));
@@ -123,13 +150,17 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
     g.row_start(&set);
     g.row_maps(&set, 0);
-    let (mut held, none): (BTreeSet<usize>, BTreeSet<usize>) = (once.into_iter().collect(), BTreeSet::new());
+    let (mut held, none): (BTreeSet<usize>, BTreeSet<usize>) = (once.iter().copied().collect(), BTreeSet::new());
     for d in 0..passes.feeds.len() {
         let rows: Vec<usize> =
             passes.feeds[d].iter().copied().filter(|i| matches!(body.code(*i), Code::ReduceRow(..))).collect();
         g.partials(&rows);
         let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);
-        g.pass(&Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, apart: &none });
+        let pass = Pass { packs, place: &place, held: &held, keep: &keep[d], feeds, stores, apart: &none };
+        match again {
+            false => g.pass(&pass),
+            true => pack_by_pack(&mut g, &pass, &spread, &once),
+        }
         held.extend(keep[d].iter().copied());
         fold(&mut g, &rows, lanes, warps);
         g.row_maps(&set, d + 1);
@@ -150,8 +181,40 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let strategy = if sums.is_empty() { "row_walk" } else { "row_col" };
     let first = g.stage(strategy, blocks, threads, threads);
     let first = Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..first };
-    let join = joins.then(|| combine(body, &sums, &cells, cut.chunks));
+    let join = joins.then(|| combine(body, &sums, &cells, cut));
     Some(std::iter::once(first).chain(join).collect())
+}
+
+/// A pass that computes again what an earlier one did, a pack at a time: few registers are in use at once.
+fn pack_by_pack(g: &mut Emit, p: &Pass, spread: &dyn Fn(&str) -> String, once: &[usize]) {
+    let v = g.v;
+    let t = g.position();
+    g.text.unrolled("q", p.packs);
+    // The pack's part of what there is for all packs, under the same names.
+    let slots = |g: &Emit, i: usize| match g.body.level(i) {
+        Level::Col => format!("a{i} + q * {v}"),
+        _ => format!("a{i} + q * {v} % {OCTET}"),
+    };
+    let mut parts: Vec<(String, &str, String)> =
+        once.iter().map(|i| (format!("r{i}"), expr::computed(g.dtype(*i)), format!("r{i} + q * {v}"))).collect();
+    parts.extend(p.feeds.iter().map(|i| (format!("a{i}"), expr::computed(g.dtype(*i)), slots(g, *i))));
+    for (name, c, from) in &parts {
+        g.text.line(format!("{c}* const {name}_q = {from};"));
+    }
+    g.text.open("");
+    for (name, c, _) in &parts {
+        g.text.line(format!("{c}* const {name} = {name}_q;"));
+    }
+    let place = Place {
+        decl: vec![format!("const {t} at = origin + {};", spread("(q + k)"))],
+        guard: p.place.guard.clone(),
+        partial: p.place.partial,
+        full: p.place.full,
+        columns: p.place.columns,
+    };
+    g.pass(&Pass { packs: 1, place: &place, ..*p });
+    g.text.close();
+    g.text.close();
 }
 
 /// From the partials of a strand's row to the reductions' registers. The partials of a row lie where those of the last but
@@ -206,7 +269,7 @@ fn finish(g: &mut Emit, i: usize, each: usize, (group, strands): (usize, usize),
     g.text.open("if (at < cols)");
     match cells {
         Some(at) => {
-            let cells = g.cells(wide, at);
+            let cells = g.cells(cell(d, strands), at);
             g.text.line(format!("{cells}[(chunk * (blocks / chunks) + b) * cols + at] = total;"));
         }
         None => {

@@ -5,10 +5,11 @@ use super::body::Body;
 use super::emit::{Emit, Pass, Place};
 use super::expr;
 use super::row::row_pack;
-use super::space::{self, OCTET};
+use super::space::{self, Columns, OCTET};
 use super::split::{Saved, recall, take};
 use super::stage::Stage;
 use super::text::Text;
+use perilune_core::DType;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
@@ -65,7 +66,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
     let apart = strands;
     if together == 1 {
-        g.text.line("#pragma unroll 4");
+        g.text.line("#pragma unroll 2");
     }
     g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * apart));
     let mut decl = vec![
@@ -91,9 +92,11 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);
     }
     let stage = g.stage("col", groups * cut.chunks, threads, THREADS);
-    let mut out = vec![Stage { resident: if together == 1 && small && loads.len() <= 2 { 3 } else { 2 }, ..stage }];
+    // Arithmetic hides behind other warps, so as many as there are registers for.
+    let resident = if together == 1 && small && loads.len() <= 2 { 4 } else { 2 };
+    let mut out = vec![Stage { resident, ..stage }];
     if joins {
-        out.push(combine(body, &feeds, &cells, cut.chunks));
+        out.push(combine(body, &feeds, &cells, cut));
     }
     out
 }
@@ -128,7 +131,7 @@ fn finish(g: &mut Emit, i: usize, (strands, lanes, threads): (usize, usize, usiz
     g.text.line(format!("const {t} at = origin + k / {v} * {} + k % {v};", lanes * v));
     match cells {
         Some(at) => {
-            let cells = g.cells(wide, at);
+            let cells = g.cells(cell(d, strands), at);
             g.text.line(format!("if (at < limit) {cells}[(chunk * batch + b) * cols + at] = total;"));
         }
         None => {
@@ -153,24 +156,37 @@ pub fn col_stores(g: &mut Emit, i: usize, at: &str) {
     }
 }
 
-pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> Stage {
+/// The type of a chunk's partial in the workspace. That of a single strand is one of its own type as it is.
+pub fn cell(d: DType, strands: usize) -> &'static str {
+    if strands == 1 { expr::computed(d) } else { expr::wide(d) }
+}
+
+/// Columns that a block of the second launch has, of one reduction.
+const JOINED: usize = 16;
+
+/// Adds up the partials of chunks, each reduction in blocks of its own: there is little to do, so what counts is how much of it
+/// is under way at a time.
+pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], cut: Columns) -> Stage {
     let r = body.region;
     let mut g = Emit::new(body, Some(r.cols), 1);
     let t = g.position();
-    g.declare("chunks", chunks);
+    let tiles = (r.batch * r.cols).div_ceil(JOINED);
+    g.declare("chunks", cut.chunks);
     g.declare("total_cols", r.batch * r.cols);
-    g.text.line("const u32 x = threadIdx.x % 32, strip = threadIdx.x / 32;");
-    g.text.line(format!("const {t} at = ({t})block * 32 + x;"));
-    for (&i, &cell) in feeds.iter().zip(cells) {
+    g.declare("tiles", tiles);
+    g.text.line(format!("const u32 x = threadIdx.x % {JOINED}, strip = threadIdx.x / {JOINED};"));
+    g.text.line(format!("const {t} which = block / tiles, at = (block - which * tiles) * {JOINED} + x;"));
+    for (n, (&i, &cell)) in feeds.iter().zip(cells).enumerate() {
         let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
         let (c, wide) = (expr::computed(d), expr::wide(d));
-        let (cells, id) = (g.cells(wide, cell), expr::identity(g.reduction(i), d));
-        g.text.line(format!("__shared__ {wide} strips{i}[{STRIPS}][32];"));
+        let (cells, id) = (g.cells(self::cell(d, cut.strands), cell), expr::identity(g.reduction(i), d));
+        g.text.open(format!("if (which == {n})"));
+        g.text.line(format!("__shared__ {wide} strips{i}[{STRIPS}][{JOINED}];"));
         g.text.line(format!("{wide} t{i} = {id};"));
         g.text.open("if (at < total_cols)");
-        g.text.line("#pragma unroll 8");
+        g.text.line(format!("#pragma unroll {STRIPS}"));
         g.text.line(format!(
-            "for ({t} m = strip; m < chunks; m += {STRIPS}) t{i} = {f}::join(t{i}, {cells}[m * total_cols + at]);"
+            "for ({t} m = strip; m < chunks; m += {STRIPS}) t{i} = {f}::join(t{i}, ({wide}){cells}[m * total_cols + at]);"
         ));
         g.text.close();
         g.text.line(format!("strips{i}[strip][x] = t{i};"));
@@ -183,6 +199,8 @@ pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], chunks: usize) -> 
         g.text.line(format!("const {c} result = {x};"));
         col_stores(&mut g, i, "at");
         g.text.close();
+        g.text.close();
     }
-    g.stage("col_join", (r.batch * r.cols).div_ceil(32), 32 * STRIPS, 32 * STRIPS)
+    let threads = JOINED * STRIPS;
+    g.stage("col_join", feeds.len() * tiles, threads, threads)
 }
