@@ -3,7 +3,8 @@
 //! The cases are `tests/bench/*.lua` and, case by case the same, `tests/bench/rival*.py`; both are embedded and unpacked into a
 //! folder that goes away. Ours runs in a process of its own for each figure, so that no case inherits the memory of
 //! another. The rival is one Python process that is asked case by case. The two take turns, round by round, so that a
-//! drifting machine hits both; a figure is the median over the rounds of the median within one.
+//! drifting machine hits both; a figure is the median over the rounds of the median within one. On a GPU each case also says the
+//! most of its memory that either side had: the largest over the rounds.
 
 use crate::device::DeviceArgs;
 use crate::failure::{Failure, disk};
@@ -72,11 +73,12 @@ impl Drop for Folder {
     }
 }
 
-/// Microseconds of a run, and seconds of the first.
+/// Microseconds of a run, seconds of the first, and the most bytes of the device's memory that the process had.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figure {
     micros: f64,
     first: f64,
+    bytes: u64,
 }
 
 struct Ours<'a> {
@@ -116,16 +118,23 @@ impl Ours<'_> {
     fn measure(&self, case: &str, seconds: f64, cache: Option<&Path>) -> Result<Figure, String> {
         figure(&self.run(case, seconds, cache)?)
     }
+
+    /// Whether peaks of memory are shown: not on the CPU, where PyTorch does not count its own.
+    fn counts_memory(&self) -> bool {
+        self.family != "cpu"
+    }
 }
 
-/// Reads the last line of a case: `micros first`.
+/// Reads the last line of a case: `micros first bytes`.
 fn figure(out: &str) -> Result<Figure, String> {
     let line = out.lines().last().unwrap_or("");
-    let mut words = line.split_whitespace().map(str::parse::<f64>);
-    match (words.next(), words.next()) {
-        (Some(Ok(micros)), Some(Ok(first))) => Ok(Figure { micros, first }),
-        _ => Err(format!("ours printed '{line}' where a time was expected")),
-    }
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let read = match words[..] {
+        [micros, first, bytes] => micros.parse().ok().zip(first.parse().ok()).zip(bytes.parse().ok()),
+        _ => None,
+    };
+    let figure = read.map(|((micros, first), bytes)| Figure { micros, first, bytes });
+    figure.ok_or_else(|| format!("ours printed '{line}' where a time and a memory peak were expected"))
 }
 
 struct Rival {
@@ -232,15 +241,16 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         Err(why) => format!("ours alone ({why})"),
     };
     let plural = if rounds == 1 { "" } else { "s" };
-    screen.line(&format!("{about} · {against} · {rounds} round{plural}; medians in microseconds"));
-    screen.line(&format!("{:<24}{:>12}{:>12}{:>12}{:>8}{:>7}", "case", "ours", "eager", "compile", "ratio", "goal"));
+    let memory = if ours.counts_memory() { ", peak memory in GiB" } else { "" };
+    screen.line(&format!("{about} · {against} · {rounds} round{plural}; medians in microseconds{memory}"));
+    screen.line(&header(ours.counts_memory()));
     let names = if args.names.is_empty() { &all } else { &args.names };
     let mut failed = 0;
     for name in names {
         let case = Case { args: &args, ours: &ours, rounds, folder: &folder.0 };
         let result = case.run(name, rival.as_mut().ok());
         failed += usize::from(result.contains_key("error"));
-        screen.line(&row(name, &result));
+        screen.line(&row(name, &result, ours.counts_memory()));
         let mut event =
             Map::from_iter([("event".to_string(), Value::from("case")), ("name".to_string(), name.as_str().into())]);
         event.extend(result);
@@ -261,7 +271,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The figures of a case by name, in microseconds; `error` says what went wrong on our side, `rival_error` on theirs.
+    /// The figures of a case by name, in microseconds or bytes; `error` says what went wrong on our side, `rival_error` on theirs.
     fn run(&self, name: &str, rival: Option<&mut Rival>) -> Map<String, Value> {
         let mut out = Map::new();
         let result = match FIRST.iter().find(|f| f.0 == name) {
@@ -286,6 +296,7 @@ impl Case<'_> {
             let figure = self.ours.measure(name, self.args.seconds, None)?;
             ours.push(figure.micros);
             firsts.push(figure.first);
+            self.ours_peak(&figure, out);
             let Some(rival) = rival.as_mut() else { continue };
             match rival.ask(name, self.args.seconds, !self.args.no_compile) {
                 Ok(answer) => {
@@ -294,6 +305,7 @@ impl Case<'_> {
                     for key in ["goal", "compile_first"] {
                         answer[key].as_f64().map(|v| out.insert(key.into(), v.into()));
                     }
+                    rival_peaks(&answer, out);
                     answer["error"].as_str().map(|e| out.insert("rival_error".into(), e.into()));
                 }
                 Err(e) => {
@@ -306,6 +318,12 @@ impl Case<'_> {
             median(values).map(|v| out.insert(key.into(), v.into()));
         }
         Ok(())
+    }
+
+    fn ours_peak(&self, figure: &Figure, out: &mut Map<String, Value>) {
+        if self.ours.counts_memory() {
+            peak(out, "ours_bytes", figure.bytes);
+        }
     }
 
     /// Until the first step is done: with a cache of kernels made for this case, and on their side with inductor's.
@@ -325,6 +343,7 @@ impl Case<'_> {
         }
         let figure = self.ours.measure(case, 0.01, Some(&cache))?;
         out.insert("ours".into(), (figure.first * 1e6).into());
+        self.ours_peak(&figure, out);
         let Some(rival) = rival else { return Ok(()) };
         let mut ask = || rival.ask(case, 0.01, !self.args.no_compile);
         let answer = if cold { ask() } else { ask().and_then(|_| ask()) };
@@ -333,6 +352,7 @@ impl Case<'_> {
                 for (from, to) in [("first", "eager"), ("compile_first", "compile")] {
                     a[from].as_f64().map(|s| out.insert(to.into(), (s * 1e6).into()));
                 }
+                rival_peaks(&a, out);
                 a["error"].as_str().map(|e| out.insert("rival_error".into(), e.into()));
             }
             Err(e) => {
@@ -343,7 +363,27 @@ impl Case<'_> {
     }
 }
 
-fn row(name: &str, out: &Map<String, Value>) -> String {
+/// Keeps the larger of the peak so far and this one.
+fn peak(out: &mut Map<String, Value>, key: &str, bytes: u64) {
+    let so_far = out.get(key).and_then(Value::as_u64).unwrap_or(0);
+    out.insert(key.into(), bytes.max(so_far).into());
+}
+
+fn rival_peaks(answer: &Value, out: &mut Map<String, Value>) {
+    for key in ["eager_bytes", "compile_bytes"] {
+        if let Some(bytes) = answer[key].as_u64() {
+            peak(out, key, bytes);
+        }
+    }
+}
+
+fn header(memory: bool) -> String {
+    let line = format!("{:<24}{:>12}{:>12}{:>12}{:>8}{:>7}", "case", "ours", "eager", "compile", "ratio", "goal");
+    if memory { format!("{line}{:>11}{:>8}{:>9}", "GiB: ours", "eager", "compile") } else { line }
+}
+
+/// A case's line under [`header`].
+fn row(name: &str, out: &Map<String, Value>, memory: bool) -> String {
     let cell = |key: &str, digits: usize| match out.get(key).and_then(Value::as_f64) {
         Some(v) => format!("{v:.digits$}"),
         None => String::new(),
@@ -356,6 +396,13 @@ fn row(name: &str, out: &Map<String, Value>) -> String {
         cell("ratio", 2),
         cell("goal", 2),
     );
+    if memory {
+        let gib = |key: &str| match out.get(key).and_then(Value::as_u64).map(|b| b as f64 / (1u64 << 30) as f64) {
+            Some(v) => format!("{v:.*}", if v < 1.0 { 3 } else { 2 }),
+            None => String::new(),
+        };
+        line.push_str(&format!("{:>11}{:>8}{:>9}", gib("ours_bytes"), gib("eager_bytes"), gib("compile_bytes")));
+    }
     for key in ["error", "rival_error"] {
         if let Some(text) = out.get(key).and_then(Value::as_str) {
             line.push_str(&format!("   {text}"));
@@ -366,12 +413,57 @@ fn row(name: &str, out: &Map<String, Value>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Figure, figure, median};
+    use super::{Figure, figure, header, median, peak, rival_peaks, row};
+    use serde_json::{Map, Value, json};
 
     #[test]
     fn the_last_line_is_the_figure() {
-        assert_eq!(figure("a word\n12.5 0.25\n").unwrap(), Figure { micros: 12.5, first: 0.25 });
-        assert!(figure("12.5\n").unwrap_err().contains("'12.5'"));
+        let expected = Figure { micros: 12.5, first: 0.25, bytes: 12 << 30 };
+        assert_eq!(figure("a word\n12.5 0.25 12884901888\n").unwrap(), expected);
+        for bad in ["12.5", "12.5 0.25", "12.5 0.25 -1", "12.5 0.25 1e9", "12.5 0.25 1 2", ""] {
+            assert!(figure(bad).unwrap_err().contains(&format!("'{bad}'")), "{bad}");
+        }
+    }
+
+    fn result(v: Value) -> Map<String, Value> {
+        v.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn a_row_stands_under_its_header() {
+        let out = result(json!({
+            "ours": 59855.04, "eager": 86633.0, "compile": 63673.0, "ratio": 1.0638, "goal": 1.0,
+            "ours_bytes": 17072495001u64, "eager_bytes": 48103633715u64, "compile_bytes": 536870912,
+        }));
+        assert_eq!(header(true).trim_end().len(), 103);
+        let expected = "\
+case                            ours       eager     compile   ratio   goal  GiB: ours   eager  compile
+attention_d128_16k_grad      59855.0     86633.0     63673.0    1.06   1.00      15.90   44.80    0.500";
+        assert_eq!(format!("{}\n{}", header(true), row("attention_d128_16k_grad", &out, true)), expected);
+        let expected = "\
+case                            ours       eager     compile   ratio   goal
+attention_d128_16k_grad      59855.0     86633.0     63673.0    1.06   1.00";
+        assert_eq!(format!("{}\n{}", header(false), row("attention_d128_16k_grad", &out, false)), expected);
+    }
+
+    #[test]
+    fn a_row_without_a_rival_ends_early_and_one_with_an_error_says_it() {
+        let out = result(json!({ "ours": 2.0, "ours_bytes": 1u64 << 30 }));
+        let expected = format!("{:<24}{:>12}{:>50}", "sum", "2.0", "1.00");
+        assert_eq!(row("sum", &out, true), expected);
+        let out = result(json!({ "ours": 2.0, "ours_bytes": 1u64 << 30, "rival_error": "eager: no room" }));
+        assert_eq!(row("sum", &out, true), format!("{expected}{:17}   eager: no room", ""));
+        assert_eq!(row("sum", &result(json!({ "error": "ours: no" })), false), format!("{:<75}   ours: no", "sum"));
+    }
+
+    #[test]
+    fn the_largest_peak_of_the_rounds_counts() {
+        let mut out = Map::new();
+        for (ours, answer) in [(5, json!({ "eager_bytes": 7, "compile_bytes": 2 })), (4, json!({ "eager_bytes": 9 }))] {
+            peak(&mut out, "ours_bytes", ours);
+            rival_peaks(&answer, &mut out);
+        }
+        assert_eq!(Value::from(out), json!({ "ours_bytes": 5, "eager_bytes": 9, "compile_bytes": 2 }));
     }
 
     #[test]

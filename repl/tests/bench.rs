@@ -20,6 +20,7 @@ fn ours_alone() {
     assert_eq!(kinds, ["start", "case", "done"]);
     assert_eq!((&events[1]["name"], events[1].get("ratio")), (&"matmul_64".into(), None));
     assert!(events[1]["ours"].as_f64().unwrap() > 0.0 && events[1]["first"].as_f64().unwrap() > 0.0, "{}", r.out);
+    assert_eq!(events[1].get("ours_bytes"), None, "peaks are for a GPU: {}", r.out);
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn a_python_that_is_not_there_is_said() {
 fn the_ratio_is_theirs_over_ours() {
     use std::os::unix::fs::PermissionsExt;
     let p = place();
-    let answer = r#"{"eager": 5000000.0, "first": 0.5, "goal": 2.0}"#;
+    let answer = r#"{"eager": 5000000.0, "eager_bytes": 4096, "compile_bytes": 2048, "first": 0.5, "goal": 2.0}"#;
     let text = format!("#!/bin/sh\necho '{{\"version\": \"9.9\"}}'\nwhile read line; do echo '{answer}'; done\n");
     p.file("rival", text);
     std::fs::set_permissions(p.path("rival"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -46,19 +47,29 @@ fn the_ratio_is_theirs_over_ours() {
     let case = &events[1];
     let ratio = case["eager"].as_f64().unwrap() / case["ours"].as_f64().unwrap();
     assert!((case["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9 && case["goal"] == 2.0, "{case}");
+    assert!(case["eager_bytes"] == 4096 && case["compile_bytes"] == 2048, "{case}");
 }
 
-/// Both sides have every case: a name of ours stands among the rival's, and the other way round.
+/// Both sides have every case: a name of ours stands among the rival's, and the other way round. Goals are for cases that are there.
 #[test]
 fn both_sides_have_the_same_cases() {
     for family in ["cpu", "cuda"] {
         let at = |name: &str| format!("{}/../tests/bench/{name}", env!("CARGO_MANIFEST_DIR"));
         let r = place().run(&["run", &at(&format!("{family}.lua")), "--device", "cpu", "--quiet"]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
-        let theirs = std::fs::read_to_string(at(&format!("rival_{family}.py"))).unwrap();
-        let missing: Vec<&str> = r.out.lines().filter(|name| !theirs.contains(&format!("\"{name}\": "))).collect();
-        assert!(missing.is_empty(), "{family}: the rival has no {missing:?}");
-        assert!(r.out.lines().count() >= 20, "{}", r.out);
+        let text = std::fs::read_to_string(at(&format!("rival_{family}.py"))).unwrap();
+        // A case stands at the start of a line of one of the tables.
+        let case = |line: &str| Some(line.strip_prefix("    \"")?.split_once("\": ")?.0.to_string());
+        let mut theirs: Vec<String> = text.lines().filter_map(case).collect();
+        let mut ours: Vec<String> = r.out.lines().map(str::to_string).collect();
+        theirs.sort();
+        ours.sort();
+        assert_eq!(ours, theirs, "{family}");
+        assert!(ours.len() >= 20, "{}", r.out);
+        let goals = text.lines().find(|l| l.starts_with("GOALS = ")).unwrap_or_default();
+        for name in goals.split('"').skip(1).step_by(2) {
+            assert!(ours.iter().any(|n| n == name), "a goal for {name}, which is no case");
+        }
     }
 }
 

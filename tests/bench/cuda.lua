@@ -140,6 +140,11 @@ local function gpt2(batch, layers, heads, C)
 end
 cases.gpt2_b4 = gpt2(4, 12, 12, 768)
 cases.gpt2_b32 = gpt2(32, 12, 12, 768)
+-- The same step where no more than this may be taken: what does not fit is recomputed.
+function cases.gpt2_b32_12gib()
+  pl.memory_budget("12GiB")
+  return gpt2(32, 12, 12, 768)()
+end
 cases.gpt2_b64 = gpt2(64, 12, 12, 768)
 cases.gpt2_350m_b32 = gpt2(32, 24, 16, 1024)
 cases.gpt2_1558m_b8 = gpt2(8, 48, 25, 1600)

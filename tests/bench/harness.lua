@@ -1,5 +1,5 @@
--- tests/bench/harness.lua: times one case of cpu.lua or cuda.lua and prints the median microseconds of a run, and the seconds
--- that the first one took. `perilune bench` reads that line.
+-- tests/bench/harness.lua: times one case of cpu.lua or cuda.lua and prints the median microseconds of a run, the seconds
+-- that the first one took, and the most bytes that the process ever had in the device's memory. `perilune bench` reads that line.
 --
 -- A case is a function that makes its inputs and returns `once(fn)`. On a GPU runs are queued in rounds and each round ends with a
 -- read, so that the host runs ahead within a round, as it does in training; on the CPU a round is one run.
@@ -52,7 +52,7 @@ function harness.run(cases, order, round)
     if times[1] > 5e4 then n = math.min(n, 3) end
   end
   table.sort(times)
-  print(("%.3f %.6f"):format(times[(#times + 1) // 2], first))
+  print(("%.3f %.6f %d"):format(times[(#times + 1) // 2], first, pl.memory().peak))
 end
 
 ---A table that remembers the order in which cases were written down.

@@ -4,7 +4,7 @@
     python3 rival.py cpu|cuda THREADS
 
 It says what it is in a line of JSON, then answers each line {"case":, "seconds":, "compile":} with one: medians in microseconds
-over rounds that end with a wait, and the seconds that the first run took.
+over rounds that end with a wait, the seconds that the first run took, and on a GPU the most bytes that the case had there.
 """
 
 import gc
@@ -42,14 +42,16 @@ def measure(cases, run, seconds):
 
 def one(torch, cases, name, seconds, compiled):
     torch._dynamo.reset() if compiled else None
+    before = cases.clean()
     run = cases.build(name, torch.compile if compiled else lambda f: f)
     try:
-        return measure(cases, run, seconds)
+        median, first = measure(cases, run, seconds)
+        peak = cases.peak()
+        return median, first, peak and peak - before
     finally:
         del run
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        cases.clean()
 
 
 def main():
@@ -72,10 +74,12 @@ def main():
                 continue
             try:
                 first = "first" if kind == "eager" else "compile_first"
-                out[kind], out[first] = one(torch, cases, name, ask["seconds"], kind == "compile")
+                out[kind], out[first], peak = one(torch, cases, name, ask["seconds"], kind == "compile")
+                if peak is not None:
+                    out[f"{kind}_bytes"] = peak
             except Exception as e:  # the others shall still run
                 out["error"] = f"{kind}: {type(e).__name__}: {e}".splitlines()[0]
-        if name in getattr(cases, "CASES", {}) and cases.goal(name):
+        if cases.goal(name):
             out["goal"] = cases.goal(name)
         say(**out)
 

@@ -279,12 +279,15 @@ STEPS = {
     "mlp": mlp,
     "gpt2_b4": gpt2(4),
     "gpt2_b32": gpt2(32),
+    "gpt2_b32_12gib": gpt2(32),  # a budget is ours alone
     "gpt2_b64": gpt2(64),
     "gpt2_350m_b32": gpt2(32, 24, 16, 1024),
     "gpt2_1558m_b8": gpt2(8, 48, 25, 1600),
     "llama_1b": llama_1b,
     "resnet50": resnet50,
 }
+# Theirs / ours that issue 3 asks for, where it asks for a ratio to PyTorch in the same run.
+GOALS = {n: 1.0 for n in ("gpt2_b32", "gpt2_b64", "gpt2_350m_b32", "gpt2_1558m_b8", "llama_1b")} | {"resnet50": 0.9}
 # Cases that torch.compile has nothing to add to.
 NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "attention"))}
 
@@ -294,7 +297,7 @@ def build(name, wrap):
 
 
 def goal(name):
-    return None
+    return GOALS.get(name)
 
 
 def compiles(name):
@@ -303,6 +306,19 @@ def compiles(name):
 
 def wait():
     torch.cuda.synchronize()
+
+
+def clean():
+    """Gives back what no case holds, and counts the peak anew; the bytes of tensors that are still there."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak():
+    """The most bytes that PyTorch's tensors and workspaces had since clean()."""
+    return torch.cuda.max_memory_allocated()
 
 
 ROUND = 20
