@@ -11,12 +11,18 @@ local table_of = pl.load "golden/fp8/table.npz"
 local function every_bf16()
   local code = pl.arange(65536)
   local mantissa, exponent, negative = code % 128, (code // 128) % 256, code:ge(32768)
-  local normal = (mantissa + 128):to("f64") * pl.pow(2.0, (exponent - 134):to("f64"))
+  local powers = {} -- exact, as no device's pow has to be
+  for e = 0, 255 do powers[e + 1] = 2.0 ^ (e - 134) end
+  local normal = (mantissa + 128):to("f64") * pl.tensor(powers, { dtype = "f64" }):index_select(0, exponent)
   local small = mantissa:to("f64") * 2.0 ^ -133
   local x = pl.where(exponent:eq(0), small, normal)
   x = pl.where(exponent:eq(255), pl.where(mantissa:eq(0), math.huge, 0 / 0), x)
   return pl.where(negative, -x, x)
 end
+
+---How near products of 8-bit numbers come to those in f32. Tensor cores keep 14 bits or so of what they add up (DeepSeek-V3
+---Technical Report, 2024, section 3.5.2).
+local NEAR = pl.zeros({}).device == "cpu" and 1e-5 or 1e-3
 
 ---x rounded to 8 bits and back, with the scale of its largest magnitude.
 local function rounded(x, format)
@@ -48,7 +54,7 @@ describe("numbers of 8 bits", function()
     local qa, qb = pl.quantize_fp8(a, 0.01, { format = "e5m2" }), pl.quantize_fp8(b, 0.02)
     local da, db = pl.dequantize_fp8(qa, 0.01, { format = "e5m2" }), pl.dequantize_fp8(qb, 0.02)
     local y = pl.matmul_fp8(qa, qb, 0.01, 0.02, bias, { format_a = "e5m2", dtype = "f32" })
-    expect(y):to_be_near(pl.linear(da, db, bias), 1e-5)
+    expect(y):to_be_near(pl.linear(da, db, bias), NEAR)
     expect(pl.matmul_fp8(qa, qb).dtype):to_be "bf16"
     -- Transposed in memory: the same numbers.
     local turned = pl.matmul_fp8(qa:t():contiguous():t(), qb:t():contiguous():t(), 0.01, 0.02, bias, { format_a = "e5m2", dtype = "f32" })
@@ -88,9 +94,9 @@ describe("nn.Linear in fp8", function()
     local w, b = pl.eval(layer.weight:detach() * 1, layer.bias:detach() * 1)
     local y, dx, dw, db = pass(layer, x, g)
     local rx, rw, rg = rounded(x, "e4m3"), rounded(w, "e4m3"), rounded(g, "e5m2")
-    expect(y):to_be_near(pl.linear(rx, rw, b), 1e-5)
-    expect(dx * 1e6):to_be_near(rg:matmul(rw) * 1e6, 1e-4)
-    expect(dw * 1e6):to_be_near(rg:reshape(-1, 48):t():matmul(rx:reshape(-1, 32)) * 1e6, 1e-4)
+    expect(y):to_be_near(pl.linear(rx, rw, b), NEAR)
+    expect(dx * 1e6):to_be_near(rg:matmul(rw) * 1e6, 10 * NEAR)
+    expect(dw * 1e6):to_be_near(rg:reshape(-1, 48):t():matmul(rx:reshape(-1, 32)) * 1e6, 10 * NEAR)
     expect(db * 1e6):to_be_near(g:sum({ 0, 1 }) * 1e6, 1e-4)
     expect(layer.amax:select(1, 0)):to_equal(pl.stack({ x:abs():amax(), w:abs():amax(), g:abs():amax() }, 0))
   end)
@@ -110,7 +116,7 @@ describe("nn.Linear in fp8", function()
         local w_scale = math.max(before[2][1], before[2][2]) * 2 / 448
         local rx = pl.dequantize_fp8(pl.quantize_fp8(x * factor, scale), scale)
         local rw = pl.dequantize_fp8(pl.quantize_fp8(layer.weight, w_scale), w_scale)
-        expect(y):to_be_near(pl.linear(rx, rw), 1e-5)
+        expect(y):to_be_near(pl.linear(rx, rw), NEAR)
       end
     end
   end)

@@ -274,8 +274,8 @@ describe("autocast", function()
   it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()
     pl.seed(3)
     -- Large enough products: small ones are left to kernels that round no operand.
-    local x, w = pl.randn { 256, 512 }, pl.state(pl.randn { 320, 512 })
-    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 320 }) end
+    local x, w = pl.randn { 1024, 1024 }, pl.state(pl.randn { 1024, 1024 })
+    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 1024 }) end
     local function gradient(y)
       (y * y):sum():backward()
       local g = w.grad

@@ -27,6 +27,11 @@ impl Layout {
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::Transposed, Layout::Sliced, Layout::Flipped];
 }
 
+/// Whether `PERILUNE_DEVICE` names a GPU.
+pub fn on_gpu() -> bool {
+    std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")
+}
+
 /// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
 pub fn device(threads: usize) -> Rc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {

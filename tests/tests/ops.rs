@@ -119,7 +119,12 @@ fn check_values(r: &Reference, case: &Case, dtype: DType, got: &[HostTensor]) ->
         if own.is_some() && g.dtype != w.dtype {
             continue;
         }
-        reference::compare(g, w, reference::tolerance(case.op, computed)).map_err(|m| format!("output {k}: {m}"))?;
+        let mut room = reference::tolerance(case.op, computed);
+        // Tensor cores keep 14 bits or so of a sum of products of 8-bit numbers (DeepSeek-V3 Technical Report, 2024, 3.5.2).
+        if case.op.name == "matmul_fp8" && harness::on_gpu() {
+            room.scaled = room.scaled.max(2f64.powi(-11) / f64::from(f32::EPSILON));
+        }
+        reference::compare(g, w, room).map_err(|m| format!("output {k}: {m}"))?;
     }
     Ok(())
 }

@@ -9,10 +9,6 @@ use perilune_tests::{harness, scripts};
 use std::path::Path;
 use std::sync::mpsc;
 
-fn on_gpu() -> bool {
-    std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")
-}
-
 /// Bytes that differ from element to element, State to State and step to step; no number among them is none.
 fn values(dtype: DType, dims: &[usize], salt: usize) -> HostTensor {
     let most = if dtype == DType::Bool { 1 } else { 0x3f };
@@ -81,7 +77,7 @@ fn a_snapshot_keeps_what_is_written_over() {
         assert!(got.unwrap() == want, "round {round}: the snapshot is not what the States were");
         assert!(read(&mut e, &ids) != want);
         // A GPU's copies are gone as soon as they are on the host; the CPU's are what is on the host.
-        assert_eq!(e.memory().of(Role::Checkpoint), if on_gpu() { 0 } else { held });
+        assert_eq!(e.memory().of(Role::Checkpoint), if harness::on_gpu() { 0 } else { held });
         drop(copies);
         assert_eq!(e.memory().of(Role::Checkpoint), 0);
     }
@@ -114,7 +110,7 @@ fn without_room_the_loop_waits() {
     e.memory_budget = Some(1 << 20);
     let mut copies = e.snapshot(&ids).unwrap();
     e.memory_budget = None;
-    assert_eq!(copies.waited.is_some(), on_gpu(), "{:?}", copies.waited);
+    assert_eq!(copies.waited.is_some(), harness::on_gpu(), "{:?}", copies.waited);
     if let Some(note) = &copies.waited {
         assert!(note.starts_with("the loop waited for the bytes: a copy on the device takes "), "{note}");
         println!("{note}");
