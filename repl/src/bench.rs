@@ -199,6 +199,10 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     if args.device.precision.is_some() {
         return Err(Failure::Usage("--precision has no effect here: each case says what it computes in".into()));
     }
+    if args.device.memory_budget.is_some() {
+        let case = "the case gpt2_b32_12gib has a budget of its own";
+        return Err(Failure::Usage(format!("--memory-budget has no effect here: {case}")));
+    }
     if !(args.seconds > 0.0 && args.seconds.is_finite()) {
         return Err(Failure::Usage(format!("--seconds {}: it must be above 0", args.seconds)));
     }

@@ -83,4 +83,6 @@ fn what_makes_no_sense_is_refused() {
     assert!(r.status == Some(2) && r.err.contains("each case says what it computes in"), "{}", r.err);
     let r = p.run(&["bench", "--seconds", "0"]);
     assert!(r.status == Some(2) && r.err.contains("it must be above 0"), "{}", r.err);
+    let r = p.run(&["bench", "--memory-budget", "1GiB"]);
+    assert!(r.status == Some(2) && r.err.contains("gpt2_b32_12gib has a budget of its own"), "{}", r.err);
 }

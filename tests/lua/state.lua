@@ -288,8 +288,8 @@ describe("autocast", function()
       local a, b = pair[1], pair[2]
       expect(b.dtype):to_be "f32"
       local off = ((a - b):abs():max() / a:abs():max()):item()
-      expect(off < 2e-3):to_be(true)
-      if x.device == "cpu" then expect(off):to_be(0.0) else expect(off > 1e-6):to_be(true) end
+      expect(off):to_be_below(2e-3)
+      if x.device == "cpu" then expect(off):to_be(0.0) else expect(off):to_be_above(1e-6) end
     end
   end)
 end)

@@ -65,8 +65,9 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let staged: usize = loads(&g, true).iter().map(|i| g.staged_bytes(*i)).sum::<usize>() * strands(r.rows);
     let room = |resident: usize| props.shared_bytes as usize / resident - RESERVED;
     // Passes compute again what they share where that lets two blocks have a multiprocessor, or one block a row at all.
-    // Without column reductions one block at a time waits no longer for memory than two.
-    let two = least <= PACKED[0] && !sums.is_empty() && 2 * staged <= room(2);
+    // Without column reductions one block at a time waits no longer for memory than two; and where all of it has one row, two
+    // were slower (rows of 4,096: 631 us for 478).
+    let two = least <= PACKED[0] && !sums.is_empty() && strands(r.rows) > 1 && 2 * staged <= room(2);
     let (resident, again) = match () {
         () if need <= ROOM[0] => (2, false),
         () if two => (2, true),
