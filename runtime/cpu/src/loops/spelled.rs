@@ -288,11 +288,13 @@ macro_rules! entries {
 }
 
 entries! {
-    /// Layer norm: the row less its mean, and the sum of its squares.
-    Centered: Load SubStill Store Square Sum@0;
-    /// Layer norm: to unit variance, with weight and bias.
-    Affine: Load MulStill Mul Add Stream;
+    /// Layer norm: the sum of the squares of the row less its mean.
+    Centered: Load SubStill Square Sum@0;
+    /// Layer norm: to zero mean and unit variance, with weight and bias.
+    Affine: Load SubStill MulStill Mul Add Stream;
     /// The same without bias.
+    Normed: Load SubStill MulStill Mul Stream;
+    /// RMS norm.
     Scaled: Load MulStill Mul Stream;
     /// Softmax: powers of the row less its largest, and their sum.
     Powers: Load SubStill Exp Store Sum@0;
