@@ -190,8 +190,8 @@ impl Compiler<'_> {
         all
     }
 
-    /// Has a chain make again what an earlier one made by one sum, difference or product with a number of the row: that
-    /// costs less than a tile that is written and read, and leaves room in the first cache.
+    /// Has a chain make again what an earlier one made of memory and a number of the row by one sum, difference or product:
+    /// that costs less than a tile that is written and read, and leaves room in the first cache.
     fn make_again(&mut self, list: &mut List) {
         let known = Known::of(list);
         let mut chain = 0;
@@ -217,7 +217,7 @@ impl Compiler<'_> {
                 continue;
             }
             let from = if still.x { args[1] } else { args[0] };
-            if self.is_overwritten(from, &steps, &known) {
+            if !known.memory.contains_key(&from) || self.is_overwritten(from, &steps, &known) {
                 continue;
             }
             let uses = |s: &Option<Step>| s.as_ref().is_some_and(|s| touched(s).contains(&out));
