@@ -7,7 +7,7 @@
 //! These four use fused multiply-adds, spelt out: one rounding instead of two, for half the instructions. The result is
 //! the same on every machine, but one without the instruction (x86 before 2013) computes it slowly.
 //!
-//! Polynomials as in `f32.rs`; that of 2^r by Chebyshev interpolation.
+//! Polynomials as in `f32.rs`; those of erf by least squares, one coefficient after the other rounded to f32.
 
 // Coefficients are printed as the shortest decimals that name the intended float.
 #![allow(clippy::excessive_precision)]

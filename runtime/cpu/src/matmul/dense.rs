@@ -13,11 +13,14 @@ use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, VECTORS,
 use super::{Matrices, Sizes};
 use crate::library::Call;
 use crate::pool::{Shared, Tasks};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 
 /// Steps of K that are added up before they join the result.
 const CHUNK: usize = 256;
+/// Steps of a panel at most: of the right side this much lies in the first cache while the rows go by. A chunk goes on where the
+/// panel before left its sums.
+const STEPS: usize = 128;
 /// Columns of a task at most: one tile or more of any instruction set.
 const COLS: usize = 64;
 /// Rows of a task at least, so that copying the right side pays.
@@ -161,8 +164,9 @@ impl Block {
             _ => (0, 0, 0),
         };
         let per_row = length.div_ceil(BURST_ELEMENTS).max(1);
-        let all = rows * per_row;
-        let (first, end) = (all * part / parts, all * (part + 1) / parts);
+        // Small numbers: a division of 32 bits is fast.
+        let share = |part: usize| (rows * per_row * part) as u32 / parts as u32;
+        let (first, end) = (share(part) as usize, share(part + 1) as usize);
         let at = (first % per_row * BURST_ELEMENTS) as isize + (first / per_row) as isize * step;
         Bursts {
             at: self.at.wrapping_offset(at),
@@ -177,7 +181,7 @@ impl Block {
 
 /// A panel of the right side: a chunk of K by the columns of a tile.
 #[repr(align(64))]
-struct Panel([MaybeUninit<f32>; CHUNK * WIDEST]);
+struct Panel([MaybeUninit<f32>; STEPS * WIDEST]);
 
 /// The tiles of `m` rows: all of about the same height.
 #[derive(Clone, Copy)]
@@ -232,6 +236,8 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
 thread_local! {
     /// A packed left side; at most [`PACKED`] elements, or [`ROWS`] rows.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Sums of a chunk between two of its panels.
+    static PARTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// Whether the left side is packed first: if many columns go by it and its rows begin at places that share few lines of
@@ -279,6 +285,7 @@ fn tasks(
     let to = Shared(out.as_mut_ptr());
     c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &Tasks| {
         let to = &to;
+        let mut parts = PARTS.take();
         while let Some(piece) = tasks.claim() {
             let (task, lo, hi) = cut.piece(piece, s.batch);
             let (first, i, j) = cut.part(task);
@@ -291,10 +298,11 @@ fn tasks(
                 unsafe {
                     let out = to.0.add((k * s.m + i) * s.n + j);
                     let (m, n) = (cut.rows.min(s.m - i), cut.cols.min(s.n - j));
-                    block(t, (m, n, s.k), (lo, hi), left.from(i, 0), packed, right.from(0, j), out, s.n);
+                    block(t, (m, n, s.k), (lo, hi), left.from(i, 0), packed, right.from(0, j), out, s.n, &mut parts);
                 }
             }
         }
+        PARTS.set(parts);
     });
 }
 
@@ -309,8 +317,9 @@ unsafe fn block(
     b: Block,
     out: *mut f32,
     step: usize,
+    parts: &mut Vec<f32>,
 ) {
-    let mut panel = Panel([const { MaybeUninit::uninit() }; CHUNK * WIDEST]);
+    let mut panel = Panel([const { MaybeUninit::uninit() }; STEPS * WIDEST]);
     let panel = panel.0.as_mut_ptr().cast::<f32>();
     let (chunk, widest) = (chunk(k), t.by_size.len());
     // Columns of the tile that begins at column `j`: all about as wide.
@@ -319,7 +328,8 @@ unsafe fn block(
         (vectors.div_ceil(vectors.div_ceil(widest)) * t.lanes).min(n - j)
     };
     for p in (0..k).step_by(chunk) {
-        let len = chunk.min(k - p);
+        let whole = chunk.min(k - p);
+        let steps = whole.div_ceil(whole.div_ceil(STEPS)).next_multiple_of(RUN);
         let mut j = 0;
         while j < n {
             let cols = width(j);
@@ -331,56 +341,74 @@ unsafe fn block(
                 j += cols;
                 continue;
             }
-            let right = b.from(p, j);
-            let few = heights.tile(last - 1).0 + heights.tile(last - 1).1 - heights.tile(first).0 <= IN_PLACE;
-            let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && few {
-                (right.at, right.rows)
-            } else {
-                // SAFETY: the caller's promise; a panel holds a chunk by the widest tile.
-                unsafe { copy(t, right, len, cols, panel, vectors * t.lanes) };
-                (panel.cast_const(), (vectors * t.lanes) as isize)
-            };
-            // The panel after this one.
-            let (next_p, next_j) = if j + cols < n { (p, j + cols) } else { (p + chunk, 0) };
-            let next_len = chunk.min(k.saturating_sub(next_p));
-            let ahead = b.from(next_p, next_j);
-            for tile in first..last {
-                let runs = len.div_ceil(RUN);
-                let bursts = ahead.bursts((next_len, width(next_j)), tile - first, last - first, runs);
-                let (i, rows) = heights.tile(tile);
-                let left = match packed {
-                    // SAFETY: as long as the rows, in the order of `pack`.
-                    Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
-                    None => a.from(i, p),
+            let (top, end) = (heights.tile(first).0, heights.tile(last - 1).0 + heights.tile(last - 1).1);
+            let part_row = vectors * t.lanes;
+            if steps < whole && parts.len() < (end - top) * part_row {
+                parts.resize((end - top) * part_row, 0.0);
+            }
+            for q in (0..whole).step_by(steps) {
+                let (p, len) = (p + q, steps.min(whole - q));
+                let right = b.from(p, j);
+                let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
+                    (right.at, right.rows)
+                } else {
+                    // SAFETY: the caller's promise; a panel holds its steps by the widest tile.
+                    unsafe { copy(t, right, len, cols, panel, part_row) };
+                    (panel.cast_const(), part_row as isize)
                 };
-                let below = left.from(rows, 0);
-                let next = match (left.rows, left.cols) {
-                    // What is packed is read in order.
-                    _ if packed.is_some() => {
-                        Lines { at: left.from(0, AHEAD).at, line: left.cols, row: RUN as isize * left.cols }
+                // The panel after this one.
+                let (next_p, next_j) = if q + len < whole {
+                    (p + len, j)
+                } else if j + cols < n {
+                    (p + len - whole, j + cols)
+                } else {
+                    (p + len, 0)
+                };
+                let next_len = steps.min(k.saturating_sub(next_p));
+                let ahead = b.from(next_p, next_j);
+                for tile in first..last {
+                    let runs = len.div_ceil(RUN);
+                    let bursts = ahead.bursts((next_len, width(next_j)), tile - first, last - first, runs);
+                    let (i, rows) = heights.tile(tile);
+                    let left = match packed {
+                        // SAFETY: as long as the rows, in the order of `pack`.
+                        Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
+                        None => a.from(i, p),
+                    };
+                    let below = left.from(rows, 0);
+                    let next = match (left.rows, left.cols) {
+                        // What is packed is read in order.
+                        _ if packed.is_some() => {
+                            Lines { at: left.from(0, AHEAD).at, line: left.cols, row: RUN as isize * left.cols }
+                        }
+                        // From the second panel on it is in a cache already.
+                        _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
+                        (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
+                        (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
+                    };
+                    let tile: Tile = t.by_size[vectors - 1][rows - 1];
+                    // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does, and
+                    // so have the sums in parts, if there are some.
+                    unsafe {
+                        tile(&Job {
+                            k: len,
+                            n: cols,
+                            a: left.at,
+                            a_row: left.rows,
+                            a_step: left.cols,
+                            b: y,
+                            b_step: y_step,
+                            c: out.add(i * step + j),
+                            c_row: step,
+                            add: p > q,
+                            part: parts.as_mut_ptr().wrapping_add((i - top) * part_row),
+                            part_row,
+                            begun: q > 0,
+                            goes_on: q + len < whole,
+                            next,
+                            ahead: bursts,
+                        });
                     }
-                    // From the second panel on it is in a cache already.
-                    _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
-                    (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
-                    (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
-                };
-                let tile: Tile = t.by_size[vectors - 1][rows - 1];
-                // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does.
-                unsafe {
-                    tile(&Job {
-                        k: len,
-                        n: cols,
-                        a: left.at,
-                        a_row: left.rows,
-                        a_step: left.cols,
-                        b: y,
-                        b_step: y_step,
-                        c: out.add(i * step + j),
-                        c_row: step,
-                        add: p > 0,
-                        next,
-                        ahead: bursts,
-                    });
                 }
             }
             j += cols;

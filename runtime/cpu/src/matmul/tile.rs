@@ -23,6 +23,12 @@ pub struct Job {
     pub c_row: usize,
     /// Whether the result is added to what is there.
     pub add: bool,
+    /// Sums that were begun or are to go on: first element, in whole vectors, and from row to row.
+    pub part: *mut f32,
+    pub part_row: usize,
+    /// Whether they were begun, and whether they go on: the result is then left there.
+    pub begun: bool,
+    pub goes_on: bool,
     /// What will be needed next: a line is asked for in each step.
     pub next: Lines,
     /// What will be copied next: some lines are asked for in each run.
@@ -121,10 +127,19 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
         let mut sums = [[V::splat(0.0); N]; M];
         let (mut a, mut b) = (job.a, job.b);
         let whole = job.n == N * V::LANES;
-        for i in 0..M {
-            // By the time of the store they are there.
-            ask(job.c.wrapping_add(i * job.c_row));
-            ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+        if job.begun {
+            for i in 0..M {
+                for j in 0..N {
+                    sums[i][j] = V::load(job.part.add(i * job.part_row + j * V::LANES));
+                }
+            }
+        }
+        if !job.goes_on {
+            for i in 0..M {
+                // By the time of the store they are there.
+                ask(job.c.wrapping_add(i * job.c_row));
+                ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+            }
         }
         let mut steps = job.k;
         let mut rows = job.next.at;
@@ -151,6 +166,14 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
             }
             rows = rows.wrapping_offset(job.next.row);
             steps -= run;
+        }
+        if job.goes_on {
+            for i in 0..M {
+                for j in 0..N {
+                    sums[i][j].store(job.part.add(i * job.part_row + j * V::LANES));
+                }
+            }
+            return;
         }
         for i in 0..M {
             for j in 0..N {

@@ -217,7 +217,8 @@ impl Compiler<'_> {
                 continue;
             }
             let from = if still.x { args[1] } else { args[0] };
-            if !known.memory.contains_key(&from) || self.is_overwritten(from, &steps, &known) {
+            let value = known.memory.get(&from).copied().filter(|m| *m != u32::MAX);
+            if value.is_none_or(|value| self.is_overwritten(from, value, &steps)) {
                 continue;
             }
             let uses = |s: &Option<Step>| s.as_ref().is_some_and(|s| touched(s).contains(&out));
@@ -244,9 +245,8 @@ impl Compiler<'_> {
         list.steps = before.into_iter().zip(steps).flat_map(|(b, s)| b.into_iter().chain(s)).collect();
     }
 
-    /// Whether a view is memory that some other result may be written to.
-    fn is_overwritten(&self, view: View, steps: &[Option<Step>], known: &Known) -> bool {
-        let Some(&from) = known.memory.get(&view) else { return false };
+    /// Whether some other result may be written to the memory of a view of a value.
+    fn is_overwritten(&self, view: View, from: u32, steps: &[Option<Step>]) -> bool {
         steps.iter().flatten().any(|s| match *s {
             Step::Out { view: to, value, .. } => to != view && overlap(self.program, ValueId(from), ValueId(value)),
             Step::Store { value, .. } => overlap(self.program, ValueId(from), ValueId(value)),
