@@ -6,7 +6,7 @@
 use perilune_core::bytes;
 use perilune_core::error::{Error, Result};
 use perilune_plan::{DeviceBuffer, Memory};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -15,6 +15,8 @@ use std::rc::Rc;
 
 /// Alignment of every block: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
+/// A huge page, on machines that have them: blocks of several are aligned to it.
+const HUGE: usize = 2 << 20;
 /// What the free list holds at most.
 const POOLED_BYTES: usize = 1 << 30;
 
@@ -30,12 +32,47 @@ pub struct Block {
 // SAFETY: a block owns its memory like a `Vec<u8>`.
 unsafe impl Send for Block {}
 
+/// Asks for huge pages: a page table entry for each 4 KiB, looked up twice on a virtual machine, costs some per cent of
+/// what reads through memory.
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages(at: *mut u8, nbytes: usize) {
+    const MADV_HUGEPAGE: i32 = 14;
+    unsafe extern "C" {
+        safe fn madvise(at: *mut std::ffi::c_void, nbytes: usize, advice: i32) -> i32;
+    }
+    // A hint: a system without huge pages refuses it, and that is all.
+    madvise(at.cast(), nbytes, MADV_HUGEPAGE);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages(_: *mut u8, _: usize) {}
+
+/// The alignment of a block.
+fn align_of(capacity: usize) -> usize {
+    if cfg!(target_os = "linux") && capacity >= 2 * HUGE { HUGE } else { ALIGN }
+}
+
+/// Fresh memory, zeroed.
+fn fresh(layout: Layout) -> *mut u8 {
+    // SAFETY: the size is not 0.
+    unsafe {
+        if layout.align() < HUGE {
+            return alloc_zeroed(layout);
+        }
+        let ptr = alloc(layout);
+        if !ptr.is_null() {
+            ask_for_huge_pages(ptr, layout.size() / HUGE * HUGE);
+            ptr.write_bytes(0, layout.size());
+        }
+        ptr
+    }
+}
+
 impl Block {
     pub fn new(capacity: usize) -> Result<Block> {
         let capacity = capacity.max(ALIGN);
-        let layout = Layout::from_size_align(capacity, ALIGN).ok();
-        // SAFETY: the size is not 0.
-        let ptr = layout.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
+        let layout = Layout::from_size_align(capacity, align_of(capacity)).ok();
+        let ptr = layout.and_then(|l| NonNull::new(fresh(l)));
         match ptr {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
             None => {
@@ -57,7 +94,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this very layout, which was valid then.
-        unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.capacity, ALIGN)) }
+        unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.capacity, align_of(self.capacity))) }
     }
 }
 

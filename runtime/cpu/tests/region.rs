@@ -390,3 +390,50 @@ fn transposed_gradients() {
         }
     }
 }
+
+/// Chains make cheap values of earlier ones again: of memory, of what is kept of a long row, and where the result overwrites
+/// the memory that they would be made of.
+#[test]
+fn values_made_again() {
+    let mut rng = Rng(10);
+    for (rows, cols) in [(3, 40), (70, 128), (9, 1003), (5, 4096), (6, 9000), (2, 30000)] {
+        let shape = Shape::of(&[rows * cols]);
+        let plain = Layout::contiguous(shape);
+        for in_place in [false, true] {
+            let mut b = Build::default();
+            let (v, w) = (b.input(rng.tensor(DType::F32, shape)), b.input(rng.tensor(DType::F32, shape)));
+            let (x, t) = (b.load(v, plain, Level::Full), b.load(w, plain, Level::Full));
+            let m = b.reduce_row(ReduceFn::Max, x);
+            let m = b.spread(m);
+            let d = b.map(MapFn::Sub, &[x, m]);
+            let q = b.map(MapFn::Mul, &[d, d]);
+            let s = b.reduce_row(ReduceFn::Sum, q);
+            let s = b.spread(s);
+            let y = b.map(MapFn::Mul, &[d, s]);
+            let y = b.map(MapFn::Mul, &[y, t]);
+            if in_place {
+                b.written = vec![0];
+                b.stores.push((y, v));
+                let z = b.map(MapFn::Add, &[d, t]);
+                b.store(z, shape);
+            } else {
+                b.store(y, shape);
+            }
+            b.check(1, rows, cols, &format!("centred rows {rows}x{cols}, in place {in_place}"));
+        }
+        let mut b = Build::default();
+        let (v, w) = (b.input(rng.tensor(DType::F32, shape)), b.input(rng.tensor(DType::F32, shape)));
+        let (x, t) = (b.load(v, plain, Level::Full), b.load(w, plain, Level::Full));
+        let m = b.reduce_row(ReduceFn::Max, x);
+        let m = b.spread(m);
+        let d = b.map(MapFn::Sub, &[x, m]);
+        let e = b.map(MapFn::Exp, &[d]);
+        let s = b.reduce_row(ReduceFn::Sum, e);
+        let s = b.map(MapFn::Reciprocal, &[s]);
+        let s = b.spread(s);
+        let y = b.map(MapFn::Mul, &[e, s]);
+        let y = b.map(MapFn::Sub, &[y, t]);
+        b.store(y, shape);
+        b.check(1, rows, cols, &format!("shares less targets {rows}x{cols}"));
+    }
+}

@@ -7,7 +7,7 @@
 //! These four use fused multiply-adds, spelt out: one rounding instead of two, for half the instructions. The result is
 //! the same on every machine, but one without the instruction (x86 before 2013) computes it slowly.
 //!
-//! Polynomials as in `f32.rs`; that of 2^r by Chebyshev interpolation.
+//! Polynomials as in `f32.rs`; those of erf by least squares, one coefficient after the other rounded to f32.
 
 // Coefficients are printed as the shortest decimals that name the intended float.
 #![allow(clippy::excessive_precision)]
@@ -38,6 +38,8 @@ pub trait Lane: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Se
     fn difference(x: Self::Bits, y: Self::Bits) -> Self::Bits;
     /// The low nine bits as sign and exponent.
     fn raise(bits: Self::Bits) -> Self::Bits;
+    /// The element that the low four bits name.
+    fn look(table: &[f32; 16], at: Self::Bits) -> Self;
 }
 
 impl Lane for f32 {
@@ -102,18 +104,38 @@ impl Lane for f32 {
     fn raise(bits: u32) -> u32 {
         bits << 23
     }
+
+    #[inline(always)]
+    fn look(table: &[f32; 16], at: u32) -> f32 {
+        table[(at & 15) as usize]
+    }
 }
 
 /// `(exp(r) - 1 - r) / r^2` on ±0.3475, 2^-34.
 const EXP: [f32; 6] = [0.5, 0.16666666, 0.04166629, 0.008333499, 0.0013944943, 0.00019790063];
-/// `(2^r - 1) / r` on ±0.5, 2^-27.
-const EXP2: [f32; 6] = [std::f32::consts::LN_2, 0.2402265, 0.05550357, 0.009618083, 0.0013390863, 0.00015453163];
-/// `erf(x) / x - 1` in `x^2` for |x| < 0.93, 2^-31.
-const ERF_NEAR: [f32; 7] =
-    [0.12837917, -0.37612632, 0.112836875, -0.02685894, 0.005199907, -0.0008130013, 8.316777e-05];
-/// `log2(1 - erf(x))` on [0.91, 4], weighted by `erfc / erf`, 2^-29.
-const ERF_FAR: [f32; 7] =
-    [-0.00026073284, -1.6269815, -0.91910845, -0.15007469, 0.03213103, -0.0044066286, 0.00028433313];
+/// erf near multiples of 1/4: the coefficients of `t = 4 x - n` for n from 0 to 15, by their power. Those of n = 0 are of
+/// `erf(x) - x`, relative to erf. The last ones end in 1 where all further floats round to 1.
+#[rustfmt::skip]
+const ERF: [[f32; 16]; 6] = [
+    [
+        0.0, 0.2763264, 0.5204999, 0.71115565, 0.8427008, 0.92290014, 0.96610516, 0.9866717, 0.9953223, 0.9985373, 0.999593, 0.9998994, 0.9999779, 0.9999957, 0.9999993, 0.9999999,
+    ],
+    [
+        0.03209479, 0.26500353, 0.21969564, 0.16073278, 0.10377688, 0.05913028, 0.029732572, 0.013193748, 0.005166746, 0.0017855797, 0.0005445711, 0.00014656938, 3.4813304e-5, 7.2972744e-6, 1.3498628e-6, 2.2035977e-7,
+    ],
+    [
+        1.5927169e-8, -0.016562419, -0.02746174, -0.030137524, -0.025944032, -0.018478546, -0.01115011, -0.0057725646, -0.0025837296, -0.001004667, -0.0003398823, -0.00010090383, -2.573978e-5, -6.1071696e-6, -1.6260824e-6, 1.6125726e-7,
+    ],
+    [
+        -0.0058771917, -0.004830759, -0.0022884796, 0.00041842775, 0.0021619208, 0.002617732, 0.0021680144, 0.0014087327, 0.00075349223, 0.000339448, 0.00013046873, 4.312893e-5, 1.2328396e-5, 3.0589545e-6, 6.6067156e-7, 1.2447036e-7,
+    ],
+    [
+        1.0332167e-6, 0.0004924655, 0.00071126566, 0.00058731704, 0.00026994437, -2.1633454e-5, -0.0001717137, -0.00018636585, -0.0001333791, -7.383872e-5, -3.5379002e-5, -1.2393533e-5, -5.311645e-6, -5.6630546e-7, 1.1543254e-6, -1.232411e-6,
+    ],
+    [
+        0.00010846436, 7.780133e-5, 7.1960035e-6, -5.1259027e-5, -6.702512e-5, -4.597038e-5, -1.463968e-5, 6.2935123e-6, 1.27003495e-5, 1.0391012e-5, 5.9872523e-6, 2.7084109e-6, 1.0031472e-6, 3.1100325e-7, 8.1754266e-8, 1.8378339e-8,
+    ],
+];
 /// `(tanh(x) / x - 1) / x^2` in `x^2` for |x| <= 0.6, 2^-28.
 const TANH: [f32; 5] = [-0.333333, 0.13331924, -0.05378383, 0.020795973, -0.005895158];
 
@@ -187,15 +209,15 @@ pub fn sigmoid<L: Lane>(x: L) -> L {
 
 #[inline(always)]
 pub fn erf<L: Lane>(x: L) -> L {
-    let a = x.abs().at_most(L::splat(4.0));
-    let near = a.mul_add(polynomial(a * a, &ERF_NEAR), a);
-    // 1 - 2^p for p in [-26, -2].
-    let p = polynomial(a, &ERF_FAR);
-    let magic = L::splat(MAGIC + 127.0);
-    let n = p + magic;
-    let r = p - (n - magic);
-    let y = r.mul_add(polynomial(r, &EXP2), L::splat(1.0));
-    let power = L::of_bits(L::raise(n.bits()));
-    let far = L::splat(1.0) - y * power;
-    a.if_less(L::splat(0.92), near, far).copysign(x)
+    let (a, four, magic) = (x.abs().at_most(L::splat(3.87)), L::splat(4.0), L::splat(MAGIC));
+    let n = a.mul_add(four, magic);
+    let t = a.mul_add(four, magic - n);
+    let n = n.bits();
+    let mut sum = L::look(&ERF[5], n);
+    for c in ERF[1..5].iter().rev() {
+        sum = sum.mul_add(t, L::look(c, n));
+    }
+    // The float after 1/8, which itself belongs to n = 0: ties go to even.
+    let base = a.if_less(L::splat(0.125_000_015), a, L::look(&ERF[0], n));
+    sum.mul_add(t, base).copysign(x)
 }

@@ -309,6 +309,12 @@ macro_rules! select {
 /// defined. The last operand decides the dtype; `still` speaks of the last two.
 pub fn map(function: MapFn, dtype: DType, isa: Isa, still: Still) -> Option<Kernel> {
     let c = dtype.compute();
+    #[cfg(target_arch = "x86_64")]
+    match (function, c, isa) {
+        (MapFn::Erf, DType::F32, Isa::Avx2) => return Some(tables::avx2),
+        (MapFn::Erf, DType::F32, Isa::Avx512) => return Some(tables::avx512),
+        _ => {}
+    }
     macro_rules! table {
         ($($v:ident $d:ident $n:tt |$($a:ident),*| $body:expr;)*) => {
             match function {
@@ -318,6 +324,43 @@ pub fn map(function: MapFn, dtype: DType, isa: Isa, still: Still) -> Option<Kern
         };
     }
     perilune_core::map_fns!(table)
+}
+
+/// erf looks numbers up, which the compiler would do one by one.
+#[cfg(target_arch = "x86_64")]
+mod tables {
+    use super::Arg;
+    use crate::loops::vector::{Narrow, Vector, Wide};
+    use perilune_core::scalar::lane;
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        for r in 0..rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (o, x) = (out.cast::<f32>().add(r * cols), (*args).row::<f32>(r));
+                let whole = cols / V::LANES * V::LANES;
+                for i in (0..whole).step_by(V::LANES) {
+                    lane::erf(V::load(x.add(i))).store(o.add(i));
+                }
+                if whole < cols {
+                    lane::erf(V::load_some(x.add(whole), cols - whole)).store_some(o.add(whole), cols - whole);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub unsafe fn avx2(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { run::<Narrow>(out, args, rows, cols) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
+    pub unsafe fn avx512(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { run::<Wide>(out, args, rows, cols) }
+    }
 }
 
 fn choose(c: DType, isa: Isa, still: Still) -> Option<Kernel> {

@@ -288,11 +288,13 @@ macro_rules! entries {
 }
 
 entries! {
-    /// Layer norm: the row less its mean, and the sum of its squares.
-    Centered: Load SubStill Store Square Sum@0;
-    /// Layer norm: to unit variance, with weight and bias.
-    Affine: Load MulStill Mul Add Stream;
+    /// Layer norm: the sum of the squares of the row less its mean.
+    Centered: Load SubStill Square Sum@0;
+    /// Layer norm: to zero mean and unit variance, with weight and bias.
+    Affine: Load SubStill MulStill Mul Add Stream;
     /// The same without bias.
+    Normed: Load SubStill MulStill Mul Stream;
+    /// RMS norm.
     Scaled: Load MulStill Mul Stream;
     /// Softmax: powers of the row less its largest, and their sum.
     Powers: Load SubStill Exp Store Sum@0;
@@ -308,6 +310,12 @@ entries! {
     Weighed: Load SubStill MulStill Store Load Mul Store Mul Sum@0;
     /// Layer norm backwards: the gradient of the row, and what goes to the weight.
     Gradient: Load MulStill Store@0 Load SubStill Sub@0 MulStill Store Load Mul Stream;
+    /// What goes back along a residual.
+    Joined: Load MulStill Add Stream;
+    /// GELU by erf.
+    Gelu: Load MulStill Erf AddStill MulStill Mul Stream;
+    /// Its slope times the gradient.
+    GeluSlope: Load MulStill Erf AddStill MulStill Store@0 Load Square MulStill Exp MulStill Mul Add@0 Mul Stream;
     /// AdamW with a scaled gradient.
     AdamW: Load MulStill Store@0 Sub MulStill Add Store Load@0 Square Sub MulStill Add Store Sqrt MulStill AddStill
         Store@0 Load MulStill Div@0 Store@0 Load MulStill Sub@0 Store;

@@ -148,6 +148,12 @@ mod x86 {
             // SAFETY: as above.
             unsafe { _mm512_slli_epi32::<23>(bits) }
         }
+
+        #[inline(always)]
+        fn look(table: &[f32; 16], at: Self::Bits) -> Self {
+            // SAFETY: as above; the table has 16 elements.
+            unsafe { Wide(_mm512_permutexvar_ps(at, _mm512_loadu_ps(table.as_ptr()))) }
+        }
     }
 
     impl Vector for Wide {
@@ -291,6 +297,17 @@ mod x86 {
         fn raise(bits: Self::Bits) -> Self::Bits {
             // SAFETY: as above.
             unsafe { _mm256_slli_epi32::<23>(bits) }
+        }
+
+        #[inline(always)]
+        fn look(table: &[f32; 16], at: Self::Bits) -> Self {
+            // SAFETY: as above; the table has 16 elements.
+            unsafe {
+                let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), at);
+                let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at);
+                // By the sign: bit 3 of the number.
+                Narrow(_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at))))
+            }
         }
     }
 

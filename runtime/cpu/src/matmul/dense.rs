@@ -9,16 +9,18 @@
 //! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
-use super::tile::{Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
+use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
 use super::{Matrices, Sizes};
 use crate::library::Call;
-use crate::loops::ask;
 use crate::pool::{Shared, Tasks};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 
 /// Steps of K that are added up before they join the result.
 const CHUNK: usize = 256;
+/// Steps of a panel at most: of the right side this much lies in the first cache while the rows go by. A chunk goes on where the
+/// panel before left its sums.
+const STEPS: usize = 128;
 /// Columns of a task at most: one tile or more of any instruction set.
 const COLS: usize = 64;
 /// Rows of a task at least, so that copying the right side pays.
@@ -36,6 +38,11 @@ const PACKED: usize = 1 << 22;
 const PACKED_PART: usize = 1 << 18;
 /// Steps that packed elements are asked for ahead.
 const AHEAD: usize = 64;
+/// Where the last task of a thread is cut, in eighths of its tiles: threads seldom run equally fast, and the one that is
+/// through first helps with what is left, which should be little.
+const TAIL: [usize; 5] = [0, 4, 6, 7, 8];
+/// Cuts that this makes.
+const TAIL_CUTS: usize = TAIL.len() - 2;
 /// The widest tile.
 const WIDEST: usize = 16 * VECTORS;
 
@@ -59,6 +66,8 @@ struct Cut {
     group: usize,
     /// Whether tasks that follow each other share rows.
     by_rows: bool,
+    /// Threads whose last tasks are cut once more; 0 if none are.
+    tails: usize,
 }
 
 impl Cut {
@@ -68,13 +77,15 @@ impl Cut {
         let by_rows = s.m >= s.n;
         if s.batch >= wanted || ops < 2 * OPS || threads == 1 {
             let group = (OPS / ops).clamp(1, s.batch.div_ceil(wanted).max(1));
-            return Cut { rows: s.m, cols: s.n, row_parts: 1, col_parts: 1, group, by_rows };
+            return Cut { rows: s.m, cols: s.n, row_parts: 1, col_parts: 1, group, by_rows, tails: 0 };
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
         let row_parts = wanted.div_ceil(s.batch * col_parts).max(if by_rows { threads } else { 1 });
         let rows = s.m.div_ceil(row_parts.min(most));
-        Cut { rows, cols: columns(s.n), row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows }
+        let cut =
+            Cut { rows, cols: columns(s.n), row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows, tails: 0 };
+        cut.with_tails(s, threads)
     }
 
     /// With a packed left side, whose rows of a task stay in a second cache from task to task.
@@ -82,11 +93,35 @@ impl Cut {
         let parts = s.m.div_ceil((PACKED_PART / s.k).max(ROWS)).max(threads).min(s.m.div_ceil(ROWS));
         let rows = s.m.div_ceil(parts);
         let (row_parts, col_parts) = (s.m.div_ceil(rows), s.n.div_ceil(COLS));
-        Cut { rows, cols: columns(s.n), row_parts, col_parts, group: 1, by_rows: true }
+        let cut = Cut { rows, cols: columns(s.n), row_parts, col_parts, group: 1, by_rows: true, tails: 0 };
+        cut.with_tails(s, threads)
+    }
+
+    fn with_tails(self, s: Sizes, threads: usize) -> Cut {
+        let pays = threads > 1 && self.count(s.batch) >= threads && self.rows * self.cols * s.k >= 4 * OPS;
+        Cut { tails: if pays { threads } else { 0 }, ..self }
     }
 
     fn count(&self, batch: usize) -> usize {
         batch.div_ceil(self.group) * self.row_parts * self.col_parts
+    }
+
+    /// As `count`, with the last task of each thread's part (`Tasks`) in pieces.
+    fn pieces(&self, batch: usize) -> usize {
+        self.count(batch) + self.tails * TAIL_CUTS
+    }
+
+    /// The task that a piece is of, and which of its tiles: from where to where, in eighths.
+    fn piece(&self, v: usize, batch: usize) -> (usize, usize, usize) {
+        let start = |k: usize| self.count(batch) * k / self.tails + k * TAIL_CUTS;
+        match (0..self.tails).rev().find(|k| start(*k) <= v) {
+            Some(k) => {
+                let (task, end) = (v - k * TAIL_CUTS, start(k + 1) - k * TAIL_CUTS - TAIL_CUTS);
+                let piece = (task + 1).saturating_sub(end);
+                if task + 1 < end { (task, 0, TAIL[TAIL_CUTS + 1]) } else { (end - 1, TAIL[piece], TAIL[piece + 1]) }
+            }
+            None => (v, 0, TAIL[TAIL_CUTS + 1]),
+        }
     }
 
     /// Matrix, row part and column part of a task; the matrix is the first of a group.
@@ -120,28 +155,33 @@ impl Block {
 }
 
 impl Block {
-    /// Asks for the rows `lo..hi` of the first `cols` columns, if rows or columns lie along memory.
-    fn ask(self, lo: usize, hi: usize, cols: usize) {
-        const LINE: usize = 16;
-        if self.cols == 1 {
-            for p in lo..hi {
-                for j in (0..cols).step_by(LINE) {
-                    ask(self.from(p, j).at);
-                }
-            }
-        } else if self.rows == 1 {
-            for p in (lo.next_multiple_of(LINE)..hi).step_by(LINE) {
-                for j in 0..cols {
-                    ask(self.from(p, j).at);
-                }
-            }
+    /// The lines of the first `len` rows and `cols` columns, a `part`-th of `parts` of them, to be asked for within `runs`
+    /// runs; none unless rows or columns lie along memory.
+    fn bursts(self, (len, cols): (usize, usize), part: usize, parts: usize, runs: usize) -> Bursts {
+        let (rows, length, step) = match (self.rows, self.cols) {
+            (step, 1) => (len, cols, step),
+            (1, step) => (cols, len, step),
+            _ => (0, 0, 0),
+        };
+        let per_row = length.div_ceil(BURST_ELEMENTS).max(1);
+        // Small numbers: a division of 32 bits is fast.
+        let share = |part: usize| (rows * per_row * part) as u32 / parts as u32;
+        let (first, end) = (share(part) as usize, share(part + 1) as usize);
+        let at = (first % per_row * BURST_ELEMENTS) as isize + (first / per_row) as isize * step;
+        Bursts {
+            at: self.at.wrapping_offset(at),
+            left: per_row - first % per_row,
+            row: step,
+            per_row,
+            count: end - first,
+            each: (end - first).div_ceil(runs),
         }
     }
 }
 
 /// A panel of the right side: a chunk of K by the columns of a tile.
 #[repr(align(64))]
-struct Panel([MaybeUninit<f32>; CHUNK * WIDEST]);
+struct Panel([MaybeUninit<f32>; STEPS * WIDEST]);
 
 /// The tiles of `m` rows: all of about the same height.
 #[derive(Clone, Copy)]
@@ -196,6 +236,8 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
 thread_local! {
     /// A packed left side; at most [`PACKED`] elements, or [`ROWS`] rows.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Sums of a chunk between two of its panels.
+    static PARTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// Whether the left side is packed first: if many columns go by it and its rows begin at places that share few lines of
@@ -241,9 +283,11 @@ fn tasks(
     packed: Option<&[f32]>,
 ) {
     let to = Shared(out.as_mut_ptr());
-    c.pool().run(c.share(), cut.count(s.batch), |tasks: &Tasks| {
+    c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &Tasks| {
         let to = &to;
-        while let Some(task) = tasks.claim() {
+        let mut parts = PARTS.take();
+        while let Some(piece) = tasks.claim() {
+            let (task, lo, hi) = cut.piece(piece, s.batch);
             let (first, i, j) = cut.part(task);
             let (i, j) = (i * cut.rows, j * cut.cols);
             for k in first..s.batch.min(first + cut.group) {
@@ -254,24 +298,28 @@ fn tasks(
                 unsafe {
                     let out = to.0.add((k * s.m + i) * s.n + j);
                     let (m, n) = (cut.rows.min(s.m - i), cut.cols.min(s.n - j));
-                    block(t, (m, n, s.k), left.from(i, 0), packed, right.from(0, j), out, s.n);
+                    block(t, (m, n, s.k), (lo, hi), left.from(i, 0), packed, right.from(0, j), out, s.n, &mut parts);
                 }
             }
         }
+        PARTS.set(parts);
     });
 }
 
-/// `m` rows by `n` columns of a product; rows of the result are `step` elements apart.
+/// `m` rows by `n` columns of a product, or the tiles from `lo` to `hi` eighths of them; rows of the result are `step`
+/// elements apart.
 unsafe fn block(
     t: &Tiles,
     (m, n, k): (usize, usize, usize),
+    (lo, hi): (usize, usize),
     a: Block,
     packed: Option<*const f32>,
     b: Block,
     out: *mut f32,
     step: usize,
+    parts: &mut Vec<f32>,
 ) {
-    let mut panel = Panel([const { MaybeUninit::uninit() }; CHUNK * WIDEST]);
+    let mut panel = Panel([const { MaybeUninit::uninit() }; STEPS * WIDEST]);
     let panel = panel.0.as_mut_ptr().cast::<f32>();
     let (chunk, widest) = (chunk(k), t.by_size.len());
     // Columns of the tile that begins at column `j`: all about as wide.
@@ -280,61 +328,87 @@ unsafe fn block(
         (vectors.div_ceil(vectors.div_ceil(widest)) * t.lanes).min(n - j)
     };
     for p in (0..k).step_by(chunk) {
-        let len = chunk.min(k - p);
+        let whole = chunk.min(k - p);
+        let steps = whole.div_ceil(whole.div_ceil(STEPS)).next_multiple_of(RUN);
         let mut j = 0;
         while j < n {
             let cols = width(j);
             let vectors = cols.div_ceil(t.lanes);
             // What is packed is cut alike for tiles of all widths.
             let heights = Heights::new(m, t.tallest(if packed.is_some() { widest } else { vectors }));
-            let right = b.from(p, j);
-            let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
-                (right.at, right.rows)
-            } else {
-                // SAFETY: the caller's promise; a panel holds a chunk by the widest tile.
-                unsafe { copy(t, right, len, cols, panel, vectors * t.lanes) };
-                (panel.cast_const(), (vectors * t.lanes) as isize)
-            };
-            // The panel after this one.
-            let (next_p, next_j) = if j + cols < n { (p, j + cols) } else { (p + chunk, 0) };
-            let next_len = chunk.min(k.saturating_sub(next_p));
-            let ahead = b.from(next_p, next_j);
-            for done in 0..heights.tiles {
-                let (lo, hi) = (next_len * done / heights.tiles, next_len * (done + 1) / heights.tiles);
-                ahead.ask(lo, hi, width(next_j));
-                let (i, rows) = heights.tile(done);
-                let left = match packed {
-                    // SAFETY: as long as the rows, in the order of `pack`.
-                    Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
-                    None => a.from(i, p),
+            let (first, last) = (heights.tiles * lo / TAIL[TAIL_CUTS + 1], heights.tiles * hi / TAIL[TAIL_CUTS + 1]);
+            if first == last {
+                j += cols;
+                continue;
+            }
+            let (top, end) = (heights.tile(first).0, heights.tile(last - 1).0 + heights.tile(last - 1).1);
+            let part_row = vectors * t.lanes;
+            if steps < whole && parts.len() < (end - top) * part_row {
+                parts.resize((end - top) * part_row, 0.0);
+            }
+            for q in (0..whole).step_by(steps) {
+                let (p, len) = (p + q, steps.min(whole - q));
+                let right = b.from(p, j);
+                let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
+                    (right.at, right.rows)
+                } else {
+                    // SAFETY: the caller's promise; a panel holds its steps by the widest tile.
+                    unsafe { copy(t, right, len, cols, panel, part_row) };
+                    (panel.cast_const(), part_row as isize)
                 };
-                let below = left.from(rows, 0);
-                let next = match (left.rows, left.cols) {
-                    // What is packed is read in order.
-                    _ if packed.is_some() => {
-                        Lines { at: left.from(0, AHEAD).at, line: left.cols, row: RUN as isize * left.cols }
+                // The panel after this one.
+                let (next_p, next_j) = if q + len < whole {
+                    (p + len, j)
+                } else if j + cols < n {
+                    (p + len - whole, j + cols)
+                } else {
+                    (p + len, 0)
+                };
+                let next_len = steps.min(k.saturating_sub(next_p));
+                let ahead = b.from(next_p, next_j);
+                for tile in first..last {
+                    let runs = len.div_ceil(RUN);
+                    let bursts = ahead.bursts((next_len, width(next_j)), tile - first, last - first, runs);
+                    let (i, rows) = heights.tile(tile);
+                    let left = match packed {
+                        // SAFETY: as long as the rows, in the order of `pack`.
+                        Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
+                        None => a.from(i, p),
+                    };
+                    let below = left.from(rows, 0);
+                    let next = match (left.rows, left.cols) {
+                        // What is packed is read in order.
+                        _ if packed.is_some() => {
+                            Lines { at: left.from(0, AHEAD).at, line: left.cols, row: RUN as isize * left.cols }
+                        }
+                        // From the second panel on it is in a cache already.
+                        _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
+                        (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
+                        (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
+                    };
+                    let tile: Tile = t.by_size[vectors - 1][rows - 1];
+                    // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does, and
+                    // so have the sums in parts, if there are some.
+                    unsafe {
+                        tile(&Job {
+                            k: len,
+                            n: cols,
+                            a: left.at,
+                            a_row: left.rows,
+                            a_step: left.cols,
+                            b: y,
+                            b_step: y_step,
+                            c: out.add(i * step + j),
+                            c_row: step,
+                            add: p > q,
+                            part: parts.as_mut_ptr().wrapping_add((i - top) * part_row),
+                            part_row,
+                            begun: q > 0,
+                            goes_on: q + len < whole,
+                            next,
+                            ahead: bursts,
+                        });
                     }
-                    // From the second panel on it is in a cache already.
-                    _ if j > 0 => Lines { at: left.at, line: 0, row: 0 },
-                    (row, 1) => Lines { at: below.at, line: row, row: RUN as isize },
-                    (_, step) => Lines { at: below.from(rows - 1, 0).at, line: step, row: RUN as isize * step },
-                };
-                let tile: Tile = t.by_size[vectors - 1][rows - 1];
-                // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does.
-                unsafe {
-                    tile(&Job {
-                        k: len,
-                        n: cols,
-                        a: left.at,
-                        a_row: left.rows,
-                        a_step: left.cols,
-                        b: y,
-                        b_step: y_step,
-                        c: out.add(i * step + j),
-                        c_row: step,
-                        add: p > 0,
-                        next,
-                    });
                 }
             }
             j += cols;
@@ -350,10 +424,7 @@ unsafe fn copy(t: &Tiles, from: Block, len: usize, cols: usize, to: *mut f32, wi
             std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<f32>>(), len * width).fill(MaybeUninit::new(0.0));
         }
         if from.cols == 1 {
-            for p in 0..len {
-                std::ptr::copy_nonoverlapping(from.from(p, 0).at, to.add(p * width), cols);
-            }
-            return;
+            return (t.rows)(from.at, from.rows, (len, cols), to, width);
         }
         let (mut whole_p, mut whole_j) = (0, 0);
         if let (1, Some(transpose)) = (from.rows, t.transpose) {

@@ -23,8 +23,53 @@ pub struct Job {
     pub c_row: usize,
     /// Whether the result is added to what is there.
     pub add: bool,
+    /// Sums that were begun or are to go on: first element, in whole vectors, and from row to row.
+    pub part: *mut f32,
+    pub part_row: usize,
+    /// Whether they were begun, and whether they go on: the result is then left there.
+    pub begun: bool,
+    pub goes_on: bool,
     /// What will be needed next: a line is asked for in each step.
     pub next: Lines,
+    /// What will be copied next: some lines are asked for in each run.
+    pub ahead: Bursts,
+}
+
+/// Cache lines in rows that are a number of bursts long.
+#[derive(Clone, Copy)]
+pub struct Bursts {
+    /// The first line of the next burst, and how many bursts follow in its row, itself included.
+    pub at: *const f32,
+    pub left: usize,
+    /// From row to row.
+    pub row: isize,
+    pub per_row: usize,
+    /// How many there are, and how many of them for each run.
+    pub count: usize,
+    pub each: usize,
+}
+
+/// Lines of a burst, and elements of it.
+const BURST: usize = 4;
+pub const BURST_ELEMENTS: usize = BURST * 16;
+
+impl Bursts {
+    /// Asks for what a run asks for: all at once would have the processor wait, since it can wait for few lines at a time.
+    #[inline(always)]
+    fn ask(&mut self) {
+        for _ in 0..self.each.min(self.count) {
+            for k in 0..BURST {
+                ask(self.at.wrapping_add(k * (BURST_ELEMENTS / BURST)));
+            }
+            self.at = self.at.wrapping_add(BURST_ELEMENTS);
+            self.left -= 1;
+            if self.left == 0 {
+                self.at = self.at.wrapping_sub(self.per_row * BURST_ELEMENTS).wrapping_offset(self.row);
+                self.left = self.per_row;
+            }
+            self.count -= 1;
+        }
+    }
 }
 
 /// Cache lines in rows of [`RUN`].
@@ -48,6 +93,8 @@ pub struct Tiles {
     pub lanes: usize,
     /// By vectors, then by rows, both from one on: as many rows as there are registers for.
     pub by_size: &'static [&'static [Tile]],
+    /// Copies rows side by side from a distance of `step` elements to one of `width`.
+    pub rows: unsafe fn(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize),
     /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
     pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
@@ -80,15 +127,26 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
         let mut sums = [[V::splat(0.0); N]; M];
         let (mut a, mut b) = (job.a, job.b);
         let whole = job.n == N * V::LANES;
-        for i in 0..M {
-            // By the time of the store they are there.
-            ask(job.c.wrapping_add(i * job.c_row));
-            ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+        if job.begun {
+            for i in 0..M {
+                for j in 0..N {
+                    sums[i][j] = V::load(job.part.add(i * job.part_row + j * V::LANES));
+                }
+            }
+        }
+        if !job.goes_on {
+            for i in 0..M {
+                // By the time of the store they are there.
+                ask(job.c.wrapping_add(i * job.c_row));
+                ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
+            }
         }
         let mut steps = job.k;
         let mut rows = job.next.at;
+        let mut ahead = job.ahead;
         while steps > 0 {
             let run = RUN.min(steps);
+            ahead.ask();
             let mut next = rows;
             for _ in 0..run {
                 ask(next);
@@ -109,6 +167,14 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
             rows = rows.wrapping_offset(job.next.row);
             steps -= run;
         }
+        if job.goes_on {
+            for i in 0..M {
+                for j in 0..N {
+                    sums[i][j].store(job.part.add(i * job.part_row + j * V::LANES));
+                }
+            }
+            return;
+        }
         for i in 0..M {
             for j in 0..N {
                 let c = job.c.add(i * job.c_row + j * V::LANES);
@@ -125,9 +191,27 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
     }
 }
 
+#[inline(always)]
+unsafe fn rows<V: Vector>(from: *const f32, step: isize, (len, cols): (usize, usize), to: *mut f32, width: usize) {
+    let whole = cols / V::LANES * V::LANES;
+    for p in 0..len {
+        let from = from.wrapping_offset(p as isize * step);
+        // SAFETY: the caller's promise: `cols` elements in each row.
+        unsafe {
+            let to = to.add(p * width);
+            for j in (0..whole).step_by(V::LANES) {
+                V::load(from.add(j)).store(to.add(j));
+            }
+            if whole < cols {
+                V::load_some(from.add(whole), cols - whole).store_some(to.add(whole), cols - whole);
+            }
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Job, Tiles, tile};
+    use super::{Job, Tiles, rows, tile};
     use crate::loops::vector::{Narrow, Wide};
     use std::arch::x86_64::*;
 
@@ -143,14 +227,30 @@ mod x86 {
         unsafe { tile::<Wide, M, N>(job) }
     }
 
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn narrow_rows(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { rows::<Narrow>(from, step, size, to, width) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn wide_rows(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { rows::<Wide>(from, step, size, to, width) }
+    }
+
     macro_rules! by_size {
         ($($f:ident $n:literal: $($m:literal)*;)*) => { &[$(&[$($f::<$m, $n>),*]),*] };
     }
 
     // A step of `m` rows by `n` vectors is `m + n` loads and `m n` multiply-adds; what else the processor has to issue counts
     // when another thread shares the core, so the wide tiles are those with few loads.
-    pub static NARROW: Tiles =
-        Tiles { lanes: 8, by_size: by_size! { narrow 1: 1 2 3 4 5 6; narrow 2: 1 2 3 4 5 6; }, transpose: None };
+    pub static NARROW: Tiles = Tiles {
+        lanes: 8,
+        by_size: by_size! { narrow 1: 1 2 3 4 5 6; narrow 2: 1 2 3 4 5 6; },
+        rows: narrow_rows,
+        transpose: None,
+    };
     pub static WIDE: Tiles = Tiles {
         lanes: 16,
         by_size: by_size! {
@@ -159,6 +259,7 @@ mod x86 {
             wide 3: 1 2 3 4 5 6 7 8;
             wide 4: 1 2 3 4 5 6;
         },
+        rows: wide_rows,
         transpose: Some(transpose),
     };
 

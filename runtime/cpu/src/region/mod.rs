@@ -42,6 +42,11 @@ const READ_AHEAD_BYTES: usize = 1 << 17;
 /// Work, in nanoseconds, below which other threads are not asked.
 pub const SHARE_NS: f64 = 30_000.0;
 
+/// Pieces of a region that each thread finds, unless they would be shorter than `PIECE_NS` nanoseconds or longer than eight
+/// times that: who is through first takes of the others', and what is left then should be little.
+const PIECES: usize = 32;
+const PIECE_NS: f64 = 2_500.0;
+
 /// What a run of a program offers its kernels.
 pub struct Context<'a> {
     /// Where each value of the program lies.

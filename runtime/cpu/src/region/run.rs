@@ -242,6 +242,27 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Rows `lo..hi`, block by block.
+    fn rows(&mut self, lo: usize, hi: usize) {
+        let r = self.region;
+        for row in (lo..hi).step_by(r.block_rows) {
+            self.run(&r.phases[0].steps, Span { row, k: r.block_rows.min(hi - row), col: 0, w: r.grid.cols });
+        }
+    }
+
+    /// Lines `lo..hi` of a plain region (`Region::lines`).
+    fn plain(&mut self, lo: usize, hi: usize) {
+        let (r, cols) = (self.region, self.region.grid.cols);
+        if !r.segmented {
+            return self.rows(lo, hi);
+        }
+        let chunks = cols.div_ceil(ROW_CHUNK);
+        for line in lo..hi {
+            let from = line % chunks * ROW_CHUNK;
+            self.chunk(&r.phases[0], line / chunks, from, (from + ROW_CHUNK).min(cols));
+        }
+    }
+
     /// A whole long row: phase after phase.
     fn long_row(&mut self, row: usize) {
         let r = self.region;
@@ -330,19 +351,48 @@ impl Partial {
     }
 }
 
-/// Regions that do not depend on each other: those too large to be one thread's one by one, then the others, a task each.
+/// Regions that do not depend on each other, cut in pieces that all threads share; those that cannot be cut that way run
+/// one by one, if they are large, or as a piece.
 pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
     let total = list.iter().map(Region::work).sum::<f64>();
-    let large = |r: &&Region| r.work() > (total / (2 * context.pool.threads()) as f64).max(SHARE_NS);
-    for region in list.iter().filter(large) {
-        region.run(context)?;
+    let threads = context.pool.threads();
+    let large = |r: &Region| r.work() > (total / (2 * threads) as f64).max(SHARE_NS);
+    let piece = (total / (PIECES * threads) as f64).clamp(PIECE_NS, 8.0 * PIECE_NS);
+    // Each region with the number of its first piece, and how many rows or chunks a piece has: 0 if it is one piece.
+    let mut parts: SmallVec<[(&Region, usize, usize); 32]> = SmallVec::new();
+    let mut count = 0;
+    for region in list {
+        let size = if region.is_plain() { region.piece(piece) } else { 0 };
+        if size == 0 && large(region) {
+            region.run(context)?;
+        } else if !region.is_off(context) {
+            parts.push((region, count, size));
+            count += if size > 0 { region.lines().div_ceil(size) } else { 1 };
+        }
     }
-    let small: SmallVec<[&Region; 16]> = list.iter().filter(|r| !large(r)).collect();
     let failed = Mutex::new(None);
-    context.pool.run(total > SHARE_NS, small.len(), |tasks: &Tasks| {
-        while let Some(k) = tasks.claim() {
-            if let Err(e) = small[k].run(context) {
-                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+    context.pool.run(total > SHARE_NS, count, |tasks: &Tasks| {
+        let mut frame: Option<(usize, Frame)> = None;
+        while let Some(t) = tasks.claim() {
+            let k = parts.partition_point(|p| p.1 <= t) - 1;
+            let (region, first, size) = parts[k];
+            if size == 0 {
+                frame = None;
+                if let Err(e) = region.run(context) {
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                }
+                continue;
+            }
+            if frame.as_ref().is_none_or(|f| f.0 != k) {
+                // The old one's scratch memory serves the new one.
+                drop(frame.take());
+                let mut new = Frame::new(region, context);
+                new.enter(&region.phases[0]);
+                frame = Some((k, new));
+            }
+            if let Some((_, frame)) = &mut frame {
+                let lo = (t - first) * size;
+                frame.plain(lo, (lo + size).min(region.lines()));
             }
         }
     });
@@ -350,9 +400,41 @@ pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
 }
 
 impl Region {
-    pub fn run(&self, context: &Context) -> Result<()> {
+    /// Whether its guard says that nothing is to be done.
+    fn is_off(&self, context: &Context) -> bool {
         // SAFETY: the caller's values are where the context says.
-        if self.guard.as_ref().is_some_and(|g| unsafe { g.read(context) } == 0) {
+        self.guard.as_ref().is_some_and(|g| unsafe { g.read(context) } == 0)
+    }
+
+    /// Whether it can be done line by line (`lines`), in any order.
+    fn is_plain(&self) -> bool {
+        if self.segmented {
+            self.row_reductions.is_empty()
+                && self.row_views.is_empty()
+                && self.before.is_empty()
+                && self.kept == 0
+                && self.col_reductions.is_empty()
+                && self.phases.len() == 1
+        } else {
+            self.col_reductions.is_empty()
+        }
+    }
+
+    /// Rows, or chunks of all rows if rows are cut.
+    fn lines(&self) -> usize {
+        let rows = self.grid.batch * self.grid.rows;
+        if self.segmented { rows * self.grid.cols.div_ceil(ROW_CHUNK) } else { rows }
+    }
+
+    /// How many lines a piece of that many nanoseconds has.
+    fn piece(&self, ns: f64) -> usize {
+        let line = if self.segmented { self.grid.cols.min(ROW_CHUNK) } else { self.grid.cols };
+        let n = (ns / (self.cost * line.max(1) as f64)) as usize;
+        if self.segmented { n.max(1) } else { n.max(1).next_multiple_of(self.block_rows) }
+    }
+
+    pub fn run(&self, context: &Context) -> Result<()> {
+        if self.is_off(context) {
             return Ok(());
         }
         let chunks = self.grid.rows.div_ceil(COL_CHUNK);
@@ -381,10 +463,8 @@ impl Region {
         let Grid { batch, rows, cols } = self.grid;
         let total = batch * rows;
         let (units, unit_rows) = if areas.is_empty() {
-            // About 10 µs a task, but enough tasks for balance.
-            let fair = total.div_ceil(8 * context.pool.threads());
-            let work = (10_000.0 / (self.cost * cols.max(1) as f64)) as usize;
-            let n = work.max(fair.min(8 * work)).max(1).next_multiple_of(self.block_rows);
+            let threads = context.pool.threads();
+            let n = self.piece((self.work() / (PIECES * threads) as f64).clamp(PIECE_NS, 8.0 * PIECE_NS));
             (total.div_ceil(n), n)
         } else {
             (batch * rows.div_ceil(COL_CHUNK), 0)
@@ -400,9 +480,7 @@ impl Region {
                     frame.partials(areas, u, 0, cols, true);
                     self.unit_rows(u)
                 };
-                for row in (lo..hi).step_by(self.block_rows) {
-                    frame.run(&phase.steps, Span { row, k: self.block_rows.min(hi - row), col: 0, w: cols });
-                }
+                frame.rows(lo, hi);
             }
         });
     }

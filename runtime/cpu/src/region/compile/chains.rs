@@ -9,6 +9,7 @@ use super::*;
 use crate::loops::chain::{self, Act, Link, MAX_LINKS, MAX_LOCALS, MAX_SUMS, Place};
 use crate::loops::spelled;
 use crate::region;
+use smallvec::SmallVec;
 use std::collections::HashSet;
 
 /// Functions of a chain at most: each takes up to four links. The rest of `MAX_LINKS` is for reading ahead.
@@ -73,15 +74,22 @@ struct Known {
     uses: HashMap<View, usize>,
 }
 
-impl Compiler<'_> {
-    pub(super) fn chains(&mut self, list: &mut List) {
-        if chain::chain(self.isa).is_none() {
-            return;
-        }
-        let steps = std::mem::take(&mut list.steps);
+/// What becomes of a step of a list.
+#[derive(Clone, Copy)]
+enum Move {
+    /// The chain at hand ends before the step.
+    End,
+    /// The step joins the chain.
+    Join(Item),
+    /// It stays a step of its own.
+    Stay,
+}
+
+impl Known {
+    fn of(list: &List) -> Known {
         let mut known =
             Known { memory: HashMap::new(), tiles: list.tiles.iter().map(|t| t.0).collect(), uses: HashMap::new() };
-        for s in &steps {
+        for s in &list.steps {
             let mut views = touched(s);
             views.sort_unstable();
             views.dedup();
@@ -96,51 +104,29 @@ impl Compiler<'_> {
                 _ => {}
             }
         }
+        known
+    }
+}
+
+impl Compiler<'_> {
+    pub(super) fn chains(&mut self, list: &mut List) {
+        if chain::chain(self.isa).is_none() {
+            return;
+        }
+        self.make_again(list);
+        let mut known = Known::of(list);
+        let moves = self.moves(&list.steps, &known);
         let mut group: Vec<Item> = Vec::new();
-        let mut made: HashSet<View> = HashSet::new();
-        // Row registers that the group's sums write: there once the chain is done.
-        let mut sums: HashSet<View> = HashSet::new();
-        for s in steps {
-            if touched(&s).iter().any(|v| sums.contains(v)) {
-                self.flush(&mut group, list, &mut known);
-                made.clear();
-                sums.clear();
+        for (s, moves) in std::mem::take(&mut list.steps).into_iter().zip(moves) {
+            for m in &moves {
+                match *m {
+                    Move::End => self.flush(&mut group, list, &mut known),
+                    Move::Join(item) => group.push(item),
+                    Move::Stay => {}
+                }
             }
-            let item = match s {
-                Step::Run { kernel, out, args, form, link: Some(Linked::Map(f, still)), .. } if takes(f, still) => {
-                    Some(Item::Run { f, still, out, args, form, kernel })
-                }
-                Step::Run { kernel, out, args: [view, ..], link: Some(Linked::Sum), .. }
-                    if made.contains(&view) && sums.len() < MAX_SUMS =>
-                {
-                    sums.insert(out);
-                    Some(Item::Sum { view, out, kernel })
-                }
-                Step::Store { view, value, kernel, row: false, .. } if self.is_plain(view, value, &known) => {
-                    Some(Item::Store { view, value, kernel })
-                }
-                _ => None,
-            };
-            match item {
-                Some(item) => {
-                    if let Item::Run { out, .. } = item {
-                        made.insert(out);
-                    }
-                    group.push(item);
-                }
-                None => {
-                    // Whatever reads nothing of the group may run before it: only stores in place overwrite what others
-                    // read, and only stores follow them.
-                    let reads_group = touched(&s).iter().any(|v| made.contains(v));
-                    if reads_group && !matches!(s, Step::Out { .. } | Step::Kept { .. } | Step::Bind { .. })
-                        || matches!(s, Step::Store { .. })
-                    {
-                        self.flush(&mut group, list, &mut known);
-                        made.clear();
-                        sums.clear();
-                    }
-                    list.steps.push(s);
-                }
+            if !matches!(moves.last(), Some(Move::Join(_))) {
+                list.steps.push(s);
             }
         }
         self.flush(&mut group, list, &mut known);
@@ -152,6 +138,120 @@ impl Compiler<'_> {
                 *kernel = loops;
             }
         }
+    }
+
+    /// For each step, what becomes of it: at most an end and then one of the others.
+    fn moves(&self, steps: &[Step], known: &Known) -> Vec<SmallVec<[Move; 2]>> {
+        let mut made: HashSet<View> = HashSet::new();
+        // Row registers that the chain's sums write: there once the chain is done.
+        let mut sums: HashSet<View> = HashSet::new();
+        let mut all = Vec::with_capacity(steps.len());
+        for s in steps {
+            let mut moves: SmallVec<[Move; 2]> = SmallVec::new();
+            if touched(s).iter().any(|v| sums.contains(v)) {
+                moves.push(Move::End);
+                made.clear();
+                sums.clear();
+            }
+            let item = match *s {
+                Step::Run { kernel, out, args, form, link: Some(Linked::Map(f, still)), .. } if takes(f, still) => {
+                    made.insert(out);
+                    Some(Item::Run { f, still, out, args, form, kernel })
+                }
+                Step::Run { kernel, out, args: [view, ..], link: Some(Linked::Sum), .. }
+                    if made.contains(&view) && sums.len() < MAX_SUMS =>
+                {
+                    sums.insert(out);
+                    Some(Item::Sum { view, out, kernel })
+                }
+                Step::Store { view, value, kernel, row: false, .. } if self.is_plain(view, value, known) => {
+                    Some(Item::Store { view, value, kernel })
+                }
+                _ => None,
+            };
+            // Whatever reads nothing of the chain may run before it: only stores in place overwrite what others read, and
+            // only stores follow them.
+            let reads_chain = || touched(s).iter().any(|v| made.contains(v));
+            let ends = matches!(s, Step::Store { .. })
+                || !matches!(s, Step::Out { .. } | Step::Kept { .. } | Step::Bind { .. }) && reads_chain();
+            match item {
+                Some(item) => moves.push(Move::Join(item)),
+                None => {
+                    if ends {
+                        moves.push(Move::End);
+                        made.clear();
+                        sums.clear();
+                    }
+                    moves.push(Move::Stay);
+                }
+            }
+            all.push(moves);
+        }
+        all
+    }
+
+    /// Has a chain make again what an earlier one made of memory and a number of the row by one sum, difference or product:
+    /// that costs less than a tile that is written and read, and leaves room in the first cache.
+    fn make_again(&mut self, list: &mut List) {
+        let known = Known::of(list);
+        let mut chain = 0;
+        // The chain of each step that joins one.
+        let of: Vec<Option<usize>> = self
+            .moves(&list.steps, &known)
+            .iter()
+            .map(|moves| {
+                chain += moves.iter().filter(|m| matches!(m, Move::End)).count();
+                matches!(moves.last(), Some(Move::Join(_))).then_some(chain)
+            })
+            .collect();
+        let mut steps: Vec<Option<Step>> = std::mem::take(&mut list.steps).into_iter().map(Some).collect();
+        // What is to run before a step.
+        let mut before: Vec<Vec<Step>> = steps.iter().map(|_| Vec::new()).collect();
+        for m in 0..steps.len() {
+            let Some(Step::Run { kernel, out, args, form, round: None, link: Some(Linked::Map(f, still)) }) = steps[m]
+            else {
+                continue;
+            };
+            let cheap = matches!(f, MapFn::Add | MapFn::Sub | MapFn::Mul) && (still.x != still.y);
+            if !cheap || of[m].is_none() || known.memory.contains_key(&out) || !known.tiles.contains(&out) {
+                continue;
+            }
+            let from = if still.x { args[1] } else { args[0] };
+            let value = known.memory.get(&from).copied().filter(|m| *m != u32::MAX);
+            if value.is_none_or(|value| self.is_overwritten(from, value, &steps)) {
+                continue;
+            }
+            let uses = |s: &Option<Step>| s.as_ref().is_some_and(|s| touched(s).contains(&out));
+            let later: Vec<usize> = (m + 1..steps.len()).filter(|k| of[*k] != of[m] && uses(&steps[*k])).collect();
+            let maps = |k: &usize| matches!(steps[*k], Some(Step::Run { link: Some(Linked::Map(..)), .. }));
+            if !later.iter().all(|k| of[*k].is_some() && maps(k)) {
+                continue;
+            }
+            let mut again: HashMap<usize, View> = HashMap::new();
+            for k in later {
+                let Some(chain) = of[k] else { continue };
+                let view = *again.entry(chain).or_insert_with(|| {
+                    let view = self.new_view();
+                    list.tiles.push((view, 4));
+                    let link = Some(Linked::Map(f, still));
+                    before[k].push(Step::Run { kernel, out: view, args, form, round: None, link });
+                    view
+                });
+                if let Some(Step::Run { args, .. }) = &mut steps[k] {
+                    args.iter_mut().filter(|a| **a == out).for_each(|a| *a = view);
+                }
+            }
+        }
+        list.steps = before.into_iter().zip(steps).flat_map(|(b, s)| b.into_iter().chain(s)).collect();
+    }
+
+    /// Whether some other result may be written to the memory of a view of a value.
+    fn is_overwritten(&self, view: View, from: u32, steps: &[Option<Step>]) -> bool {
+        steps.iter().flatten().any(|s| match *s {
+            Step::Out { view: to, value, .. } => to != view && overlap(self.program, ValueId(from), ValueId(value)),
+            Step::Store { value, .. } => overlap(self.program, ValueId(from), ValueId(value)),
+            _ => false,
+        })
     }
 
     /// Lets the longest chain ask for memory that will be needed soon, while it computes: what processors fetch by
