@@ -38,10 +38,11 @@ unsafe impl Send for Block {}
 fn ask_for_huge_pages(at: *mut u8, nbytes: usize) {
     const MADV_HUGEPAGE: i32 = 14;
     unsafe extern "C" {
-        safe fn madvise(at: *mut std::ffi::c_void, nbytes: usize, advice: i32) -> i32;
+        fn madvise(at: *mut std::ffi::c_void, nbytes: usize, advice: i32) -> i32;
     }
     // A hint: a system without huge pages refuses it, and that is all.
-    madvise(at.cast(), nbytes, MADV_HUGEPAGE);
+    // SAFETY: this advice leaves what memory holds as it is, whoever owns it.
+    unsafe { madvise(at.cast(), nbytes, MADV_HUGEPAGE) };
 }
 
 #[cfg(not(target_os = "linux"))]
