@@ -204,7 +204,7 @@ local function plan(budget)
     end
     local size, unit = text:match "arena ([%d.]+) (%a+)"
     assert(unit == "MB", unit)
-    return pl.zeros { 1 }, size, products
+    return pl.zeros { 1 }, tonumber(size), products
   end)
 end
 local _, size, products = plan(nil)
