@@ -178,6 +178,48 @@ print(tostring(e))
     assert!(out.contains("memory_budget: the step needs ") && out.contains("the budget is 64.0 KiB"), "{out}");
 }
 
+/// What lies between products is computed again before any product is, and the bits stay.
+#[test]
+fn a_budget_takes_what_is_cheap_first() {
+    let text = r#"
+local pl = require "perilune"
+local nn = pl.nn
+pl.seed(2)
+local blocks = {}
+for i = 1, 6 do blocks[i] = nn.TransformerBlock(64, 2, { causal = true }) end
+local model = nn.Sequential(blocks)
+local x, weights = pl.eval(pl.randn { 4, 32, 64 }), {}
+for i, entry in ipairs(model:parameters()) do weights[i] = entry.state end
+---The bytes and products that a GPU's plan of the gradients has, and the gradients.
+local function plan(budget)
+  pl.memory_budget(budget)
+  return pl.step(function()
+    local loss = pl.autocast("bf16", function() return (model(x) * x):sum() end)
+    local all = table.pack(loss, pl.grad(loss, weights))
+    all[#all + 1] = { source = true }
+    local text = pl.plan(table.unpack(all))
+    local products = 0
+    for line in text:gmatch("\n#[^\n]*") do
+      if line:find "matmul" or line:find "linear" or line:find "attention" then products = products + 1 end
+    end
+    local size, unit = text:match "arena ([%d.]+) (%a+)"
+    assert(unit == "MB", unit)
+    return pl.zeros { 1 }, tonumber(size), products
+  end)
+end
+local _, size, products = plan(nil)
+local inputs = 0
+for _, w in ipairs(weights) do inputs = inputs + 8 * w:numel() end
+for _, share in ipairs { 0.9, 0.75 } do
+  local budget = math.floor(inputs + x:numel() * 4 + share * size * 1e6)
+  local _, less, same = plan(budget)
+  print(share, less <= share * size + 0.1, same == products, products > 30)
+end
+"#;
+    let out = run(None, text).unwrap();
+    assert_eq!(out, "0.9\ttrue\ttrue\ttrue\n0.75\ttrue\ttrue\ttrue\n");
+}
+
 /// Two micro-batches in one step keep the activations of one: the gradients of the second are added as they are made.
 #[test]
 fn accumulation_keeps_the_activations_of_one_micro_batch() {

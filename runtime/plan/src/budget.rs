@@ -1,7 +1,9 @@
 //! Fitting a step into a memory budget: which parts of the forward pass the backward pass computes again.
 //!
-//! The recorded forward pass (of each micro-batch) is cut into K segments of about equal size where the least memory crosses
-//! the cut: between the blocks of a network, if it has blocks. Then as many segments as the budget asks for become spans of
+//! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
+//! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
+//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses
+//! the cut: between the blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
 //! [`crate::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
@@ -37,9 +39,13 @@ pub fn fit(
     let mut least = needs(plain);
     let mut best: Option<(f64, Program)> = None;
     let mut finer = 0;
-    for k in SEGMENTS {
-        let mut parts: Vec<Segment> = passes.iter().flat_map(|p| p.cut(g, k)).collect();
+    for k in std::iter::once(None).chain(SEGMENTS.map(Some)) {
+        let cut = |p: &Forward| k.map_or_else(|| p.cut_behind_products(g), |k| p.cut(g, k));
+        let mut parts: Vec<Segment> = passes.iter().flat_map(cut).collect();
         if parts.is_empty() {
+            if k.is_none() {
+                continue;
+            }
             break;
         }
         // The sort is stable: of equal ones, the earlier first.
@@ -65,7 +71,7 @@ pub fn fit(
         }
         if best.is_some() {
             finer += 1;
-            if finer > FINER {
+            if k.is_none() || finer > FINER {
                 break;
             }
         }
@@ -159,6 +165,32 @@ impl Forward {
         Forward { ids: order.to_vec(), bytes, work, crossing }
     }
 
+    /// Segments that end with a product, or with the pass. What they cost is the work before the product.
+    fn cut_behind_products(&self, g: &Graph) -> Vec<Segment> {
+        let n = self.ids.len();
+        let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
+        let mut out = Vec::new();
+        let (mut from, mut bytes, mut work) = (0, 0.0, 0.0);
+        for at in 0..n {
+            let product = product(g, self.ids[at]).is_some();
+            if !product {
+                bytes += self.bytes[at];
+                work += self.work[at];
+            }
+            // An op and the parts of its result stay together.
+            let whole = at + 1 == n || !matches!(g.node(self.ids[at + 1]).op.class, Class::Part);
+            let ends = at + 1 == n || (product && whole && !marked(at + 1));
+            if ends {
+                let end = self.ids.get(at + 1).copied().unwrap_or(NodeId(self.ids[n - 1].0 + 1));
+                if bytes > 0.0 {
+                    out.push(Segment { span: (self.ids[from], end), bytes, work, last: at + 1 == n });
+                }
+                (from, bytes, work) = (at + 1, 0.0, 0.0);
+            }
+        }
+        out
+    }
+
     /// At most `k` segments: each cut is the one that the least crosses within half a segment of where it should be.
     fn cut(&self, g: &Graph, k: usize) -> Vec<Segment> {
         let n = self.ids.len();
@@ -195,6 +227,11 @@ impl Forward {
 
 /// About how much a node costs to compute again.
 fn flops(g: &Graph, id: NodeId) -> f64 {
+    product(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
+}
+
+/// The same of products, convolutions and attention.
+fn product(g: &Graph, id: NodeId) -> Option<f64> {
     let node = g.node(id);
     let n = node.shape.numel() as f64;
     let inner = |x: usize, dim: usize| {
@@ -202,10 +239,10 @@ fn flops(g: &Graph, id: NodeId) -> f64 {
         dims.dims().iter().rev().nth(dim).copied().unwrap_or(1) as f64
     };
     match node.op.name {
-        "matmul" | "linear" | "matmul_fp8" => 2.0 * n * inner(0, 0),
+        "matmul" | "linear" | "matmul_fp8" => Some(2.0 * n * inner(0, 0)),
         // Both products over the length of the keys.
-        "scaled_dot_product_attention" => 4.0 * n * inner(1, 1),
-        "conv1d" | "conv2d" => 2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64,
-        _ => 4.0 * n,
+        "scaled_dot_product_attention" => Some(4.0 * n * inner(1, 1)),
+        "conv1d" | "conv2d" => Some(2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64),
+        _ => None,
     }
 }
