@@ -2,8 +2,8 @@
 //!
 //! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
 //! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
-//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses
-//! the cut: between the blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
+//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
+//! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
 //! [`crate::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
@@ -170,17 +170,16 @@ impl Forward {
         let n = self.ids.len();
         let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
         let mut out = Vec::new();
-        let (mut from, mut bytes, mut work) = (0, 0.0, 0.0);
+        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::Part);
+        let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
         for at in 0..n {
-            let product = product(g, self.ids[at]).is_some();
-            if !product {
+            // An op and the parts of its result stay together.
+            behind = product(g, self.ids[at]).is_some() || (behind && part(at));
+            if !behind {
                 bytes += self.bytes[at];
                 work += self.work[at];
             }
-            // An op and the parts of its result stay together.
-            let whole = at + 1 == n || !matches!(g.node(self.ids[at + 1]).op.class, Class::Part);
-            let ends = at + 1 == n || (product && whole && !marked(at + 1));
-            if ends {
+            if at + 1 == n || (behind && !part(at + 1) && !marked(at + 1)) {
                 let end = self.ids.get(at + 1).copied().unwrap_or(NodeId(self.ids[n - 1].0 + 1));
                 if bytes > 0.0 {
                     out.push(Segment { span: (self.ids[from], end), bytes, work, last: at + 1 == n });
