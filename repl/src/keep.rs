@@ -135,6 +135,16 @@ impl Best {
 }
 
 impl KeepArgs {
+    /// The options, and whether each was given.
+    pub fn given(&self) -> [(&'static str, bool); 4] {
+        [
+            ("--keep", self.keep.is_some()),
+            ("--keep-every", self.keep_every.is_some()),
+            ("--keep-best", self.keep_best.is_some()),
+            ("--shard-size", self.shard_size != SHARD_LIMIT),
+        ]
+    }
+
     /// What stays, by the command line, else by the recipe, else the last three.
     pub fn choose(&self, run: &Run) -> Result<(Keep, Option<Best>), Failure> {
         let said = run.keep();

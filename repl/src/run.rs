@@ -218,13 +218,17 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
 /// A script has run already; options that had no effect are named.
 fn finish_script(args: &RunArgs, events: &Events, runtime: &Runtime) {
     let names = runtime.params().names;
-    let mut idle = Vec::new();
-    if args.steps.is_some() && !names.iter().any(|n| n == "steps") {
-        idle.push("--steps");
-    }
-    if args.run_dir.is_some() {
-        idle.push("--run-dir");
-    }
+    let given = [
+        ("--steps", args.steps.is_some() && !names.iter().any(|n| n == "steps")),
+        ("--run-dir", args.run_dir.is_some()),
+        ("--precision", args.device.precision.is_some()),
+        ("--memory-budget", args.device.memory_budget.is_some()),
+        ("--checkpoint-every", args.checkpoint_every.is_some()),
+        ("--watch", args.watch),
+        ("--on-nan", args.on_nan.is_some()),
+        ("--on-spike", args.on_spike.is_some()),
+    ];
+    let idle: Vec<&str> = given.into_iter().chain(args.keep.given()).filter(|o| o.1).map(|o| o.0).collect();
     if !idle.is_empty() {
         let name = args.recipe.display();
         events.warning(&format!("{name} is a plain script: {} had no effect", idle.join(" and ")));

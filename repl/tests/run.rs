@@ -213,6 +213,11 @@ fn a_plain_script_just_runs() {
     assert_eq!(r.status, Some(0));
     assert_eq!(kinds(&r.events()), ["warning", "start", "done"]);
     assert_eq!(r.err, "2\t0\nwarning: s.lua is a plain script: --steps had no effect\n");
+    let r =
+        p.run(&["run", "s.lua", "--precision", "bf16", "--memory-budget", "1GiB", "--on-nan", "skip", "--keep", "2"]);
+    let idle = "--precision and --memory-budget and --on-nan and --keep had no effect";
+    assert_eq!((r.status, r.out.as_str()), (Some(0), "2\t0\n"));
+    assert_eq!(r.err, format!("warning: s.lua is a plain script: {idle}\n"));
 }
 
 #[test]
