@@ -118,6 +118,7 @@ __device__ __forceinline__ void backward_kv_wg(
             settle(x[0]);
             settle(ak[0]);
             settle(av[0]);
+            __syncwarp();  // all lanes have read the numbers of the tile before
             if (busy && lane == 0) ring.leave(now.template before<1>());
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
@@ -172,6 +173,7 @@ __device__ __forceinline__ void backward_kv_wg(
             products_wait<0>();
             settle(ak[0]);
             settle(av[0]);
+            __syncwarp();
             if (lane == 0) {
                 if (busy) ring.leave(now.template before<1>());
                 ring.wait(now);

@@ -13,7 +13,8 @@ use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -96,12 +97,19 @@ pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamVa
     out
 }
 
+/// Reading a file is no change, and what else is written beside a recipe (a log, say, line by line) must not keep it from
+/// settling. Any Lua file may be one that a version requires; a lost event may have been one of those.
+fn is_worth_a_look(event: &notify::Event, recipe: &Option<OsString>) -> bool {
+    let counts = |p: &PathBuf| p.extension().is_some_and(|e| e == "lua") || p.file_name() == recipe.as_deref();
+    !event.kind.is_access() && (event.need_rescan() || event.paths.is_empty() || event.paths.iter().any(counts))
+}
+
 impl Listener {
-    fn new() -> Result<Listener, Failure> {
+    fn new(recipe: &Path) -> Result<Listener, Failure> {
         let (send, events) = channel();
+        let recipe = recipe.file_name().map(|n| n.to_os_string());
         let heard = move |event: notify::Result<notify::Event>| {
-            // Reading a file is no change; anything else, a lost event too, is worth a look.
-            if !event.is_ok_and(|e| e.kind.is_access()) {
+            if event.map_or(true, |e| is_worth_a_look(&e, &recipe)) {
                 let _ = send.send(());
             }
         };
@@ -163,7 +171,7 @@ impl<'a> Watch<'a> {
             watch.running = script.files.clone();
             return Ok(watch);
         }
-        let mut listener = Listener::new()?;
+        let mut listener = Listener::new(&source.path)?;
         watch.running = watch.read();
         watch.tried = watch.running.clone();
         listener.listen(&watch.running)?;
