@@ -65,9 +65,15 @@ impl Trainer<'_> {
         let host = self.run.host().clone();
         let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
         let reported = report(false);
-        let loaded = watch.load(&candidate, &self.run, &self.params);
+        let loaded = watch.load_when_made(&candidate, &self.run, &self.params);
         match loaded {
-            Ok(next) => {
+            Ok(None) => {
+                report(reported);
+                let line = format!("step {step} · an edit waits for its kernels, which are being compiled");
+                self.events.screen.line(&line);
+                Ok(false)
+            }
+            Ok(Some(next)) => {
                 // Plans of the step, not those that copied the State.
                 let misses = self.run.host().engine.borrow().stats().misses;
                 self.trial = Some(Trial {

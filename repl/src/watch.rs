@@ -3,7 +3,8 @@
 //! A reload is a stop and a resume that never leaves the process: at a step boundary the new text makes a run of its own,
 //! whose States take the old ones' values by path and shape, and which goes on from the same cursor and random numbers.
 //! So it gives the bits that a checkpoint, an edit and `--resume --edited` would give. Before the new run takes over, one of
-//! its steps is recorded and not run. This file finds new versions and builds them; `edits.rs` says which of them runs.
+//! its steps is recorded and not run. If that step needs machine code that takes long to make, the new run is dropped again,
+//! the old one goes on while the code is made beside it, and then the new one is built a second time. This file finds new versions and builds them; `edits.rs` says which of them runs.
 
 use crate::failure::Failure;
 pub use crate::ledger::Files;
@@ -16,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Saves this close together count once.
@@ -39,6 +41,8 @@ pub struct Watch<'a> {
     history: Vec<(Files, Vec<(String, String)>)>,
     /// What an edit dropped since the last checkpoint.
     pub parked: Parked,
+    /// A version that waits for its machine code.
+    coming: Option<Coming>,
     /// None in a replay, which watches nothing.
     listener: Option<Listener>,
     /// In a replay: the versions to come, the next one last.
@@ -53,9 +57,19 @@ struct Listener {
     touched: Option<Instant>,
 }
 
+/// A version whose machine code is being made, while the one before it goes on.
+struct Coming {
+    files: Files,
+    work: JoinHandle<()>,
+    /// How long the loop has stood still for it.
+    stood: Duration,
+}
+
 /// A version to be tried.
 pub struct Candidate {
     pub files: Files,
+    /// Its machine code has been made; how long the loop has stood still for it.
+    made: Option<Duration>,
     /// Of a replay: how it was started.
     version: Option<Version>,
 }
@@ -76,10 +90,21 @@ pub struct Next {
     /// Which States it took.
     pub handover: Handover,
     pub files: Files,
+    /// When the loop began to stand still for it, as if it had done so in one go.
     pub begun: Instant,
     /// What was loaded before it.
     pub memory: Memory,
 }
+
+/// What an attempt at a version comes to.
+enum Built {
+    Next(Box<Next>),
+    /// Nothing has changed; the version lacks machine code, which is being made.
+    Later(JoinHandle<()>),
+}
+
+/// A version as built, and its machine code where that is still to be made.
+type Parts = (Recipe, Run, Handover, Option<JoinHandle<()>>);
 
 /// `lr 0.01 -> 0.02` for each param that differs.
 pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamValue)]) -> Vec<String> {
@@ -164,6 +189,7 @@ impl<'a> Watch<'a> {
             tried: Vec::new(),
             history: Vec::new(),
             parked: Parked::default(),
+            coming: None,
             listener: None,
             script: script.map(|s| s.versions.iter().rev().cloned().collect()),
         };
@@ -192,13 +218,17 @@ impl<'a> Watch<'a> {
     pub fn changed(&mut self, at_once: bool, step: u64) -> Option<Candidate> {
         if let Some(script) = &mut self.script {
             let version = script.pop_if(|v| v.since <= step)?;
-            return Some(Candidate { files: version.files.clone(), version: Some(version) });
+            return Some(Candidate { files: version.files.clone(), made: None, version: Some(version) });
         }
-        if !self.listener.as_mut().is_some_and(|l| l.settled(at_once)) {
-            return None;
+        if self.listener.as_mut().is_some_and(|l| l.settled(at_once)) {
+            let files = self.read();
+            if files != self.tried {
+                self.coming = None;
+                return Some(Candidate { files, made: None, version: None });
+            }
         }
-        let files = self.read();
-        (files != self.tried).then_some(Candidate { files, version: None })
+        let made = self.coming.take_if(|c| c.work.is_finished())?;
+        Some(Candidate { files: made.files, made: Some(made.stood), version: None })
     }
 
     /// In a replay: whether the next version takes over after this step, before its evaluation.
@@ -214,15 +244,48 @@ impl<'a> Watch<'a> {
 
     /// Builds a version and puts it where `old` is. On an error `old` is as it was.
     pub fn load(&mut self, next: &Candidate, old: &Run, before: &[(String, ParamValue)]) -> Result<Next, Failure> {
+        match self.try_load(next, old, before, false)? {
+            Some(next) => Ok(next),
+            None => Err(Failure::System("this is a bug: a version waits for nothing".into())),
+        }
+    }
+
+    /// The same; but if the version lacks machine code, and has not waited for it yet, `None`: it is a candidate again when that
+    /// is made.
+    pub fn load_when_made(
+        &mut self,
+        next: &Candidate,
+        old: &Run,
+        before: &[(String, ParamValue)],
+    ) -> Result<Option<Next>, Failure> {
+        self.try_load(next, old, before, next.version.is_none() && next.made.is_none())
+    }
+
+    fn try_load(
+        &mut self,
+        next: &Candidate,
+        old: &Run,
+        before: &[(String, ParamValue)],
+        may_wait: bool,
+    ) -> Result<Option<Next>, Failure> {
         if next.version.as_ref().is_some_and(|v| v.resumed) {
             self.parked.clear();
         }
         self.tried = next.files.clone();
         let now = self.runtime.params();
         let how = next.version.clone().unwrap_or_else(|| Version::of(next.files.clone()));
-        let next = self.attempt(&how, (now.kept, now.defaults), old, before)?;
-        self.tried = next.files.clone();
-        Ok(next)
+        let begun = Instant::now();
+        match self.attempt(&how, (now.kept, now.defaults), old, before, may_wait)? {
+            Built::Next(mut built) => {
+                self.tried = built.files.clone();
+                built.begun = begun.checked_sub(next.made.unwrap_or_default()).unwrap_or(begun);
+                Ok(Some(*built))
+            }
+            Built::Later(work) => {
+                self.coming = Some(Coming { files: next.files.clone(), work, stood: begun.elapsed() });
+                Ok(None)
+            }
+        }
     }
 
     fn attempt(
@@ -231,15 +294,20 @@ impl<'a> Watch<'a> {
         kept: (Vec<(String, String)>, BTreeMap<String, String>),
         old: &Run,
         before: &[(String, ParamValue)],
-    ) -> Result<Next, Failure> {
+        may_wait: bool,
+    ) -> Result<Built, Failure> {
         let begun = Instant::now();
         let (rng, memory) = (old.rng(), self.runtime.remember()?);
         self.runtime.set_texts(&how.files);
         self.runtime.keep_params(kept.0, kept.1);
-        let result = self.build(how, old);
+        let result = self.build(how, old, may_wait);
         old.set_rng(rng);
         let (recipe, run, handover) = match result {
-            Ok(built) => built,
+            Ok((recipe, run, handover, None)) => (recipe, run, handover),
+            Ok((.., Some(work))) => {
+                self.runtime.recall(memory)?;
+                return Ok(Built::Later(work));
+            }
             Err(failure) => {
                 self.runtime.recall(memory)?;
                 return Err(failure);
@@ -249,7 +317,7 @@ impl<'a> Watch<'a> {
         let files = if self.script.is_some() { how.files.clone() } else { self.complete(&how.files) };
         let mut changed = params_changed(before, &params);
         changed.extend(ledger::places(&self.running, &files));
-        Ok(Next { run, params, changed, handover, files, begun, memory })
+        Ok(Built::Next(Box::new(Next { run, params, changed, handover, files, begun, memory })))
     }
 
     /// `files` with what the loaded version requires besides.
@@ -264,7 +332,7 @@ impl<'a> Watch<'a> {
         out
     }
 
-    fn build(&self, how: &Version, old: &Run) -> Result<(Recipe, Run, Handover), Failure> {
+    fn build(&self, how: &Version, old: &Run, may_wait: bool) -> Result<Parts, Failure> {
         let text = match how.files.first() {
             Some((path, text)) if *path == self.path => text.clone(),
             _ => Source::read(&self.path)?.text,
@@ -282,8 +350,8 @@ impl<'a> Watch<'a> {
         let precision = how.precision.as_deref().or(self.precision.as_deref());
         let run = recipe.start(how.seed.or(self.seed), precision, self.memory_budget)?;
         let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
-        run.rehearse(false)?;
-        Ok((recipe, run, handover))
+        let work = if may_wait { run.prepare()? } else { run.rehearse().map(|()| None)? };
+        Ok((recipe, run, handover, work))
     }
 
     /// From now on this version runs, and the one before it, which had these params, can be gone back to.
@@ -303,9 +371,10 @@ impl<'a> Watch<'a> {
     /// Builds the last version before the running one that can be built, from the present States. None is left: nothing.
     pub fn step_back(&mut self, old: &Run, before: &[(String, ParamValue)]) -> Option<Next> {
         while let Some((files, params)) = self.history.pop() {
-            if let Ok(next) = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before) {
+            let built = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before, false);
+            if let Ok(Built::Next(next)) = built {
                 self.running = next.files.clone();
-                return Some(next);
+                return Some(*next);
             }
         }
         None
