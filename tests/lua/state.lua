@@ -271,6 +271,45 @@ describe("autocast", function()
     expect(pl.linear(x, w).dtype):to_be "f32"
   end)
 
+  it("reads 16-bit copies of weights, which are what a cast gives, whatever happens to the weights", function()
+    -- A cast of `read(w)` is a cast of w where that is w, and has no copy where it is w times 1.
+    local function train(dtype, read)
+      pl.seed(5)
+      local w, b, x = pl.state(pl.randn { 6, 6 }), pl.state(pl.randn { 6 }), pl.randn { 8, 6 }
+      local seen = {}
+      local function step(rate, also)
+        local loss = pl.step(function()
+          local loss = pl.autocast(dtype, function()
+            local h = pl.linear(x, read(w), b):gelu()
+            return pl.linear(h, read(w)):to("f32"):square():mean()
+          end)
+          loss:backward()
+          w:assign(w - rate * w.grad)
+          if also then also(w, b) end
+          return loss
+        end)
+        seen[#seen + 1] = loss:item()
+      end
+      for _ = 1, 3 do step(0.05) end
+      w:assign(w * 1.5 + 0.01)
+      step(0.05)
+      pcall(pl.step, function()
+        w:assign(w + 1)
+        error "this step is not taken"
+      end)
+      step(0.05, function(w, b) b:assign(b + w:sum(0)) end)
+      step(0.05)
+      seen[#seen + 1] = w:sum():item()
+      return seen
+    end
+    for _, dtype in ipairs { "bf16", "f16" } do
+      local plain = train(dtype, function(w) return w * 1 end)
+      local before = pl.memory().copies
+      expect(train(dtype, function(w) return w end)):to_equal(plain)
+      expect(before == nil or before == 0):to_be(true)
+    end
+  end)
+
   it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()
     pl.seed(3)
     -- Large enough products: small ones are left to kernels that round no operand.

@@ -87,7 +87,7 @@ impl Sketch {
     }
 
     fn program(&mut self, roots: &[NodeId]) -> Program {
-        let request = Request { roots: roots.to_vec(), commits: self.commits.clone(), guard: None };
+        let request = Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() };
         program(&self.e.graph, &request).unwrap()
     }
 }
@@ -444,7 +444,7 @@ fn attention_block_on_a_gpu() {
     let l = s.call("mul", &[t(y), t(c)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &[&[x], &n[..]].concat());
-    let request = Request { roots, commits: Vec::new(), guard: None };
+    let request = Request { roots, ..Request::default() };
     let p = program_on(&s.e.graph, &request, &gpu).unwrap();
     for k in &p.kernels {
         let name = show::name(k);
@@ -472,7 +472,7 @@ fn attention_within_documents_on_a_gpu() {
     let l = s.call("mul", &[t(y), t(c)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &[q, k, v]);
-    let p = program_on(&s.e.graph, &Request { roots, commits: Vec::new(), guard: None }, &gpu).unwrap();
+    let p = program_on(&s.e.graph, &Request { roots, ..Request::default() }, &gpu).unwrap();
     snapshot("attention_documents_gpu", &p);
 }
 
@@ -517,7 +517,7 @@ fn resnet_block_on_a_gpu() {
     let l = s.call("mul", &[t(l), t(l)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &n);
-    let request = Request { roots, commits: Vec::new(), guard: None };
+    let request = Request { roots, ..Request::default() };
     let p = program_on(&s.e.graph, &request, &gpu).unwrap();
     for k in &p.kernels {
         let name = show::name(k);
@@ -562,7 +562,7 @@ fn tf32_is_part_of_the_plan() {
         let l = ["sum"; 2].iter().zip([y, z]).map(|(f, y)| s.call(f, &[t(y)])).collect::<Vec<_>>();
         let l = s.call("add", &[t(l[0]), t(l[1])]);
         let roots = [s.grads(l, &[x, w, image, filter]), vec![plain, y, z]].concat();
-        let request = Request { roots, commits: Vec::new(), guard: None };
+        let request = Request { roots, ..Request::default() };
         let mut tracer = Tracer::default();
         tracer.run(&s.e.graph, &request, |id| {
             s.e.graph.node(id).op.eq(&create::LEAF).then(|| s.e.graph.node(id).payload)
@@ -630,11 +630,11 @@ fn plans_grow_linearly_and_nothing_recurses() {
     on_small_stack(|| {
         let plan_chain = |n: usize| {
             let (g, _, x) = chain(n);
-            sizes(&program(&g, &Request { roots: vec![x], commits: vec![], guard: None }).unwrap())
+            sizes(&program(&g, &Request { roots: vec![x], ..Request::default() }).unwrap())
         };
         let plan_wide = |n: usize| {
             let (g, roots) = wide(n);
-            sizes(&program(&g, &Request { roots, commits: vec![], guard: None }).unwrap())
+            sizes(&program(&g, &Request { roots, ..Request::default() }).unwrap())
         };
         for (small, large, what) in
             [(plan_chain(20_000), plan_chain(200_000), "chain"), (plan_wide(20_000), plan_wide(200_000), "wide graph")]
@@ -657,7 +657,7 @@ fn gradients_of_long_chains_grow_linearly() {
             let y = g.sum_all(x).unwrap();
             let one = g.constant(1.0, DType::F32);
             let d = grad::grad(&mut g, y, one, &[leaf], false).unwrap()[0].unwrap();
-            let p = program(&g, &Request { roots: vec![d], commits: vec![], guard: None }).unwrap();
+            let p = program(&g, &Request { roots: vec![d], ..Request::default() }).unwrap();
             (g.len(), sizes(&p))
         };
         let ((a, small), (b, large)) = (count(10_000), count(100_000));
@@ -675,7 +675,7 @@ fn look_up(cache: &mut Cache, n: usize, k: f64, op: &str, leaf: u64) -> bool {
     let s = g.scalar(Number::Float(k), DType::F32);
     let y = g.mul(x, s).unwrap();
     let y = if op == "tanh" { g.tanh(y).unwrap() } else { g.exp(y).unwrap() };
-    let request = Request { roots: vec![y], commits: vec![], guard: None };
+    let request = Request { roots: vec![y], ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(&g, &request, |_| None);
     cache.get(&g, &tracer, &request, Options::default(), &Null).unwrap().1
@@ -702,7 +702,7 @@ fn aliasing_and_order_of_roots_are_in_the_key() {
         let x = g.leaf(&create::LEAF, Shape::of(&[4]), DType::F32, &[], 1);
         let y = g.leaf(&create::LEAF, Shape::of(&[4]), DType::F32, &[], second);
         let (a, b) = (g.add_(x, y).unwrap(), g.sub(x, y).unwrap());
-        let request = Request { roots: if swap { vec![b, a] } else { vec![a, b] }, commits: vec![], guard: None };
+        let request = Request { roots: if swap { vec![b, a] } else { vec![a, b] }, ..Request::default() };
         let mut tracer = Tracer::default();
         tracer.run(&g, &request, |_| None);
         c.get(&g, &tracer, &request, Options::default(), &Null).unwrap().1
@@ -721,7 +721,7 @@ fn states_and_other_leaves_have_different_plans() {
         let mut g = Graph::new();
         let x = g.leaf(op, Shape::of(&[4]), DType::F32, &[], 1);
         let y = perilune_core::ops::movement::detach(&mut g, x).unwrap();
-        let request = Request { roots: vec![y], commits: vec![], guard: None };
+        let request = Request { roots: vec![y], ..Request::default() };
         let mut tracer = Tracer::default();
         tracer.run(&g, &request, |_| None);
         let (plan, hit) = c.get(&g, &tracer, &request, Options::default(), &Null).unwrap();

@@ -20,6 +20,8 @@ use std::thread::JoinHandle;
 
 /// Functions in one program at most.
 const BATCH: usize = 16;
+/// Generated functions in one program at least, where there are more than cores: the headers alone take as long as some of them.
+const LEAST: usize = 4;
 
 /// A text that begins with this line may have products and sums contracted: hand-written kernels that state their own
 /// arithmetic. Fused regions never do.
@@ -233,6 +235,7 @@ impl Kind {
     /// How many functions make a program where a core's share is so many.
     fn batch(self, share: usize) -> usize {
         match self {
+            Kind::Generated if share > 1 => share.clamp(LEAST, BATCH),
             Kind::Generated | Kind::Contract => share.clamp(1, BATCH),
             Kind::Own => 1,
         }

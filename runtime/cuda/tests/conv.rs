@@ -41,7 +41,7 @@ fn record(g: &mut Graph, name: &str, positional: &[Value], options: &[(&str, i64
 }
 
 fn plan(g: &Graph, roots: Vec<NodeId>) -> Program {
-    let request = Request { roots, commits: Vec::new(), guard: None };
+    let request = Request { roots, commits: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
     let p = perilune_plan::cache::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();

@@ -546,12 +546,13 @@ impl Engine {
     }
 
     /// Traces what evaluating `ids` and writing the pending assignments takes.
-    fn trace_step(&mut self, ids: &[NodeId]) -> Request {
-        let request = self.states.request(ids.to_vec());
+    fn trace_step(&mut self, ids: &[NodeId]) -> Result<Request> {
+        let mut request = self.states.request(ids.to_vec());
+        self.add_copies(&mut request)?;
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
-        request
+        Ok(request)
     }
 
     /// Plans what was traced last; nothing is compiled or run.
@@ -559,17 +560,12 @@ impl Engine {
         perilune_plan::cache::plan(&self.graph, &self.tracer, request, self.options(), &*self.backend)
     }
 
-    fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
-        let request = self.trace_step(ids);
-        self.plan_traced(&request)
-    }
-
     /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
-        let program = self.plan_only(ids)?;
+        let request = self.trace_step(ids)?;
+        let program = self.plan_traced(&request)?;
         let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
         if source {
-            let request = self.states.request(ids.to_vec());
             return self.sources(&request, &program, &places);
         }
         Ok(show::show(&program, &places, &self.sites))
@@ -578,14 +574,15 @@ impl Engine {
     /// The kernels that ending the open step with these results would run; nothing runs.
     pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
         let roots = self.roots(ids);
-        Ok(Outline::of(&self.plan_only(&roots)?))
+        let request = self.trace_step(&roots)?;
+        Ok(Outline::of(&self.plan_traced(&request)?))
     }
 
     /// Begins to make the machine code that ending the open step with these results would have to wait for; `None`: there is
     /// nothing to wait for.
     pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Option<JoinHandle<()>>, Fault> {
         let roots = self.roots(ids);
-        let request = self.trace_step(&roots);
+        let request = self.trace_step(&roots)?;
         if self.cache.has(&self.tracer, self.options()) {
             return Ok(None);
         }

@@ -8,6 +8,7 @@
 //! What it deliberately does not do: know Lua, files, or what a model is.
 #![forbid(unsafe_code)]
 
+mod copies;
 mod engine;
 mod finite;
 pub mod memory;

@@ -19,6 +19,8 @@ pub enum Role {
     Weights,
     /// Other States: running statistics, averages, frozen weights.
     Buffers,
+    /// 16-bit copies of States, which mixed precision computes with.
+    Copies,
     /// Moments and the like.
     Optimizer,
     /// What a backward pass makes while a step runs.
@@ -34,9 +36,10 @@ pub enum Role {
 }
 
 impl Role {
-    pub const ALL: [Role; 8] = [
+    pub const ALL: [Role; 9] = [
         Role::Weights,
         Role::Buffers,
+        Role::Copies,
         Role::Optimizer,
         Role::Gradients,
         Role::Activations,
@@ -49,6 +52,7 @@ impl Role {
         match self {
             Role::Weights => "weights",
             Role::Buffers => "buffers",
+            Role::Copies => "copies",
             Role::Optimizer => "optimizer",
             Role::Gradients => "gradients",
             Role::Activations => "activations",

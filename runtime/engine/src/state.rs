@@ -4,6 +4,7 @@
 //! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole
 //! model's initial values are computed by one plan.
 
+use crate::copies::Copied;
 use crate::engine::{Engine, Fault, Value};
 use crate::memory::Role;
 use perilune_core::error::{Error, Result};
@@ -13,7 +14,7 @@ use perilune_core::ops::{create, movement};
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
@@ -64,6 +65,8 @@ pub(crate) struct States {
     gone: Vec<StateId>,
     /// The bool on which the assignments of the open step depend.
     pub guard: Option<NodeId>,
+    /// 16-bit copies: see `copies.rs`.
+    copies: FxHashMap<(u64, DType), Copied>,
 }
 
 impl States {
@@ -114,7 +117,46 @@ impl States {
         let commits = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
         let guard = self.guard.map(|ok| Guard { ok, commits: commits.iter().map(old).collect() });
-        Request { roots, commits, guard }
+        Request { roots, commits, guard, copies: Vec::new() }
+    }
+
+    /// The copy of a State in a dtype: made now, if need be, without a value.
+    pub fn copy(&mut self, base: u64, shape: Shape, dtype: DType) -> Copied {
+        if let Some(copy) = self.copies.get(&(base, dtype)) {
+            return *copy;
+        }
+        self.next += 1;
+        let copy = Copied { state: StateId(self.next), valid: false };
+        let site = self.all.get(&base).map_or(Site::NONE, |s| s.site);
+        let state = State {
+            shape,
+            dtype,
+            trainable: false,
+            buffer: None,
+            current: None,
+            assigned: None,
+            initial: None,
+            grad: None,
+            refs: 1,
+            role: Role::Copies,
+            site,
+        };
+        self.all.insert(copy.state.0, state);
+        self.copies.insert((base, dtype), copy);
+        copy
+    }
+
+    /// Of States that a request writes: whether their copies are valid, which those that it does not write cannot be.
+    pub fn set_copies(&mut self, request: &Request, on: bool) {
+        if self.copies.is_empty() {
+            return;
+        }
+        let written: FxHashSet<u64> = request.commits.iter().map(|c| c.0).collect();
+        for ((base, _), copy) in &mut self.copies {
+            if written.contains(base) {
+                copy.valid = on && written.contains(&copy.state.0);
+            }
+        }
     }
 
     /// Takes back the assignments of a failed step; States made in it get their initial value.
@@ -147,6 +189,14 @@ impl States {
                 self.all.remove(&id.0);
             }
         }
+        let all = &mut self.all;
+        self.copies.retain(|(base, _), copy| {
+            let alive = all.contains_key(base);
+            if !alive {
+                all.remove(&copy.state.0);
+            }
+            alive
+        });
     }
 
     /// Forgets States that were made in this generation and that nobody holds any more, before they have been written.

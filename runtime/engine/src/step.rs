@@ -172,13 +172,13 @@ impl Engine {
         roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
         let request = self.states.request(roots);
         if !(request.roots.is_empty() && request.commits.is_empty())
-            && let Err(fault) = self.run(&request).and_then(|()| self.check_finite(&request))
+            && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
             let asked = perilune_core::interrupt::pause();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
-            let stands = initial.commits.is_empty() || self.run(&initial).is_ok();
+            let stands = initial.commits.is_empty() || self.run_with_copies(initial).is_ok();
             perilune_core::interrupt::resume(asked);
             if !stands {
                 self.keep_initial();

@@ -213,7 +213,7 @@ fn state(lua: &Lua, (x, opts): (Value, Option<Table>)) -> mlua::Result<Tensor> {
     let trainable: bool = opts.get("trainable")?;
     let role = match opts.get::<String>("role")?.as_str() {
         "" => None,
-        name => match Role::ALL[..3].iter().find(|r| r.name() == name) {
+        name => match [Role::Weights, Role::Optimizer, Role::Buffers].iter().find(|r| r.name() == name) {
             Some(role) => Some(*role),
             None => {
                 let message = format!("role is \"{name}\"; it must be \"weights\", \"optimizer\" or \"buffers\"");

@@ -21,6 +21,8 @@ pub struct Request {
     pub commits: Vec<(u64, NodeId)>,
     /// Whether the commits are done at all, which the device knows.
     pub guard: Option<Guard>,
+    /// (a node, payload of a State whose value it is): nothing computes the node. In order of the nodes.
+    pub copies: Vec<(NodeId, u64)>,
 }
 
 /// Lets a bool decide on the device whether commits are done.
@@ -103,6 +105,10 @@ impl Tracer {
         self.position.clear();
         self.position.resize(g.len(), 0);
         let mut top = 0;
+        let copy = |i: usize| {
+            let found = request.copies.binary_search_by_key(&i, |c| c.0.index()).ok()?;
+            Some(request.copies[found].1)
+        };
         let ok = request.guard.as_ref().map(|guard| &guard.ok);
         for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)).chain(ok) {
             self.position[id.index()] = WANTED;
@@ -110,7 +116,7 @@ impl Tracer {
         }
         for i in (0..top).rev() {
             let at = self.position[i];
-            if at == AGAIN || (at == WANTED && leaf(NodeId(i as u32)).is_none()) {
+            if at == AGAIN || (at == WANTED && leaf(NodeId(i as u32)).is_none() && copy(i).is_none()) {
                 let node = &g.nodes()[i];
                 for x in &node.inputs {
                     let at = &mut self.position[x.index()];
@@ -135,7 +141,7 @@ impl Tracer {
                 Some(payload) => Some(Source::Leaf(payload)),
                 None if node.op == &create::LEAF => Some(Source::Leaf(node.payload)),
                 None if node.op == &create::STATE => Some(Source::State(node.payload)),
-                None => None,
+                None => copy(i).map(Source::State),
             };
             if let Some(source) = source {
                 let k = input(t, &mut self.by_leaf, source, node.shape, node.dtype);

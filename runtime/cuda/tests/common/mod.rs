@@ -58,7 +58,7 @@ impl Sketch {
     }
 
     pub fn program(&self, roots: &[NodeId], fusion: bool) -> Program {
-        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone(), guard: None }, fusion)
+        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() }, fusion)
     }
 }
 
