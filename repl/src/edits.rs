@@ -65,7 +65,7 @@ impl Trainer<'_> {
         let host = self.run.host().clone();
         let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
         let reported = report(false);
-        let loaded = watch.load(&candidate, &self.run, &self.params);
+        let loaded = watch.load_in_run(&candidate, &self.run, &self.params);
         match loaded {
             Ok(next) => {
                 // Plans of the step, not those that copied the State.
