@@ -209,7 +209,7 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files, Failure
     let mut out = Files::new();
     for (name, hash) in names {
         let at = dir.join(name);
-        let text = std::fs::read_to_string(&at).map_err(disk("read", &at))?;
+        let text = crate::rundir::text_of(&at)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Failure::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
         }
@@ -223,11 +223,7 @@ pub fn history(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
     let at = dir.join("ledger.jsonl");
-    let ledger = match std::fs::read_to_string(&at) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(disk("read", &at)(e)),
-    };
+    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();

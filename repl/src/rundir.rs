@@ -13,7 +13,7 @@ use crate::failure::{Failure, disk};
 use crate::tensorboard::EventFile;
 use serde_json::{Map, Value};
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,23 @@ pub fn hostname() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
     let name = file_name(name.unwrap_or_default().trim());
     if name.is_empty() { "localhost".into() } else { name }
+}
+
+/// The text of a small file of a run that may be anybody's.
+pub fn text_of(path: &Path) -> Result<String, Failure> {
+    const MOST: u64 = 64 << 20;
+    // Looked at before it is opened: a pipe would wait for a writer.
+    let meta = fs::metadata(path).map_err(disk("read", path))?;
+    let no = |rule: &str| Err(Failure::Refused(format!("{}: {rule}", path.display())));
+    if !meta.is_file() {
+        return no("file: is not a regular file");
+    }
+    if meta.len() > MOST {
+        return no(&format!("size: is {} bytes; such a file has at most {MOST}", meta.len()));
+    }
+    let mut text = String::new();
+    File::open(path).and_then(|f| f.take(MOST).read_to_string(&mut text)).map_err(disk("read", path))?;
+    Ok(text)
 }
 
 /// What may stand in a file name.
@@ -173,7 +190,10 @@ impl RunDir {
         }
         let (to, new) = (self.path.join("run.json"), self.path.join(".run.json.new"));
         let text = format!("{:#}\n", Value::Object(self.record.clone()));
-        fs::write(&new, text).and_then(|()| fs::rename(&new, &to)).map_err(disk("write", &to))
+        // On the disk before it has the name: nothing goes on without it after a power cut.
+        let write = |mut f: File| f.write_all(text.as_bytes()).and_then(|()| f.sync_all());
+        let written = File::create(&new).and_then(write).and_then(|()| fs::rename(&new, &to));
+        written.map_err(disk("write", &to))
     }
 
     /// A step or eval event, and its numbers for TensorBoard.
