@@ -94,7 +94,7 @@ impl Checkpoints {
                 self.saver.set_best(step);
             }
             let said = best.record();
-            return events.dir.as_mut().map_or(Ok(()), |d| d.update([("best", said)]));
+            return events.dir.as_mut().map_or(Ok(()), |d| d.update_soon([("best", said)]));
         }
         Ok(())
     }

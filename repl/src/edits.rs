@@ -111,7 +111,7 @@ impl Trainer<'_> {
         let defaults = self.watch.as_ref().map(|w| serde_json::json!(w.defaults()));
         let fields = [("params", params), ("steps", self.run.steps().into())];
         let fields = fields.into_iter().chain(defaults.map(|d| ("defaults", d)));
-        self.events.dir.as_mut().map_or(Ok(()), |d| d.update(fields))
+        self.events.dir.as_mut().map_or(Ok(()), |d| d.update_soon(fields))
     }
 
     fn refused(

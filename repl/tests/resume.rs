@@ -98,7 +98,7 @@ fn copy_until(p: &Place, from: &str, to: &str, step: u64) {
 
 #[test]
 fn from_every_step_a_run_goes_on_to_the_same_bits() {
-    for precision in ["f32", "fp16", "fp8"] {
+    for precision in ["f32", "bf16", "fp16", "fp8"] {
         let p = all();
         if precision == "fp8" {
             // It is for layers whose sizes are multiples of 16.
