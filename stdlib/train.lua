@@ -571,8 +571,8 @@ end
 
 ---Records a step and an evaluation of one batch as they would be now, and runs neither: what they would raise about shapes,
 ---dtypes and names is raised here, and nothing has changed afterwards. A value that the recipe reads on the way is computed.
----@param planned boolean? also plans the step
-function Run:rehearse(planned)
+---@param plan ("kernels"|"code")? also plans the step, or begins to make the machine code that it lacks
+function Run:rehearse(plan)
   local opt_count, ema_count = counts(self)
   local _back <close> = finally(function()
     if self.opt then self.opt.count = opt_count end
@@ -583,7 +583,7 @@ function Run:rehearse(planned)
   pl.native.rehearse(function()
     local _, list = unzip((record_step(self, function() return next_batches(self) end)))
     return table.unpack(list)
-  end, planned)
+  end, plan)
   local valid = self.data.valid
   if is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()

@@ -43,7 +43,7 @@ __device__ __forceinline__ void backward_kv_wg(
     const u32 sq = sv + Keys::BYTES, sg = sq + STAGES * Queries::BYTES, sn = sg + STAGES * Queries::BYTES;
     // Barriers: k and v; q, grad and numbers brought; the same used up.
     const u32 rows_here = sn + STAGES * NUMBERS;
-    const Ring<STAGES, GROUPS> ring(rows_here + 8);
+    const Ring<STAGES, GROUPS, 32> ring(rows_here + 8);
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64, bottom = top + 63;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void backward_kv_wg(
             settle(x[0]);
             settle(ak[0]);
             settle(av[0]);
-            if (busy && lane == 0) ring.leave(now.template before<1>());
+            if (busy) ring.leave(now.template before<1>());
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 // lse and delta of this thread's two columns.
@@ -172,11 +172,9 @@ __device__ __forceinline__ void backward_kv_wg(
             products_wait<0>();
             settle(ak[0]);
             settle(av[0]);
-            if (lane == 0) {
-                if (busy) ring.leave(now.template before<1>());
-                ring.wait(now);
-                ring.leave(now);
-            }
+            if (busy) ring.leave(now.template before<1>());
+            ring.wait(now);
+            ring.leave(now);
             busy = false;
         }
         query += BN;

@@ -211,8 +211,9 @@ struct Turn {
 };
 
 // The barriers of a ring of STAGES tiles, which one thread has brought and the warps of GROUPS warpgroups use up. How a
-// block is fed: see forward_wg.cuh.
-template <int STAGES, int GROUPS>
+// block is fed: see forward_wg.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
+// read it, all where each lane reads it too. (One behind a __syncwarp would do, but compute-sanitizer does not follow that.)
+template <int STAGES, int GROUPS, int LANES = 1>
 struct Ring {
     static constexpr u32 BYTES = 16 * STAGES;
     u32 here, used;
@@ -221,14 +222,14 @@ struct Ring {
 #pragma unroll
         for (int s = 0; s < STAGES; s++) {
             barrier_make(here + 8 * s, 1);
-            barrier_make(used + 8 * s, 4 * GROUPS);
+            barrier_make(used + 8 * s, 4 * GROUPS * LANES);
         }
     }
     // The barrier that a copy into `stage` completes.
     __device__ __forceinline__ u32 barrier(u32 stage) const { return here + 8 * stage; }
     // Until the tile is there.
     __device__ __forceinline__ void wait(const Turn<STAGES>& t) const { barrier_wait(here + 8 * t.stage, t.parity); }
-    // One lane of each warp says that its warp is done with the tile.
+    // Each of LANES says that it is done with the tile.
     __device__ __forceinline__ void leave(const Turn<STAGES>& t) const { barrier_arrive(used + 8 * t.stage); }
     __device__ __forceinline__ void wait_used(const Turn<STAGES>& t) const {
         barrier_wait(used + 8 * t.stage, t.parity);

@@ -72,7 +72,7 @@ pub fn against(
         Failure::Usage(format!("{what}: {}", e.message()))
     })?;
     let before = old.recipe.params()?;
-    let old_kernels = old.run.rehearse(true)?.unwrap_or_default();
+    let old_kernels = old.run.outline()?;
 
     // As a reload would: params stay unless their defaults were edited.
     let loaded = runtime.params();
@@ -80,7 +80,7 @@ pub fn against(
     runtime.keep_params(loaded.kept, loaded.defaults);
     let new = build.build(&source.text, &source.path, &Version::of(Vec::new()))?;
     let handover = new.run.take_over(perilune_lua::Source::Run(&old.run), &Parked::default(), Taking::Fitting)?;
-    let kernels = new.run.rehearse(true)?.unwrap_or_default();
+    let kernels = new.run.outline()?;
 
     let mut files = vec![(source.path.clone(), source.text.clone())];
     files.extend(runtime.required());

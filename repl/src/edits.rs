@@ -67,7 +67,13 @@ impl Trainer<'_> {
         let reported = report(false);
         let loaded = watch.load_in_run(&candidate, &self.run, &self.params);
         match loaded {
-            Ok(next) => {
+            Ok(None) => {
+                report(reported);
+                let line = format!("step {step} · an edit waits for its kernels, which are being compiled");
+                self.events.screen.line(&line);
+                Ok(false)
+            }
+            Ok(Some(next)) => {
                 // Plans of the step, not those that copied the State.
                 let misses = self.run.host().engine.borrow().stats().misses;
                 self.trial = Some(Trial {

@@ -287,7 +287,7 @@ impl Job<'_> {
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.args.edited)?;
             if self.args.edited {
-                run.rehearse(false)?;
+                run.rehearse()?;
             }
         }
         Ok((run, handover))

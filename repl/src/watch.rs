@@ -3,7 +3,9 @@
 //! A reload is a stop and a resume that never leaves the process: at a step boundary the new text makes a run of its own,
 //! whose States take the old ones' values by path and shape, and which goes on from the same cursor and random numbers.
 //! So it gives the bits that a checkpoint, an edit and `--resume --edited` would give. Before the new run takes over, one of
-//! its steps is recorded and not run. This file finds new versions and builds them; `edits.rs` says which of them runs.
+//! its steps is recorded and not run. If that step needs machine code that takes long to make, the new run is dropped again,
+//! the old one goes on while the code is made beside it, and then the new one is built a second time. This file finds new
+//! versions and builds them; `edits.rs` says which of them runs.
 
 use crate::failure::Failure;
 use crate::hurry;
@@ -17,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Saves this close together count once.
@@ -40,6 +43,8 @@ pub struct Watch<'a> {
     history: Vec<(Files, Vec<(String, String)>)>,
     /// What an edit dropped since the last checkpoint.
     pub parked: Parked,
+    /// A version that waits for its machine code.
+    coming: Option<Coming>,
     /// With `--watch`.
     listener: Option<Listener>,
     /// In a replay: the versions to come, the next one last.
@@ -67,9 +72,19 @@ struct Listener {
     touched: Option<Instant>,
 }
 
+/// A version whose machine code is being made, while the one before it goes on.
+struct Coming {
+    files: Files,
+    work: JoinHandle<()>,
+    /// How long the loop has stood still for it.
+    stood: Duration,
+}
+
 /// A version to be tried.
 pub struct Candidate {
     pub files: Files,
+    /// Its machine code has been made; how long the loop has stood still for it.
+    made: Option<Duration>,
     /// Of a replay: how it was started.
     version: Option<Version>,
 }
@@ -90,10 +105,21 @@ pub struct Next {
     /// Which States it took.
     pub handover: Handover,
     pub files: Files,
+    /// When the loop began to stand still for it, as if it had done so in one go.
     pub begun: Instant,
     /// What was loaded before it.
     pub memory: Memory,
 }
+
+/// What an attempt at a version comes to.
+enum Built {
+    Next(Box<Next>),
+    /// Nothing has changed; the version lacks machine code, which is being made.
+    Later(JoinHandle<()>),
+}
+
+/// A version as built, and its machine code where that is still to be made.
+type Parts = (Recipe, Run, Handover, Option<JoinHandle<()>>);
 
 /// `lr 0.01 -> 0.02` for each param that differs.
 pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamValue)]) -> Vec<String> {
@@ -201,6 +227,7 @@ impl<'a> Watch<'a> {
             tried: Tried::default(),
             history: Vec::new(),
             parked: Parked::default(),
+            coming: None,
             listener: None,
             script: script.map(|s| s.versions.iter().rev().cloned().collect()),
         };
@@ -252,18 +279,23 @@ impl<'a> Watch<'a> {
     pub fn changed(&mut self, at_once: bool, step: u64) -> Option<Candidate> {
         if let Some(script) = &mut self.script {
             let version = script.pop_if(|v| v.since <= step)?;
-            return Some(Candidate { files: version.files.clone(), version: Some(version) });
+            return Some(Candidate { files: version.files.clone(), made: None, version: Some(version) });
         }
-        if !self.listener.as_mut().map_or(at_once, |l| l.settled(at_once)) {
-            return None;
+        let settled = self.listener.as_mut().map_or(at_once, |l| l.settled(at_once));
+        if settled {
+            // A directory may have come or gone. What cannot be watched now was said when the version began.
+            let _ = self.listen();
+            let files = self.read();
+            let known: BTreeMap<_, _> = self.tried.files.iter().map(|f| (&f.0, &f.1)).collect();
+            let same = files.iter().map(|f| (&f.0, &f.1)).collect::<BTreeMap<_, _>>() == known;
+            let again = self.tried.failed && (at_once || self.saved() != self.tried.saved);
+            if !same || again {
+                self.coming = None;
+                return Some(Candidate { files, made: None, version: None });
+            }
         }
-        // A directory may have come or gone. What cannot be watched now was said when the version began.
-        let _ = self.listen();
-        let files = self.read();
-        let known: BTreeMap<_, _> = self.tried.files.iter().map(|f| (&f.0, &f.1)).collect();
-        let same = files.iter().map(|f| (&f.0, &f.1)).collect::<BTreeMap<_, _>>() == known;
-        let again = self.tried.failed && (at_once || self.saved() != self.tried.saved);
-        (!same || again).then_some(Candidate { files, version: None })
+        let made = self.coming.take_if(|c| c.work.is_finished())?;
+        Some(Candidate { files: made.files, made: Some(made.stood), version: None })
     }
 
     /// In a replay: whether the next version takes over after this step, before its evaluation.
@@ -279,33 +311,21 @@ impl<'a> Watch<'a> {
 
     /// Builds a version and puts it where `old` is. On an error `old` is as it was.
     pub fn load(&mut self, next: &Candidate, old: &Run, before: &[(String, ParamValue)]) -> Result<Next, Failure> {
-        if next.version.as_ref().is_some_and(|v| v.resumed) {
-            self.parked.clear();
+        match self.try_load(next, old, before, false)? {
+            Some(next) => Ok(next),
+            None => Err(Failure::System("this is a bug: a version waits for nothing".into())),
         }
-        self.tried = Tried { files: next.files.clone(), failed: true, ..Tried::default() };
-        let now = self.runtime.params();
-        let how = next.version.clone().unwrap_or_else(|| Version::of(next.files.clone()));
-        let next = self.attempt(&how, (now.kept, now.defaults), old, before);
-        match &next {
-            Ok(next) => {
-                let missing = self.runtime.missing();
-                self.tried = Tried { files: next.files.clone(), missing, ..Tried::default() };
-            }
-            Err(_) => drop(self.listen()),
-        }
-        self.tried.saved = self.saved();
-        next
     }
 
-    /// The same while a run waits, which a newer save or a signal may end.
+    /// The same while a run waits: a newer save or a signal may end it.
     pub fn load_in_run(
         &mut self,
         next: &Candidate,
         old: &Run,
         before: &[(String, ParamValue)],
-    ) -> Result<Next, Failure> {
+    ) -> Result<Option<Next>, Failure> {
         let runtime = self.runtime;
-        match hurry::during(runtime, || self.load(next, old, before))? {
+        match hurry::during(runtime, || self.load_when_made(next, old, before))? {
             Err(Failure::Recipe(e)) if e.message == "interrupted" => {
                 let message =
                     "this version was still being built when a newer one was saved, or the run was asked to stop";
@@ -319,42 +339,89 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// As `load`; but if the version lacks machine code, and has not waited for it yet, `None`: it is a candidate again when that
+    /// is made.
+    fn load_when_made(
+        &mut self,
+        next: &Candidate,
+        old: &Run,
+        before: &[(String, ParamValue)],
+    ) -> Result<Option<Next>, Failure> {
+        self.try_load(next, old, before, next.version.is_none() && next.made.is_none())
+    }
+
+    fn try_load(
+        &mut self,
+        next: &Candidate,
+        old: &Run,
+        before: &[(String, ParamValue)],
+        may_wait: bool,
+    ) -> Result<Option<Next>, Failure> {
+        if next.version.as_ref().is_some_and(|v| v.resumed) {
+            self.parked.clear();
+        }
+        self.tried = Tried { files: next.files.clone(), failed: true, ..Tried::default() };
+        let now = self.runtime.params();
+        let how = next.version.clone().unwrap_or_else(|| Version::of(next.files.clone()));
+        let begun = Instant::now();
+        let built = self.attempt(&how, (now.kept, now.defaults), old, before, may_wait);
+        // Of what could not be watched the next look says more.
+        let _ = self.listen();
+        self.tried.saved = self.saved();
+        self.tried.failed = built.is_err();
+        match built? {
+            Built::Next(mut built) => {
+                built.begun = begun.checked_sub(next.made.unwrap_or_default()).unwrap_or(begun);
+                Ok(Some(*built))
+            }
+            Built::Later(work) => {
+                self.coming = Some(Coming { files: self.tried.files.clone(), work, stood: begun.elapsed() });
+                Ok(None)
+            }
+        }
+    }
+
     fn attempt(
         &mut self,
         how: &Version,
         kept: (Vec<(String, String)>, BTreeMap<String, String>),
         old: &Run,
         before: &[(String, ParamValue)],
-    ) -> Result<Next, Failure> {
+        may_wait: bool,
+    ) -> Result<Built, Failure> {
         let begun = Instant::now();
         let (rng, memory) = (old.rng(), self.runtime.remember()?);
         self.runtime.set_texts(&how.files);
         self.runtime.keep_params(kept.0, kept.1);
-        let result = self.build(how, old);
+        let result = self.build(how, old, may_wait);
         old.set_rng(rng);
+        let mut files = how.files.clone();
+        if self.script.is_none() {
+            // Of one that failed a fix of a file that it alone requires is to be seen, and of those that it did not come to.
+            let required = self.runtime.required();
+            files.truncate(if result.is_ok() { 1 } else { files.len() });
+            let new = required.into_iter().filter(|f| !files.iter().any(|known| known.0 == f.0)).collect::<Files>();
+            files.extend(new);
+            (self.tried.files, self.tried.missing) = (files.clone(), self.runtime.missing());
+        }
         let (recipe, run, handover) = match result {
-            Ok(built) => built,
+            Ok((recipe, run, handover, None)) => (recipe, run, handover),
+            Ok((.., Some(work))) => {
+                self.runtime.recall(memory)?;
+                return Ok(Built::Later(work));
+            }
             Err(failure) => {
-                // A fix of a file that it alone requires is to be seen.
-                let known: BTreeSet<_> = self.tried.files.iter().map(|f| f.0.clone()).collect();
-                self.tried.files.extend(self.runtime.required().into_iter().filter(|f| !known.contains(&f.0)));
-                self.tried.missing = self.runtime.missing();
                 self.runtime.recall(memory)?;
                 return Err(failure);
             }
         };
         let params = recipe.params()?;
-        let mut files = how.files.clone();
-        if self.script.is_none() {
-            files.truncate(1);
-            files.extend(self.runtime.required());
-        }
         let mut changed = params_changed(before, &params);
         changed.extend(ledger::places(&self.running, &files));
-        Ok(Next { run, params, changed, handover, files, begun, memory })
+        Ok(Built::Next(Box::new(Next { run, params, changed, handover, files, begun, memory })))
     }
 
-    fn build(&self, how: &Version, old: &Run) -> Result<(Recipe, Run, Handover), Failure> {
+    fn build(&self, how: &Version, old: &Run, may_wait: bool) -> Result<Parts, Failure> {
         let text = match how.files.first() {
             Some((path, text)) if *path == self.path => text.clone(),
             _ => Source::read(&self.path)?.text,
@@ -372,8 +439,8 @@ impl<'a> Watch<'a> {
         let precision = how.precision.as_deref().or(self.precision.as_deref());
         let run = recipe.start(how.seed.or(self.seed), precision, self.memory_budget)?;
         let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
-        run.rehearse(false)?;
-        Ok((recipe, run, handover))
+        let work = if may_wait { run.prepare()? } else { run.rehearse().map(|()| None)? };
+        Ok((recipe, run, handover, work))
     }
 
     /// From now on this version runs, and the one before it, which had these params, can be gone back to.
@@ -389,14 +456,21 @@ impl<'a> Watch<'a> {
 
     /// Builds the last version before the running one that can be built, from the present States. None is left: nothing.
     pub fn step_back(&mut self, old: &Run, before: &[(String, ParamValue)]) -> Option<Next> {
-        while let Some((files, params)) = self.history.pop() {
-            if let Ok(next) = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before) {
-                self.running = next.files.clone();
-                self.tried.failed = true;
-                return Some(next);
-            }
+        // What lies on the disk has been tried, and has failed.
+        let tried = Tried { failed: true, ..std::mem::take(&mut self.tried) };
+        let mut found = None;
+        while found.is_none()
+            && let Some((files, params)) = self.history.pop()
+        {
+            let built = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before, false);
+            found = match built {
+                Ok(Built::Next(next)) => Some(*next),
+                _ => None,
+            };
         }
-        None
+        self.tried = tried;
+        self.running = found.as_ref().map_or_else(|| self.running.clone(), |next| next.files.clone());
+        found
     }
 
     /// The version on trial has gone: what was loaded before it is loaded again.

@@ -397,6 +397,35 @@ fn a_version_finds_no_trace_of_the_one_before() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
+/// A log that grows beside the recipe, its own output say, does not keep an edit waiting.
+#[test]
+fn other_files_beside_the_recipe_may_change_all_the_time() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for n in 0..600 {
+                if over.load(std::sync::atomic::Ordering::Relaxed) {
+                    return true;
+                }
+                p.file("log.txt", "line\n".repeat(n));
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            false
+        });
+        save(&p, "edited.lua", &Version { lr: "0.02", ..FIRST }.text());
+        run.next("reload");
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(writer.join().unwrap(), "the edit waited until nothing else was written");
+    });
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
 /// The share of the time that goes into making batches is that of the version that runs.
 #[test]
 fn data_is_timed_after_an_edit() {

@@ -275,7 +275,8 @@ describe("autocast", function()
     pl.seed(3)
     -- Large enough products: small ones are left to kernels that round no operand.
     local x, w = pl.randn { 1024, 1024 }, pl.state(pl.randn { 1024, 1024 })
-    local function both() return x:matmul(w:t()), pl.linear(x, w, pl.zeros { 1024 }) end
+    local bias = pl.randn { 1024 }
+    local function both() return x:matmul(w:t()), pl.linear(x, w, bias) end
     local function gradient(y)
       (y * y):sum():backward()
       local g = w.grad

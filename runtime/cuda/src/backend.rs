@@ -15,6 +15,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 /// A GPU as a device.
 pub struct Cuda {
@@ -157,6 +158,11 @@ impl Backend for Cuda {
 
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
         Some(crate::paper::text(program, k, &self.shared.device.props))
+    }
+
+    fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
+        let functions = crate::compile::functions(&self.shared, program)?;
+        Ok(self.shared.compiler.borrow().prepare(&functions))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -153,22 +153,34 @@ pub(crate) struct Compiled {
     shared: Rc<Machine>,
 }
 
+/// What a kernel takes: launches, and products.
+enum Part {
+    Work(Work),
+    Conv(Box<conv::Call>),
+    Gemm(Box<Step>),
+}
+
+/// The functions that a program launches.
+pub(crate) fn functions(shared: &Rc<Machine>, program: &Program) -> Result<Vec<Arc<Function>>> {
+    Ok(launched(&Compiled::parts(shared, program)?))
+}
+
+fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
+    let launches = parts.iter().flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] });
+    launches.map(|l| l.function.clone()).collect()
+}
+
 impl Compiled {
-    pub fn new(shared: &Rc<Machine>, program: Arc<Program>) -> Result<Compiled> {
+    /// What each kernel takes, with its number, in order.
+    fn parts(shared: &Rc<Machine>, program: &Program) -> Result<Vec<(usize, Part)>> {
         let props = &shared.device.props;
-        // What each kernel takes: launches, and products.
-        enum Part {
-            Work(Work),
-            Conv(Box<conv::Call>),
-            Gemm(Box<Step>),
-        }
         let mut parts: Vec<(usize, Part)> = Vec::new();
         for (k, kernel) in program.kernels.iter().enumerate() {
             match kernel {
                 Kernel::Region(r) => {
-                    parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)))
+                    parts.push((k, Part::Work(codegen::regions(program, std::slice::from_ref(r), props)?)))
                 }
-                Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(&program, list, props)?))),
+                Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(program, list, props)?))),
                 Kernel::Library(l) if conv::is(l.op) => {
                     let conv::Parts { before, call, after } = conv::parts(l)?;
                     parts.push((k, Part::Work(before)));
@@ -176,7 +188,7 @@ impl Compiled {
                     parts.push((k, Part::Work(after)));
                 }
                 Kernel::Library(l) if fp8::is(l.op) => {
-                    let (before, operands) = fp8::parts(&program, l)?;
+                    let (before, operands) = fp8::parts(program, l)?;
                     parts.push((k, Part::Work(before)));
                     let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
                     let gemm = shared.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
@@ -184,30 +196,30 @@ impl Compiled {
                     parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
                 }
                 Kernel::Library(l) => {
-                    let (gemm, rest) = match product(&program, l) {
-                        Some(p) if l.op == &LINEAR => (Compiled::linear(shared, &program, l, p), l.epilogue.as_ref()),
+                    let (gemm, rest) = match product(program, l) {
+                        Some(p) if l.op == &LINEAR => (Compiled::linear(shared, program, l, p), l.epilogue.as_ref()),
                         Some(p) => {
-                            let (gemm, taken) = Compiled::gemm(shared, &program, l, p)?;
+                            let (gemm, taken) = Compiled::gemm(shared, program, l, p)?;
                             (Some(gemm), if taken { None } else { l.epilogue.as_ref() })
                         }
                         None => (None, l.epilogue.as_ref()),
                     };
                     match gemm {
                         Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
-                        None => parts.push((k, Part::Work(routine(&program, l, props)?))),
+                        None => parts.push((k, Part::Work(routine(program, l, props)?))),
                     }
                     if let Some(r) = rest {
-                        parts.push((k, Part::Work(codegen::regions(&program, std::slice::from_ref(r), props)?)));
+                        parts.push((k, Part::Work(codegen::regions(program, std::slice::from_ref(r), props)?)));
                     }
                 }
             }
         }
-        let functions: Vec<_> = parts
-            .iter()
-            .flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] })
-            .map(|l| l.function.clone())
-            .collect();
-        let mut entries = entries(shared, &functions)?;
+        Ok(parts)
+    }
+
+    pub fn new(shared: &Rc<Machine>, program: Arc<Program>) -> Result<Compiled> {
+        let parts = Compiled::parts(shared, &program)?;
+        let mut entries = entries(shared, &launched(&parts))?;
         let mut steps = Vec::new();
         let mut scratch = 0;
         let mut plans: HashMap<conv::Problem, Rc<Plan>> = HashMap::new();

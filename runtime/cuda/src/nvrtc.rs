@@ -16,11 +16,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
 /// Functions in one program at most.
 const BATCH: usize = 16;
-/// Generated functions in one program at least, if there are as many: the headers alone take as long as some of them.
-const LEAST: usize = 4;
 
 /// A text that begins with this line may have products and sums contracted: hand-written kernels that state their own
 /// arithmetic. Fused regions never do.
@@ -33,6 +32,7 @@ pub struct Cubin {
     pub hash: [u8; 32],
 }
 
+#[derive(Clone)]
 pub struct Compiler {
     arch: (u32, u32),
     /// CUDA version of the compiler.
@@ -91,6 +91,21 @@ impl Compiler {
             }
         }
         Ok(functions.iter().map(|f| found[&self.key(f)].clone()).collect())
+    }
+
+    /// Compiles what the cache lacks of functions in a thread of its own, for a later `compile`. `None`: it has them all, or
+    /// there is no cache to leave them in.
+    pub fn prepare(&self, functions: &[Arc<Function>]) -> Option<JoinHandle<()>> {
+        let folder = self.folder.as_ref()?;
+        let lacks = |f: &&Arc<Function>| !folder.join(format!("{}.ref", self.key(f))).exists();
+        let missing: Vec<Arc<Function>> = functions.iter().filter(lacks).cloned().collect();
+        if missing.is_empty() {
+            return None;
+        }
+        let mut own = self.clone();
+        // What NVRTC refuses it refuses again, and is reported, when the program is compiled.
+        let work = move || drop(own.compile(&missing));
+        std::thread::Builder::new().name("nvrtc".into()).spawn(work).ok()
     }
 
     /// Compiles programs, as many at a time as there are cores.
@@ -218,8 +233,7 @@ impl Kind {
     /// How many functions make a program where a core's share is so many.
     fn batch(self, share: usize) -> usize {
         match self {
-            Kind::Generated => share.clamp(LEAST, BATCH),
-            Kind::Contract => share.clamp(1, BATCH),
+            Kind::Generated | Kind::Contract => share.clamp(1, BATCH),
             Kind::Own => 1,
         }
     }
@@ -325,6 +339,12 @@ mod tests {
                 assert!(cubin.bytes.windows(name.len()).any(|w| w == name), "{}", f.label);
             }
         };
+        if let Some(work) = c.prepare(&list[..5]) {
+            work.join().unwrap();
+        }
+        assert!(c.prepare(&list[..5]).is_none(), "all of it lies on the disk");
+        c.compile(&list[..5]).unwrap();
+        assert_eq!(c.compiled, 0);
         holds(&c.compile(&list).unwrap());
         let programs = c.compiled;
         assert!((3..=37).contains(&programs), "{programs}");

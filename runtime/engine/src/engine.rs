@@ -17,6 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::thread::JoinHandle;
 
 /// A node of some generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -544,14 +545,23 @@ impl Engine {
         Ok(format!("as {} would run it: {text}", paper.describe()))
     }
 
-    /// Plans what evaluating `ids` and writing the pending assignments takes; nothing is compiled or run.
-    fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
+    /// Traces what evaluating `ids` and writing the pending assignments takes.
+    fn trace_step(&mut self, ids: &[NodeId]) -> Request {
         let request = self.states.request(ids.to_vec());
         let evaluated = &self.evaluated;
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, &request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
-        let options = self.options();
-        perilune_plan::cache::plan(&self.graph, &self.tracer, &request, options, &*self.backend)
+        request
+    }
+
+    /// Plans what was traced last; nothing is compiled or run.
+    fn plan_traced(&self, request: &Request) -> Result<Program> {
+        perilune_plan::cache::plan(&self.graph, &self.tracer, request, self.options(), &*self.backend)
+    }
+
+    fn plan_only(&mut self, ids: &[NodeId]) -> Result<Program> {
+        let request = self.trace_step(ids);
+        self.plan_traced(&request)
     }
 
     /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
@@ -567,11 +577,28 @@ impl Engine {
 
     /// The kernels that ending the open step with these results would run; nothing runs.
     pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
-        let mut roots: Vec<NodeId> = ids.iter().copied().filter(|id| !self.is_plain_leaf(*id)).collect();
-        roots.retain(|id| self.value(*id).is_none());
+        let roots = self.roots(ids);
+        Ok(Outline::of(&self.plan_only(&roots)?))
+    }
+
+    /// Begins to make the machine code that ending the open step with these results would have to wait for; `None`: there is
+    /// nothing to wait for.
+    pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Option<JoinHandle<()>>, Fault> {
+        let roots = self.roots(ids);
+        let request = self.trace_step(&roots);
+        if self.cache.has(&self.tracer, self.options()) {
+            return Ok(None);
+        }
+        Ok(self.backend.prepare(&self.plan_traced(&request)?)?)
+    }
+
+    /// Those of `ids` that are yet to be computed, in order.
+    fn roots(&self, ids: &[NodeId]) -> Vec<NodeId> {
+        let open = |id: &NodeId| !self.is_plain_leaf(*id) && self.value(*id).is_none();
+        let mut roots: Vec<NodeId> = ids.iter().copied().filter(open).collect();
         roots.sort_unstable();
         roots.dedup();
-        Ok(Outline::of(&self.plan_only(&roots)?))
+        roots
     }
 
     // ---- generations -------------------------------------------------------------------------------------------

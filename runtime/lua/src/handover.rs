@@ -4,6 +4,7 @@
 //! goes over comes from a run that is alive or from a checkpoint; States are matched by path, shape and dtype.
 
 use crate::host::Host;
+use crate::rehearse::Planned;
 use crate::run::{ParamValue, Run};
 use crate::runtime::Failed;
 use crate::tensor::{Ref, Tensor};
@@ -12,6 +13,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_engine::StateId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::thread::JoinHandle;
 
 /// What a run goes on from.
 #[derive(Clone, Copy)]
@@ -309,12 +311,27 @@ impl Run {
     }
 
     /// Records a step on the live States, and one batch of an evaluation, and runs neither. What a step would raise about
-    /// shapes, dtypes or names is raised now. With `planned`, also the kernels of the step.
-    pub fn rehearse(&self, planned: bool) -> Result<Option<perilune_plan::Outline>, Failed> {
-        self.lua.set_app_data(crate::rehearse::Planned::default());
+    /// shapes, dtypes or names is raised now.
+    pub fn rehearse(&self) -> Result<(), Failed> {
+        self.rehearse_with(None).map(drop)
+    }
+
+    /// The same, and what kernels the step would run.
+    pub fn outline(&self) -> Result<perilune_plan::Outline, Failed> {
+        Ok(self.rehearse_with(Some("kernels"))?.outline.unwrap_or_default())
+    }
+
+    /// The same as `rehearse`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
+    /// none that takes long.
+    pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
+        Ok(self.rehearse_with(Some("code"))?.code)
+    }
+
+    fn rehearse_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
+        self.lua.set_app_data(Planned::default());
         let f: mlua::Function = self.table.get("rehearse")?;
-        f.call::<()>((&self.table, planned))?;
-        Ok(self.lua.remove_app_data::<crate::rehearse::Planned>().and_then(|p| p.0))
+        f.call::<()>((&self.table, plan))?;
+        Ok(self.lua.remove_app_data().unwrap_or_default())
     }
 
     pub(crate) fn list_states(&self) -> Result<Vec<(String, AnyUserData)>, Failed> {

@@ -9,14 +9,20 @@ use crate::functions::{host, tensors_of};
 use crate::tensor::Ref;
 use mlua::{Function, Lua, MultiValue};
 use perilune_plan::Outline;
+use std::thread::JoinHandle;
 
-/// What the last rehearsal that was to be planned would run, kept with the Lua state.
+/// What was asked of the last rehearsal besides, kept with the Lua state.
 #[derive(Default)]
-pub struct Planned(pub Option<Outline>);
+pub struct Planned {
+    /// The kernels that it would run.
+    pub outline: Option<Outline>,
+    /// Machine code that is being made for them.
+    pub code: Option<JoinHandle<()>>,
+}
 
-/// `native.rehearse(fn, planned)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
-/// `planned` the step is planned too.
-pub fn rehearse(lua: &Lua, (f, planned): (Function, Option<bool>)) -> mlua::Result<()> {
+/// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
+/// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made.
+pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<()> {
     let host = host(lua)?;
     host.settle();
     if host.engine.borrow().is_dirty() {
@@ -26,16 +32,17 @@ pub fn rehearse(lua: &Lua, (f, planned): (Function, Option<bool>)) -> mlua::Resu
     let fail = |e| errors::raise(&host, Raise::Fault(e, site));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
     let result = f.call::<MultiValue>(()).and_then(|out| {
-        if planned != Some(true) {
-            return Ok(());
-        }
+        let Some(plan) = plan else { return Ok(()) };
         let refs = tensors_of(&out);
-        let outline = host.record(lua, |engine| {
+        let planned = host.record(lua, |engine| {
             let nodes = |r: &&RefGuard| matches!(r.0, Ref::Node(_));
             let nodes: Vec<_> = refs.iter().filter(nodes).map(|r| r.node(engine)).collect::<Result<_, _>>()?;
-            engine.outline(&nodes)
+            Ok(match plan.as_str() {
+                "code" => Planned { code: engine.prepare(&nodes)?, ..Planned::default() },
+                _ => Planned { outline: Some(engine.outline(&nodes)?), ..Planned::default() },
+            })
         })?;
-        lua.set_app_data(Planned(Some(outline)));
+        lua.set_app_data(planned);
         Ok(())
     });
     host.settle();

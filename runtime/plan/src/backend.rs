@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::thread::JoinHandle;
 
 /// Memory of a device, freed on drop. Cheap to clone.
 pub type Buffer = Rc<dyn DeviceBuffer>;
@@ -123,6 +124,12 @@ pub trait Backend {
     /// The device's sensors, if it has some.
     fn probe(&self) -> Option<Probe> {
         None
+    }
+
+    /// Begins to make, in a thread of its own, the machine code that `compile` would make anew for this program. `None`: there
+    /// is nothing of the kind to wait for.
+    fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
+        Ok(None)
     }
 
     /// Makes a program runnable.

@@ -80,6 +80,13 @@ impl Cache {
         self.plans.is_empty()
     }
 
+    /// Whether there is a plan for what `tracer` traced.
+    pub fn has(&self, tracer: &Tracer, options: Options) -> bool {
+        let key = &tracer.trace.key;
+        let same = |p: &Rc<Plan>| p.key == *key && p.options == options;
+        self.plans.get(&hash(key, options)).is_some_and(|list| list.iter().any(same))
+    }
+
     /// The plan for what `tracer` traced; compiled now if it is new.
     pub fn get(
         &mut self,
@@ -98,7 +105,7 @@ impl Cache {
             self.counts.hits += 1;
             return Ok((found.clone(), true));
         }
-        let hash = digest(&trace.key) ^ u128::from(options.fusion);
+        let hash = hash(&trace.key, options);
         if let Some(found) = self.plans.get(&hash).and_then(|list| list.iter().find(same)) {
             found.last_use.set(self.clock);
             self.counts.hits += 1;
@@ -171,6 +178,10 @@ impl Cache {
         }
         None
     }
+}
+
+fn hash(key: &[u32], options: Options) -> u128 {
+    digest(key) ^ u128::from(options.fusion)
 }
 
 fn weight(p: &Plan) -> usize {

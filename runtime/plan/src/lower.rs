@@ -12,7 +12,7 @@ use crate::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, Generator, create, elementwise, movement, source};
+use perilune_core::ops::{Class, Generator, create, elementwise, matmul, movement, source};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet};
@@ -286,9 +286,13 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
                     to.map.push(joined);
                     continue;
                 }
-                let own_layout = node.op == &source::KERNEL;
-                let store = |x: &NodeId| if own_layout { dense(&mut to.out, *x) } else { in_memory(&mut to.out, *x) };
-                let stored: SmallVec<[NodeId; 4]> = inputs.iter().map(store).collect();
+                let store = |(k, x): (usize, &NodeId)| match node.op {
+                    op if op == &source::KERNEL => dense(&mut to.out, *x, ALIGNED),
+                    // A bias: libraries read it one element after the other.
+                    op if op == &matmul::LINEAR && k == 2 => dense(&mut to.out, *x, 1),
+                    _ => in_memory(&mut to.out, *x),
+                };
+                let stored: SmallVec<[NodeId; 4]> = inputs.iter().enumerate().map(store).collect();
                 let mut copy = node.clone();
                 copy.inputs = stored;
                 own(&mut to.out);
@@ -485,11 +489,11 @@ fn in_memory(out: &mut Lowered, x: NodeId) -> NodeId {
 /// Bytes that a kernel from source may take the addresses of its operands to be multiples of.
 const ALIGNED: usize = 16;
 
-/// `x`, or a copy if its elements are not in memory one after the other, from an aligned address on.
-fn dense(out: &mut Lowered, x: NodeId) -> NodeId {
+/// `x`, or a copy if its elements are not in memory one after the other, from a multiple of `align` bytes on.
+fn dense(out: &mut Lowered, x: NodeId, align: usize) -> NodeId {
     own(out);
     let (base, l) = out.views[x.index()];
-    let aligned = (l.offset.unsigned_abs() * out.graph.dtype(x).size()).is_multiple_of(ALIGNED);
+    let aligned = (l.offset.unsigned_abs() * out.graph.dtype(x).size()).is_multiple_of(align);
     if l.is_contiguous() && aligned && out.graph.generator(base).is_none() { x } else { copy(out, x) }
 }
 

@@ -4,7 +4,7 @@
 //! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
 //! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. Where there are not
 //! registers enough for both, the passes over a row compute again what they share, a pack at a time. While a row is worked
-//! on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
+//! on, `cp.async` brings the next one to shared memory, where each warp finds what it copied itself.
 
 use super::body::Body;
 use super::col::{cell, col_stores, combine};
@@ -134,7 +134,7 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
         g.text.line(format!("const {t} ahead = b * rows + {y}, limit = cols;"));
         g.row_begin("ahead", "f");
         g.staged_rows("to", flip, "strand", strands);
-        g.copy_ahead(packs, &place, "f", "to");
+        g.copy_ahead(packs, &place, "f", "to", lanes == 32);
         g.text.close();
         g.text.line("group_copies();");
     };
@@ -146,6 +146,9 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     g.text.line("const bool live = y + strand < stop;");
     g.text.line(format!("const {t} row = b * rows + (live ? y + strand : y), limit = live ? cols : 0;"));
     g.text.line(format!("copied_but<{}>();", depth - 2));
+    if lanes == 32 && loads.iter().any(|i| g.spreads(*i)) {
+        g.text.line("__syncwarp();");
+    }
     // Where the row before this one lay.
     ahead(&mut g, &format!("y + strand + {}", (depth - 1) * strands), &format!("(set == 0 ? {} : set - 1)", depth - 1));
     g.staged_rows("stage", "set", "strand", strands);

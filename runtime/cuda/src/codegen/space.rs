@@ -21,9 +21,11 @@ pub const CHUNK: usize = 8192;
 pub const OCTET: usize = 8;
 /// Rows that a strand of a column reduction adds at most.
 const STRAND: usize = 256;
-/// Chunks that a column reduction is cut into for parallelism: two for each multiprocessor of a large GPU. A constant,
-/// so that results do not depend on the GPU.
-const COL_CHUNKS: usize = 264;
+/// Chunks that a column reduction is cut into for parallelism: two for each multiprocessor of a large GPU, half as many where
+/// rows are wide enough for blocks beside each other. Constants, so that results do not depend on the GPU.
+const COL_CHUNKS: [usize; 2] = [264, 132];
+/// Rows up to which the first of them holds.
+const WIDE: usize = 4096;
 
 /// Lanes that hold a block: fewer than 32 for short rows.
 pub fn lanes(cols: usize) -> usize {
@@ -34,7 +36,6 @@ pub fn lanes(cols: usize) -> usize {
 pub fn warps(cols: usize) -> usize {
     match cols {
         0..=1024 => 1,
-        1025..=2048 => 4,
         _ => 8,
     }
 }
@@ -57,7 +58,8 @@ pub fn columns(batch: usize, rows: usize, cols: usize) -> Columns {
     let strands = most.min(rows.div_ceil(2).next_power_of_two());
     let apart = max(1, batch * cols.div_ceil(CHUNK));
     // Enough chunks to fill a GPU, but two rows for each strand; and no more rows than a strand may add.
-    let wanted = COL_CHUNKS.div_ceil(apart).min(rows.div_ceil(2 * strands));
+    let most_chunks = COL_CHUNKS[usize::from(cols > WIDE)];
+    let wanted = most_chunks.div_ceil(apart).min(rows.div_ceil(2 * strands));
     let chunks = max(wanted, rows.div_ceil(STRAND * strands)).max(1);
     let chunk = rows.div_ceil(chunks).next_multiple_of(strands).max(strands);
     Columns { strands, chunk, chunks: rows.div_ceil(chunk).max(1) }

@@ -131,7 +131,7 @@ pub fn stage(
     let bring = |g: &mut Emit| {
         let step: Step = match held.is_some() {
             true => &mut |g, packs, place| g.fetch_held(packs, place, "f"),
-            false => &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage"),
+            false => &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage", false),
         };
         each_chunk(g, &|_| (), step, &|_| ());
     };
@@ -196,7 +196,7 @@ pub fn stage(
                 }
                 if d == last && held.is_none() {
                     g.text.open("if (more)");
-                    g.copy_ahead(packs, place, "f", "stage");
+                    g.copy_ahead(packs, place, "f", "stage", false);
                     g.text.close();
                 }
             };
