@@ -38,6 +38,7 @@ local train = {}
 ---@field on_nan "stop"|"skip"|"warn"? when the loss or the norm of the gradients is NaN or infinite; "stop" by default
 ---@field on_spike "warn"|"skip"|"stop"|"off"? when the loss leaps far above what it was; "warn" by default
 ---@field early_stop {metric: string, patience: integer, mode: string}?
+---@field states table? States of the recipe's own that a step changes, by name: running metrics, queues; checkpoints and edits carry them over
 ---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? which checkpoints stay, as --keep, --keep-every and --keep-best say it
 ---@field finish fun(run: perilune.Run)?
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? after an edit that changed States: fills the new ones
@@ -59,6 +60,7 @@ local train = {}
 ---@field on_nan "stop"|"skip"|"warn" with "stop" and "skip" a step whose loss or gradient norm is not finite changes no State
 ---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss is above `loss_limit` changes no State
 ---@field loss_limit number? for the next step; the host that drives the run sets it
+---@field looked integer? steps that were searched for States that no checkpoint holds
 ---@field stopped boolean early stopping has ended the run
 ---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
 ---@field batch table the training batch at the run's position, recorded anew when read
@@ -120,7 +122,8 @@ function meta.__tostring(run)
 end
 
 local parts = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
-                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike" }
+                "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
+                "states" }
 
 ---Refuses `recipe.optimiser`: a misspelt part would be as good as absent.
 local function check_names(recipe)
@@ -197,6 +200,9 @@ function train.new(recipe, params, opts)
                 precision = precision, keep = keep_of(recipe) }
   local budget = o.memory_budget or params.memory_budget or recipe.memory_budget
   if budget then pl.memory_budget(budget) end
+  if recipe.states ~= nil and type(recipe.states) ~= "table" then
+    pl.error("recipe", "recipe.states is " .. check.show(recipe.states), "write recipe.states = { level = pl.state(pl.zeros {}) }")
+  end
 
   pl.seed(seed)
   run.data = build_data(recipe, params)
@@ -414,6 +420,14 @@ local function take_step(run, get_batches)
     local all, n = record_step(run, get_batches)
     samples = n
     guard(run, all.loss)
+    -- In the second step, too: States may be made when they are first needed.
+    local looked = run.looked or 0
+    if looked < 2 then
+      run.looked = looked + 1
+      local known = {}
+      for _, entry in ipairs(run:states()) do known[#known + 1] = entry.state end
+      if pl.native.unsaved(known) then run.looked = 2 end
+    end
     return all
   end)
   run.count, run.unfinished = run.count + 1, nil
@@ -577,7 +591,7 @@ function Run:rehearse(plan)
   end
 end
 
----Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*.
+---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*, recipe.*.
 ---@return perilune.Entry[]
 function Run:states()
   local out = {}
@@ -588,6 +602,7 @@ function Run:states()
   if self.opt then append("optim", self.opt:states()) end
   if self.ema then append("ema", self.ema:states()) end
   if self.scaler then append("scaler", self.scaler:states()) end
+  if self.recipe.states then append("recipe", tree.states(self.recipe.states)) end
   return out
 end
 

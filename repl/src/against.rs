@@ -83,7 +83,7 @@ pub fn against(
     let kernels = new.run.outline()?;
 
     let mut files = vec![(source.path.clone(), source.text.clone())];
-    files.extend(runtime.required().into_iter().filter_map(|p| Some((p.clone(), std::fs::read_to_string(p).ok()?))));
+    files.extend(runtime.required());
     screen.line(&format!("{} against {}", screen.bold(&source.path.display().to_string()), dir.display()));
     let or_none = |list: Vec<String>, none: &str| if list.is_empty() { none.to_string() } else { list.join(", ") };
     row("text", &or_none(ledger::places(&now.files, &files), "no change"));

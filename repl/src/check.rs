@@ -83,7 +83,8 @@ impl Report<'_> {
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
-        let warnings = self.params(&params, &reads);
+        let mut warnings = self.params(&params, &reads);
+        warnings.append(&mut runtime.host().engine.borrow_mut().notices);
         for text in &warnings {
             self.screen.warn(text);
         }

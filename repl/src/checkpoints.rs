@@ -94,7 +94,7 @@ impl Checkpoints {
                 self.saver.set_best(step);
             }
             let said = best.record();
-            return events.dir.as_mut().map_or(Ok(()), |d| d.update([("best", said)]));
+            return events.dir.as_mut().map_or(Ok(()), |d| d.update_soon([("best", said)]));
         }
         Ok(())
     }
@@ -145,7 +145,8 @@ impl Checkpoints {
         }
         // Two snapshots would hold the memory twice.
         let written = self.saver.wait()?;
-        let taken = take(run, &self.about, &events.latest)?;
+        let mut taken = take(run, &self.about, &events.latest)?;
+        taken.dir = events.dir.as_ref().map(|d| d.path.clone());
         let note = taken.copies.waited.clone();
         self.saver.save(step, taken)?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -174,6 +175,8 @@ impl Checkpoints {
 /// A run after a step: what is known at once, and copies of its States that are still on their way.
 struct Taken {
     step: u64,
+    /// The run's directory, whose log and record must be on the disk before the checkpoint is.
+    dir: Option<PathBuf>,
     paths: Vec<String>,
     copies: Copies,
     record: Map<String, Value>,
@@ -190,12 +193,18 @@ fn take(run: &Run, about: &Map<String, Value>, latest: &[(String, f64)]) -> Resu
     }
     record.insert("cursor".into(), cursor);
     record.insert("metrics".into(), events::object(latest));
-    Ok(Taken { step: run.count(), paths, copies, record })
+    Ok(Taken { step: run.count(), dir: None, paths, copies, record })
 }
 
 impl Source for Taken {
     fn snapshot(&mut self) -> perilune_checkpoint::Result<Snapshot> {
         let step = self.step;
+        if let Some(dir) = &self.dir {
+            // A file system that cannot is one on which a power cut loses what it likes.
+            for name in ["metrics.jsonl", "ledger.jsonl", "run.json", ""] {
+                let _ = std::fs::File::open(dir.join(name)).and_then(|f| f.sync_all());
+            }
+        }
         let values = self.copies.read().map_err(|source| perilune_checkpoint::Error::Device { step, source })?;
         let (mut model, mut optimizer) = (Vec::new(), Vec::new());
         // For people: what counts are the States.

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::format::{bytes, grouped, short};
 use crate::ledger;
 use crate::screen::say;
-use perilune_checkpoint::{Found, RECORD, SHARD_LIMIT, Snapshot, list, read};
+use perilune_checkpoint::{Found, RECORD, SHARD_LIMIT, Snapshot, about, list, read};
 use perilune_core::{DType, HostTensor};
 use perilune_data::shards;
 use serde_json::Value;
@@ -116,12 +116,16 @@ fn size_of(dir: &Path) -> u64 {
 fn listing(run_dir: &Path) -> Result<String, Failure> {
     let mut out = String::new();
     for f in all_of(run_dir)? {
-        let text = std::fs::read_to_string(f.path.join(RECORD)).unwrap_or_default();
-        let record: Value = serde_json::from_str(&text).unwrap_or_default();
-        let metrics = record["metrics"].as_object().into_iter().flatten();
-        let metrics: Vec<String> = metrics.filter_map(|(k, v)| Some(format!("{k} {}", short(v.as_f64()?)))).collect();
+        let said = match about(&f.path) {
+            Ok(record) => {
+                let metrics = record.get("metrics").and_then(Value::as_object).into_iter().flatten();
+                let one = |(k, v): (&String, &Value)| Some(format!("{k} {}", short(v.as_f64()?)));
+                metrics.filter_map(one).collect::<Vec<_>>().join(" · ")
+            }
+            Err(e) => format!("broken: {e}"),
+        };
         let size = bytes(size_of(&f.path) as usize);
-        let _ = writeln!(out, "step {:>8}  {size:>10}  {}  {}", grouped(f.step), f.path.display(), metrics.join(" · "));
+        let _ = writeln!(out, "step {:>8}  {size:>10}  {}  {said}", grouped(f.step), f.path.display());
     }
     Ok(out)
 }

@@ -65,7 +65,7 @@ impl Trainer<'_> {
         let host = self.run.host().clone();
         let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
         let reported = report(false);
-        let loaded = watch.load_when_made(&candidate, &self.run, &self.params);
+        let loaded = watch.load_in_run(&candidate, &self.run, &self.params);
         match loaded {
             Ok(None) => {
                 report(reported);
@@ -117,7 +117,7 @@ impl Trainer<'_> {
         let defaults = self.watch.as_ref().map(|w| serde_json::json!(w.defaults()));
         let fields = [("params", params), ("steps", self.run.steps().into())];
         let fields = fields.into_iter().chain(defaults.map(|d| ("defaults", d)));
-        self.events.dir.as_mut().map_or(Ok(()), |d| d.update(fields))
+        self.events.dir.as_mut().map_or(Ok(()), |d| d.update_soon(fields))
     }
 
     fn refused(

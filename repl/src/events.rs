@@ -135,13 +135,16 @@ impl Events {
 
     /// Something about a step, which the log of the run keeps too. `more` are fields of the event.
     pub fn warning_at(&mut self, step: u64, message: &str, more: Value) -> Result<(), Failure> {
+        // A person reads the recipe's line first, unless the message says it.
+        let place = more["file"].as_str().zip(more["line"].as_u64()).map(|(file, line)| format!("{file}:{line}"));
+        let place = place.filter(|p| !message.contains(p.as_str())).map(|p| format!("{p}: ")).unwrap_or_default();
         tracing::warn!(step, "{message}");
         let mut event = json!({ "event": "warning", "step": step, "message": message });
         if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
             event.extend(more);
         }
         self.screen.event(&event);
-        self.screen.warn(message);
+        self.screen.warn(&format!("{place}{message}"));
         self.dir.as_mut().map_or(Ok(()), |d| d.log(&event, step, &[]).and_then(|()| d.flush()))
     }
 

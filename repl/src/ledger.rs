@@ -87,7 +87,10 @@ fn diff(before: &Files, files: &Files, inside: impl Fn(&Path) -> String) -> Vec<
         let lines: Vec<String> = minus.chain(new.iter().map(|l| format!("+{l}"))).collect();
         Some(json!({ "path": inside(path), "line": at + 1, "lines": lines }))
     };
-    files.iter().filter_map(|(path, text)| of(path, text)).collect()
+    // A file that this version does not require any more has no lines left.
+    let gone = before.iter().filter(|(path, _)| !files.iter().any(|f| f.0 == *path));
+    let gone = gone.filter_map(|(path, _)| of(path, ""));
+    files.iter().filter_map(|(path, text)| of(path, text)).chain(gone).collect()
 }
 
 /// Names and hashes, as `run.json` and the ledger list them.
@@ -209,7 +212,7 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files, Failure
     let mut out = Files::new();
     for (name, hash) in names {
         let at = dir.join(name);
-        let text = std::fs::read_to_string(&at).map_err(disk("read", &at))?;
+        let text = crate::rundir::text_of(&at)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Failure::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
         }
@@ -223,11 +226,7 @@ pub fn history(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
     let at = dir.join("ledger.jsonl");
-    let ledger = match std::fs::read_to_string(&at) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(disk("read", &at)(e)),
-    };
+    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();
@@ -305,6 +304,17 @@ mod tests {
         assert_eq!(lines("", "a").as_deref(), Some("x:1"));
         assert_eq!(lines("a\na\na", "a\na").as_deref(), Some("x:3"));
         assert_eq!(difference("a\nb\nc", "a\nx\nc"), Some((1, vec!["b"], vec!["x"])));
+    }
+
+    /// A diff has the files that came and went, too.
+    #[test]
+    fn changed_files() {
+        let files =
+            |list: &[(&str, &str)]| list.iter().map(|(p, t)| (PathBuf::from(p), t.to_string())).collect::<Files>();
+        let (before, after) = (files(&[("a", "1\n2"), ("b", "3")]), files(&[("a", "1\n4"), ("c", "5")]));
+        let said = diff(&before, &after, |p| p.display().to_string());
+        let said: Vec<String> = said.iter().map(|d| format!("{}:{} {}", d["path"], d["line"], d["lines"])).collect();
+        assert_eq!(said, [r#""a":2 ["-2","+4"]"#, r#""c":1 ["+5"]"#, r#""b":1 ["-3"]"#]);
     }
 
     /// Later lines make earlier ones void: another version at the same step, a way back, a resume.

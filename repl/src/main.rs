@@ -16,6 +16,7 @@ mod events;
 mod failure;
 mod format;
 mod git;
+mod hurry;
 mod init;
 mod keep;
 mod ledger;

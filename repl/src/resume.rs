@@ -22,8 +22,7 @@ pub struct Resume {
 
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>, Failure> {
     let at = dir.join("run.json");
-    let text = std::fs::read_to_string(&at).map_err(crate::failure::disk("read", &at))?;
-    match serde_json::from_str(&text) {
+    match serde_json::from_str(&crate::rundir::text_of(&at)?) {
         Ok(Value::Object(map)) => Ok(map),
         _ => Err(Failure::Refused(format!("{}: is not the record of a run", at.display()))),
     }

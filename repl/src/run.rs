@@ -253,15 +253,11 @@ fn about(args: &RunArgs, source: &Source, backend: &dyn Backend, threads: usize)
 }
 
 /// A recipe's file and those it required: path below `recipe/`, text.
-fn own_files(source: &Source, required: &[PathBuf]) -> Vec<(PathBuf, String)> {
+fn own_files(source: &Source, required: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
     let name = source.path.file_name().map_or_else(|| PathBuf::from("recipe.lua"), PathBuf::from);
     let mut out = vec![(name, source.text.clone())];
-    for path in required {
-        let inside = path.strip_prefix(source.dir()).unwrap_or(path);
-        if let Ok(text) = std::fs::read_to_string(path) {
-            out.push((inside.to_path_buf(), text));
-        }
-    }
+    let inside = |path: &Path| path.strip_prefix(source.dir()).unwrap_or(path).to_path_buf();
+    out.extend(required.into_iter().map(|(path, text)| (inside(&path), text)));
     out
 }
 
@@ -347,30 +343,29 @@ impl Job<'_> {
         events.start(&about);
         self.header(&run, &splits, events);
         if let Some(resume) = &self.resume {
-            let files = own_files(self.source, &self.runtime.required());
+            let files = own_files(self.source, self.runtime.required());
             resume.enter(&files, (&run, &params), &handover, &about, self.args.edited, events)?;
         }
 
         events.begin(kept.seconds);
         let mut progress = Progress::new(events.screen.clone(), run.steps());
-        let watch = match self.args.watch || self.args.script.is_some() {
-            true => {
-                signals.hear_reload()?;
-                let steps = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps));
-                Some(Watch::new(
-                    self.runtime,
-                    self.source,
-                    self.seed,
-                    Some(run.precision()),
-                    steps,
-                    self.args.device.memory_budget,
-                    self.args.script.as_ref(),
-                )?)
-            }
-            false => None,
-        };
+        signals.hear_reload()?;
+        let steps = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps));
+        let mut watch = Watch::new(
+            self.runtime,
+            self.source,
+            self.seed,
+            Some(run.precision()),
+            steps,
+            self.args.device.memory_budget,
+            self.args.script.as_ref(),
+        );
+        if self.args.watch {
+            watch.listen_to_saves()?;
+        }
         let run = Rc::new(run);
-        let mut trainer = Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, watch);
+        let mut trainer =
+            Trainer::new(run.clone(), params, events, &mut progress, signals, &mut checkpoints, Some(watch));
         trainer.run.time_data(trainer.progress.data())?;
         trainer.new_pace();
         trainer.monitor = self.backend.probe().and_then(Monitor::start);
@@ -397,7 +392,7 @@ impl Job<'_> {
     }
 
     fn run_dir(&self, about: &Map<String, Value>) -> Result<RunDir, Failure> {
-        let files = own_files(self.source, &self.runtime.required());
+        let files = own_files(self.source, self.runtime.required());
         let mut record = about.clone();
         record.insert("files".into(), ledger::hashes(&files, Path::new("")));
         let command: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();

@@ -13,8 +13,9 @@ use crate::failure::{Failure, disk};
 use crate::tensorboard::EventFile;
 use serde_json::{Map, Value};
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Buffers are written at least this often, for those who watch.
@@ -23,6 +24,8 @@ const FLUSH: Duration = Duration::from_secs(1);
 pub struct RunDir {
     pub path: PathBuf,
     record: Map<String, Value>,
+    /// An update of `run.json` that is on its way.
+    writing: Option<JoinHandle<Result<(), Failure>>>,
     metrics: BufWriter<File>,
     board: EventFile,
     flushed: Instant,
@@ -48,6 +51,32 @@ pub fn hostname() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
     let name = file_name(name.unwrap_or_default().trim());
     if name.is_empty() { "localhost".into() } else { name }
+}
+
+/// The text of a small file of a run that may be anybody's.
+pub fn text_of(path: &Path) -> Result<String, Failure> {
+    const MOST: u64 = 64 << 20;
+    // Looked at before it is opened: a pipe would wait for a writer.
+    let meta = fs::metadata(path).map_err(disk("read", path))?;
+    let no = |rule: &str| Err(Failure::Refused(format!("{}: {rule}", path.display())));
+    if !meta.is_file() {
+        return no("file: is not a regular file");
+    }
+    if meta.len() > MOST {
+        return no(&format!("size: is {} bytes; such a file has at most {MOST}", meta.len()));
+    }
+    let mut text = String::new();
+    File::open(path).and_then(|f| f.take(MOST).read_to_string(&mut text)).map_err(disk("read", path))?;
+    Ok(text)
+}
+
+/// Replaces `run.json` of the run at `path`. It is on the disk before it has the name: nothing goes on without it after a
+/// power cut.
+fn replace(path: &Path, text: &str) -> Result<(), Failure> {
+    let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
+    let write = |mut f: File| f.write_all(text.as_bytes()).and_then(|()| f.sync_all());
+    let written = File::create(&new).and_then(write).and_then(|()| fs::rename(&new, &to));
+    written.map_err(disk("write", &to))
 }
 
 /// What may stand in a file name.
@@ -141,7 +170,7 @@ impl RunDir {
         let tb = path.join("tb");
         fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
         let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
-        let mut dir = RunDir { path, record, metrics, board, flushed: Instant::now() };
+        let mut dir = RunDir { path, record, writing: None, metrics, board, flushed: Instant::now() };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
     }
@@ -152,7 +181,8 @@ impl RunDir {
         let tb = path.join("tb");
         fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
         let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
-        let mut dir = RunDir { path: path.to_path_buf(), record, metrics, board, flushed: Instant::now() };
+        let mut dir =
+            RunDir { path: path.to_path_buf(), record, writing: None, metrics, board, flushed: Instant::now() };
         let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
         dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
@@ -168,12 +198,27 @@ impl RunDir {
 
     /// Sets fields of `run.json`.
     pub fn update<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<(), Failure> {
+        self.update_soon(fields)?;
+        self.updated()
+    }
+
+    /// The same beside the training: a busy disk may take a second for it.
+    pub fn update_soon<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<(), Failure> {
         for (key, value) in fields {
             self.record.insert(key.to_string(), value);
         }
-        let (to, new) = (self.path.join("run.json"), self.path.join(".run.json.new"));
-        let text = format!("{:#}\n", Value::Object(self.record.clone()));
-        fs::write(&new, text).and_then(|()| fs::rename(&new, &to)).map_err(disk("write", &to))
+        self.updated()?;
+        let (path, text) = (self.path.clone(), format!("{:#}\n", Value::Object(self.record.clone())));
+        self.writing = Some(std::thread::spawn(move || replace(&path, &text)));
+        Ok(())
+    }
+
+    /// Waits until the last update is on the disk.
+    fn updated(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        let lost =
+            || Failure::System(format!("cannot write {}: its thread ended", self.path.join("run.json").display()));
+        writing.join().unwrap_or_else(|_| Err(lost()))
     }
 
     /// A step or eval event, and its numbers for TensorBoard.

@@ -1,8 +1,10 @@
-//! Ctrl-C, SIGTERM and SIGUSR1 (which asks for a checkpoint and to be started again). Handlers only set flags: the first signal of a training run ends it after the step, the second one
-//! ends the process at once. Before training, and in plain scripts, the first does.
+//! Ctrl-C, SIGTERM and SIGUSR1 (which asks for a checkpoint and to be started again). Handlers only set flags: the first
+//! signal of a training run ends it after the step, the second one ends the process at once. Before training, and in plain
+//! scripts, the first does. SIGHUP asks a training run to read its recipe again, unless it says that the terminal is gone.
 
 use crate::failure::{Failure, plain};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use crate::hurry;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,6 +15,19 @@ pub struct Signals {
     at_once: Arc<AtomicBool>,
     seen: Arc<AtomicUsize>,
     reload: Arc<AtomicBool>,
+    /// There was a terminal at the start, and its end is to be the run's.
+    on_terminal: bool,
+}
+
+fn terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
+/// Whether SIGHUP was to be ignored, as `nohup` asks for.
+fn nohup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|m| m & 1 << (SIGHUP - 1) != 0)
 }
 
 /// A signal that asked for the end.
@@ -24,7 +39,12 @@ pub struct Asked {
 
 impl Signals {
     pub fn install() -> Result<Signals, Failure> {
-        let out = Signals { at_once: Arc::new(AtomicBool::new(true)), seen: Arc::default(), reload: Arc::default() };
+        let out = Signals {
+            at_once: Arc::new(AtomicBool::new(true)),
+            seen: Arc::default(),
+            reload: Arc::default(),
+            on_terminal: terminal() && !nohup(),
+        };
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
             // Actions run in the order of registration: look at the flag, then set it.
             flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
@@ -35,14 +55,23 @@ impl Signals {
         Ok(out)
     }
 
-    /// From now on SIGHUP asks to read the recipe again, instead of ending the process.
+    /// From now on SIGHUP asks to read the recipe again, instead of ending the process. A version that is being built then
+    /// does not keep the other signals waiting.
     pub fn hear_reload(&self) -> Result<(), Failure> {
-        let heard = flag::register(signal_hook::consts::SIGHUP, self.reload.clone());
-        heard.map(|_| ()).map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))
+        let heard = flag::register(SIGHUP, self.reload.clone());
+        let others = heard.and_then(|_| signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1]));
+        let mut others = others.map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
+        std::thread::spawn(move || others.forever().for_each(|_| hurry::stop()));
+        Ok(())
     }
 
     pub fn reload_asked(&self) -> bool {
-        self.reload.swap(false, Ordering::SeqCst)
+        let asked = self.reload.swap(false, Ordering::SeqCst);
+        if asked && self.on_terminal && !terminal() {
+            self.seen.store(SIGHUP as usize, Ordering::SeqCst);
+            return false;
+        }
+        asked
     }
 
     /// From now on the first signal is a request.
@@ -63,6 +92,7 @@ impl Signals {
         match self.seen.load(Ordering::SeqCst) as i32 {
             0 => None,
             SIGTERM => Some(Asked { name: "SIGTERM", status: 143 }),
+            SIGHUP => Some(Asked { name: "SIGHUP", status: 129 }),
             SIGUSR1 => Some(Asked { name: "SIGUSR1", status: 75 }),
             _ => Some(Asked { name: "SIGINT", status: 130 }),
         }

@@ -24,7 +24,7 @@ pub struct Trainer<'a> {
     pub progress: &'a mut Progress,
     pub signals: &'a Signals,
     pub checkpoints: &'a mut Checkpoints,
-    /// With `--watch`; and the version that has just been applied.
+    /// Edits to come, and the version that has just been applied.
     pub watch: Option<Watch<'a>>,
     pub trial: Option<Trial>,
     /// A step whose evaluation and checkpoint have not been looked at yet.

@@ -1,24 +1,26 @@
-//! `--watch`: a recipe that changes while it trains.
+//! `--watch`, and SIGHUP: a recipe that changes while it trains.
 //!
 //! A reload is a stop and a resume that never leaves the process: at a step boundary the new text makes a run of its own,
 //! whose States take the old ones' values by path and shape, and which goes on from the same cursor and random numbers.
 //! So it gives the bits that a checkpoint, an edit and `--resume --edited` would give. Before the new run takes over, one of
 //! its steps is recorded and not run. If that step needs machine code that takes long to make, the new run is dropped again,
-//! the old one goes on while the code is made beside it, and then the new one is built a second time. This file finds new versions and builds them; `edits.rs` says which of them runs.
+//! the old one goes on while the code is made beside it, and then the new one is built a second time. This file finds new
+//! versions and builds them; `edits.rs` says which of them runs.
 
 use crate::failure::Failure;
+use crate::hurry;
 pub use crate::ledger::Files;
 use crate::ledger::{self, Version, dir_of};
 use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
+use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, RecipeError, Run, Runtime, Taking};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Saves this close together count once.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -34,25 +36,38 @@ pub struct Watch<'a> {
     precision: Option<String>,
     steps: Option<u32>,
     memory_budget: Option<usize>,
-    /// The version that runs, and the one that was tried last.
+    /// The version that runs.
     running: Files,
-    tried: Files,
+    tried: Tried,
     /// Versions that worked before this one, with their params; the last one last.
     history: Vec<(Files, Vec<(String, String)>)>,
     /// What an edit dropped since the last checkpoint.
     pub parked: Parked,
     /// A version that waits for its machine code.
     coming: Option<Coming>,
-    /// None in a replay, which watches nothing.
+    /// With `--watch`.
     listener: Option<Listener>,
     /// In a replay: the versions to come, the next one last.
     script: Option<Vec<Version>>,
 }
 
+/// The version that was tried last.
+#[derive(Default)]
+struct Tried {
+    /// Its files, and those that it would have had if it could be loaded.
+    files: Files,
+    /// Files that it looked for in vain.
+    missing: Vec<PathBuf>,
+    /// When each of its files was written: one that failed is tried again when it is saved again, with the same text too.
+    saved: Vec<Option<SystemTime>>,
+    failed: bool,
+}
+
 /// Who hears of changed files.
 struct Listener {
     watcher: RecommendedWatcher,
-    watched: BTreeSet<PathBuf>,
+    /// The files that count, as events name them: others in the same directory may be written at every step.
+    names: Arc<Mutex<BTreeSet<PathBuf>>>,
     events: Receiver<()>,
     touched: Option<Instant>,
 }
@@ -122,35 +137,58 @@ pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamVa
     out
 }
 
-/// Reading a file is no change, and what else is written beside a recipe (a log, say, line by line) must not keep it from
-/// settling. Any Lua file may be one that a version requires; a lost event may have been one of those.
-fn is_worth_a_look(event: &notify::Event, recipe: &Option<OsString>) -> bool {
-    let counts = |p: &PathBuf| p.extension().is_some_and(|e| e == "lua") || p.file_name() == recipe.as_deref();
-    !event.kind.is_access() && (event.need_rescan() || event.paths.is_empty() || event.paths.iter().any(counts))
+/// A directory that is there, with links followed, and the path of the file as a watch on it names that.
+fn place_of(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let (mut dir, mut rest) = (dir_of(path), PathBuf::from(path.file_name()?));
+    loop {
+        if let Ok(real) = dir.canonicalize() {
+            return Some((real.clone(), real.join(rest)));
+        }
+        rest = Path::new(dir.file_name()?).join(rest);
+        dir = dir_of(&dir);
+    }
 }
 
 impl Listener {
-    fn new(recipe: &Path) -> Result<Listener, Failure> {
+    fn new() -> Result<Listener, Failure> {
         let (send, events) = channel();
-        let recipe = recipe.file_name().map(|n| n.to_os_string());
+        let names: Arc<Mutex<BTreeSet<PathBuf>>> = Arc::default();
+        let ours = names.clone();
+        let counts = move |path: &PathBuf| {
+            let names = ours.lock().unwrap_or_else(PoisonError::into_inner);
+            // Also of a directory that such a file lies in.
+            names.iter().any(|name| name.starts_with(path))
+        };
         let heard = move |event: notify::Result<notify::Event>| {
-            if event.map_or(true, |e| is_worth_a_look(&e, &recipe)) {
+            // Reading a file is no change; anything else, a lost event too, is worth a look.
+            let passed = |e: &notify::Event| e.kind.is_access() || !(e.paths.is_empty() || e.paths.iter().any(&counts));
+            if !event.as_ref().is_ok_and(passed) {
                 let _ = send.send(());
+                hurry::saved();
             }
         };
         let watcher = notify::recommended_watcher(heard)
             .map_err(|e| Failure::System(format!("--watch: cannot listen for changed files: {e}")))?;
-        Ok(Listener { watcher, watched: BTreeSet::new(), events, touched: None })
+        // What was saved since it was loaded counts.
+        Ok(Listener { watcher, names, events, touched: Some(Instant::now()) })
     }
 
-    /// Directories, not files: editors save by renaming, and a watch on a file ends with that.
-    fn listen(&mut self, files: &Files) -> Result<(), Failure> {
-        let dirs: BTreeSet<PathBuf> = files.iter().map(|(p, _)| dir_of(p)).collect();
-        for dir in dirs {
-            if self.watched.insert(dir.clone()) {
-                let watched = self.watcher.watch(&dir, RecursiveMode::NonRecursive);
-                watched.map_err(|e| Failure::System(format!("--watch: cannot watch {}: {e}", dir.display())))?;
+    /// Directories, not files: editors save by renaming, and a watch on a file ends with that. One that was removed and
+    /// made anew must be watched anew.
+    fn listen<'f>(&mut self, files: impl Iterator<Item = &'f PathBuf>) -> Result<(), Failure> {
+        let (mut dirs, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for path in files {
+            // Who writes through a link changes another file.
+            let target = path.canonicalize().ok();
+            for (dir, name) in [Some(path), target.as_ref()].into_iter().flatten().filter_map(|p| place_of(p)) {
+                dirs.insert(dir);
+                names.insert(name);
             }
+        }
+        *self.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        for dir in dirs {
+            let watched = self.watcher.watch(&dir, RecursiveMode::NonRecursive);
+            watched.map_err(|e| Failure::System(format!("--watch: cannot watch {}: {e}", dir.display())))?;
         }
         Ok(())
     }
@@ -177,7 +215,7 @@ impl<'a> Watch<'a> {
         steps: Option<u32>,
         memory_budget: Option<usize>,
         script: Option<&Script>,
-    ) -> Result<Watch<'a>, Failure> {
+    ) -> Watch<'a> {
         let mut watch = Watch {
             runtime,
             path: source.path.clone(),
@@ -186,7 +224,7 @@ impl<'a> Watch<'a> {
             steps,
             memory_budget,
             running: Vec::new(),
-            tried: Vec::new(),
+            tried: Tried::default(),
             history: Vec::new(),
             parked: Parked::default(),
             coming: None,
@@ -195,22 +233,45 @@ impl<'a> Watch<'a> {
         };
         if let Some(script) = script {
             watch.running = script.files.clone();
-            return Ok(watch);
+            return watch;
         }
-        let mut listener = Listener::new(&source.path)?;
-        watch.running = watch.read();
-        watch.tried = watch.running.clone();
-        listener.listen(&watch.running)?;
-        watch.listener = Some(listener);
-        Ok(watch)
+        watch.running = vec![(source.path.clone(), source.text.clone())];
+        watch.running.extend(runtime.required());
+        watch.tried = Tried { files: watch.running.clone(), missing: runtime.missing(), ..Tried::default() };
+        watch
     }
 
-    /// The recipe and what it required, as they are on the disk. A file that cannot be read is left out: loading says why.
+    /// `--watch`. Without it only SIGHUP, or `:reload` at the prompt, asks for a look.
+    pub fn listen_to_saves(&mut self) -> Result<(), Failure> {
+        self.listener = Some(Listener::new()?);
+        self.listen()
+    }
+
+    /// The recipe and what its last version required or looked for.
+    fn paths(&self) -> Vec<PathBuf> {
+        let mut out = vec![self.path.clone()];
+        for path in self.tried.files.iter().map(|f| &f.0).chain(&self.tried.missing) {
+            if !out.contains(path) {
+                out.push(path.clone());
+            }
+        }
+        out
+    }
+
+    fn listen(&mut self) -> Result<(), Failure> {
+        let paths = self.paths();
+        self.listener.as_mut().map_or(Ok(()), |l| l.listen(paths.iter()))
+    }
+
+    /// These files as they are on the disk. One that cannot be read is left out: loading says why.
     fn read(&self) -> Files {
-        let mut paths = vec![self.path.clone()];
-        paths.extend(self.runtime.required());
         let text = |p: &PathBuf| Some(std::fs::read_to_string(p).ok()?.trim_start_matches('\u{feff}').to_string());
-        paths.into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
+        self.paths().into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
+    }
+
+    fn saved(&self) -> Vec<Option<SystemTime>> {
+        let when = |p: PathBuf| std::fs::metadata(p).and_then(|m| m.modified()).ok();
+        self.paths().into_iter().map(when).collect()
     }
 
     /// The files, if they differ from what was tried last and nobody has touched them for a moment. In a replay, the
@@ -220,9 +281,15 @@ impl<'a> Watch<'a> {
             let version = script.pop_if(|v| v.since <= step)?;
             return Some(Candidate { files: version.files.clone(), made: None, version: Some(version) });
         }
-        if self.listener.as_mut().is_some_and(|l| l.settled(at_once)) {
+        let settled = self.listener.as_mut().map_or(at_once, |l| l.settled(at_once));
+        if settled {
+            // A directory may have come or gone. What cannot be watched now was said when the version began.
+            let _ = self.listen();
             let files = self.read();
-            if files != self.tried {
+            let known: BTreeMap<_, _> = self.tried.files.iter().map(|f| (&f.0, &f.1)).collect();
+            let same = files.iter().map(|f| (&f.0, &f.1)).collect::<BTreeMap<_, _>>() == known;
+            let again = self.tried.failed && (at_once || self.saved() != self.tried.saved);
+            if !same || again {
                 self.coming = None;
                 return Some(Candidate { files, made: None, version: None });
             }
@@ -250,9 +317,31 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The same; but if the version lacks machine code, and has not waited for it yet, `None`: it is a candidate again when that
+    /// The same while a run waits: a newer save or a signal may end it.
+    pub fn load_in_run(
+        &mut self,
+        next: &Candidate,
+        old: &Run,
+        before: &[(String, ParamValue)],
+    ) -> Result<Option<Next>, Failure> {
+        let runtime = self.runtime;
+        match hurry::during(runtime, || self.load_when_made(next, old, before))? {
+            Err(Failure::Recipe(e)) if e.message == "interrupted" => {
+                let message =
+                    "this version was still being built when a newer one was saved, or the run was asked to stop";
+                let hint = Some("look for a loop that does not end".to_string());
+                // What was saved is tried, even if it is the same text.
+                self.tried.saved.clear();
+                let place = (e.file.clone().unwrap_or_default(), e.line);
+                Err(Failure::Recipe(Box::new(RecipeError::at(&place.0, place.1, message, hint))))
+            }
+            other => other,
+        }
+    }
+
+    /// As `load`; but if the version lacks machine code, and has not waited for it yet, `None`: it is a candidate again when that
     /// is made.
-    pub fn load_when_made(
+    fn load_when_made(
         &mut self,
         next: &Candidate,
         old: &Run,
@@ -271,18 +360,22 @@ impl<'a> Watch<'a> {
         if next.version.as_ref().is_some_and(|v| v.resumed) {
             self.parked.clear();
         }
-        self.tried = next.files.clone();
+        self.tried = Tried { files: next.files.clone(), failed: true, ..Tried::default() };
         let now = self.runtime.params();
         let how = next.version.clone().unwrap_or_else(|| Version::of(next.files.clone()));
         let begun = Instant::now();
-        match self.attempt(&how, (now.kept, now.defaults), old, before, may_wait)? {
+        let built = self.attempt(&how, (now.kept, now.defaults), old, before, may_wait);
+        // Of what could not be watched the next look says more.
+        let _ = self.listen();
+        self.tried.saved = self.saved();
+        self.tried.failed = built.is_err();
+        match built? {
             Built::Next(mut built) => {
-                self.tried = built.files.clone();
                 built.begun = begun.checked_sub(next.made.unwrap_or_default()).unwrap_or(begun);
                 Ok(Some(*built))
             }
             Built::Later(work) => {
-                self.coming = Some(Coming { files: next.files.clone(), work, stood: begun.elapsed() });
+                self.coming = Some(Coming { files: self.tried.files.clone(), work, stood: begun.elapsed() });
                 Ok(None)
             }
         }
@@ -302,6 +395,15 @@ impl<'a> Watch<'a> {
         self.runtime.keep_params(kept.0, kept.1);
         let result = self.build(how, old, may_wait);
         old.set_rng(rng);
+        let mut files = how.files.clone();
+        if self.script.is_none() {
+            // Of one that failed a fix of a file that it alone requires is to be seen, and of those that it did not come to.
+            let required = self.runtime.required();
+            files.truncate(if result.is_ok() { 1 } else { files.len() });
+            let new = required.into_iter().filter(|f| !files.iter().any(|known| known.0 == f.0)).collect::<Files>();
+            files.extend(new);
+            (self.tried.files, self.tried.missing) = (files.clone(), self.runtime.missing());
+        }
         let (recipe, run, handover) = match result {
             Ok((recipe, run, handover, None)) => (recipe, run, handover),
             Ok((.., Some(work))) => {
@@ -314,22 +416,9 @@ impl<'a> Watch<'a> {
             }
         };
         let params = recipe.params()?;
-        let files = if self.script.is_some() { how.files.clone() } else { self.complete(&how.files) };
         let mut changed = params_changed(before, &params);
         changed.extend(ledger::places(&self.running, &files));
         Ok(Built::Next(Box::new(Next { run, params, changed, handover, files, begun, memory })))
-    }
-
-    /// `files` with what the loaded version requires besides.
-    fn complete(&self, files: &Files) -> Files {
-        let mut out: Files = files.iter().take(1).cloned().collect();
-        for path in self.runtime.required() {
-            match files.iter().find(|f| f.0 == path) {
-                Some(known) => out.push(known.clone()),
-                None => out.extend(std::fs::read_to_string(&path).map(|text| (path, text))),
-            }
-        }
-        out
     }
 
     fn build(&self, how: &Version, old: &Run, may_wait: bool) -> Result<Parts, Failure> {
@@ -362,26 +451,31 @@ impl<'a> Watch<'a> {
         }
         let params = crate::events::params(before);
         self.history.push((was, params.as_object().map(ledger::as_given).unwrap_or_default()));
-        match &mut self.listener {
-            Some(l) => l.listen(&self.running),
-            None => Ok(()),
-        }
+        self.listen()
     }
 
     /// Builds the last version before the running one that can be built, from the present States. None is left: nothing.
     pub fn step_back(&mut self, old: &Run, before: &[(String, ParamValue)]) -> Option<Next> {
-        while let Some((files, params)) = self.history.pop() {
+        // What lies on the disk has been tried, and has failed.
+        let tried = Tried { failed: true, ..std::mem::take(&mut self.tried) };
+        let mut found = None;
+        while found.is_none()
+            && let Some((files, params)) = self.history.pop()
+        {
             let built = self.attempt(&Version::of(files), (params, BTreeMap::new()), old, before, false);
-            if let Ok(Built::Next(next)) = built {
-                self.running = next.files.clone();
-                return Some(*next);
-            }
+            found = match built {
+                Ok(Built::Next(next)) => Some(*next),
+                _ => None,
+            };
         }
-        None
+        self.tried = tried;
+        self.running = found.as_ref().map_or_else(|| self.running.clone(), |next| next.files.clone());
+        found
     }
 
     /// The version on trial has gone: what was loaded before it is loaded again.
-    pub fn recall(&self, memory: Memory) -> Result<(), Failure> {
+    pub fn recall(&mut self, memory: Memory) -> Result<(), Failure> {
+        self.tried.failed = true;
         Ok(self.runtime.recall(memory)?)
     }
 

@@ -10,13 +10,15 @@ use std::process::{Command, Stdio};
 use support::{Place, Ran, place};
 
 /// Everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
-/// a schedule, evaluations, early stopping, and fp16's scale by `--precision`.
+/// a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
 local recipe = pl.recipe { name = "all", params = { lr = 0.05, steps = 12, seed = 3, width = 8, accumulate = 2, eval_every = 4 } }
 recipe.early_stop = { metric = "valid/loss", patience = 50 }
 recipe.ema = 0.9
+local level = pl.state(pl.zeros {})
+recipe.states = { level = level }
 function recipe.data(p)
   local x = pl.randn { 80, 4 }
   local set = pl.data.tensors { x = x, y = x:sum(1) }
@@ -30,7 +32,8 @@ function recipe.optimizer(p, model)
 end
 function recipe.loss(model, batch)
   local error = model(batch.x):squeeze(-1) - batch.y
-  return (error * error):mean()
+  if model.training then level:assign(level * 0.9 + error:abs():mean():detach() * 0.1) end
+  return (error * error):mean() * (1 + level:detach()), { level = level }
 end
 return recipe
 "#;
@@ -95,7 +98,7 @@ fn copy_until(p: &Place, from: &str, to: &str, step: u64) {
 
 #[test]
 fn from_every_step_a_run_goes_on_to_the_same_bits() {
-    for precision in ["f32", "fp16", "fp8"] {
+    for precision in ["f32", "bf16", "fp16", "fp8"] {
         let p = all();
         if precision == "fp8" {
             // It is for layers whose sizes are multiples of 16.
@@ -147,6 +150,42 @@ fn a_checkpoint_says_where_it_was_taken() {
     };
     // A cosine from 0.05 on.
     assert!(0.05 > lr(5) && lr(5) > lr(10) && lr(10) > 0.0, "{} {}", lr(5), lr(10));
+}
+
+/// A State that no checkpoint would hold is said, with the line that made it.
+#[test]
+fn a_state_that_is_not_saved_is_named() {
+    let p = all();
+    p.file("all.lua", RECIPE.replace("recipe.states = ", "local unused = "));
+    for args in [&["run", "all.lua", "--run-dir", "r"][..], &["check", "all.lua"]] {
+        let r = p.run(args);
+        assert_eq!(r.status, Some(0));
+        let said = "warning: all.lua:7: the step changes a State that checkpoints and edits do not carry over";
+        assert_eq!(r.err.matches(said).count(), 1, "{args:?}: {}", r.err);
+    }
+    p.file("all.lua", RECIPE.replace("{ level = level }\n", "level\n"));
+    let r = run(&p, "s", &[]);
+    assert!(r.err.contains("recipe.states is ") && r.status == Some(3), "{}", r.err);
+}
+
+/// Saving a checkpoint in the place of the run's only one, killed at each point of that: there is always one to go on from.
+#[test]
+fn the_only_checkpoint_survives_its_replacement() {
+    let p = all();
+    run(&p, "straight", &["--steps", "4"]);
+    run(&p, "r", &["--steps", "3"]);
+    let mut killed = 0;
+    for point in 1..=9 {
+        let args = ["run", "all.lua", "--quiet", "--run-dir", "r", "--resume", "--steps", "3"];
+        let mut command = p.command(&args);
+        let status = command.env("PERILUNE_TEST_CRASH", point.to_string()).stdout(Stdio::null()).status().unwrap();
+        killed += u32::from(!status.success());
+        let r = p.run(&["ckpt", "verify", "r"]);
+        assert_eq!((r.status, r.out.lines().count()), (Some(0), 1), "point {point}: {}{}", r.out, r.err);
+    }
+    assert!(killed >= 6, "killed {killed} times");
+    assert_eq!(run(&p, "r", &["--resume", "--steps", "4"]).status, Some(0));
+    assert_eq!(weights(&p, "r"), weights(&p, "straight"));
 }
 
 /// Killed again and again, in the middle of steps and of saves, the run still comes to its end with the same weights.
@@ -272,7 +311,11 @@ fn the_checkpoints_that_are_asked_for_stay() {
     assert_eq!(steps, [5, 10, 12]);
     let r = run(&p, "f", &["--keep-best", "valid/los"]);
     assert_eq!(r.status, Some(0));
-    assert!(r.err.contains("the evaluation of valid has no 'los', but loss; did you mean valid/loss?"), "{}", r.err);
+    assert!(
+        r.err.contains("the evaluation of valid has no 'los', but level, loss; did you mean valid/loss?"),
+        "{}",
+        r.err
+    );
     assert_eq!(r.err.matches("has no 'los'").count(), 1);
     let r = run(&p, "g", &["--keep-best", "vali/loss"]);
     assert_eq!(r.status, Some(2));
@@ -400,6 +443,28 @@ fn what_does_not_fit_is_refused() {
     std::fs::write(&at, bytes).unwrap();
     refused("model.safetensors: blake3: is ");
     refused("hint: remove r/checkpoints/step-12 to go on from step 6");
+}
+
+/// Files that are none: they are refused before they fill the memory, and `list` says so.
+#[test]
+fn what_is_no_file_of_a_run_is_refused() {
+    let p = all();
+    run(&p, "r", &["--checkpoint-every", "6"]);
+    let endless = |name: &str| {
+        std::fs::remove_file(p.path(name)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", p.path(name)).unwrap();
+    };
+    endless("r/checkpoints/step-12/run.json");
+    let r = p.run(&["ckpt", "list", "r"]);
+    let broken = r.out.lines().last().unwrap();
+    assert!(broken.contains("run.json: file: is not a regular file") && r.out.lines().count() == 2, "{}", r.out);
+    endless("r/run.json");
+    std::fs::remove_dir_all(p.path("r/checkpoints/step-12")).unwrap();
+    for args in [&["run", "all.lua", "--run-dir", "r", "--resume"][..], &["replay", "r"]] {
+        let r = p.run(args);
+        assert_eq!(r.status, Some(4), "{}", r.err);
+        assert!(r.err.contains("r/run.json: file: is not a regular file"), "{}", r.err);
+    }
 }
 
 #[test]

@@ -98,6 +98,10 @@ fn a_skipped_step_changes_no_state() {
     assert!(!same(&p, "a", step, step + 1));
     let log = p.read("a/metrics.jsonl");
     assert!(log.contains("\"event\":\"warning\""), "{log}");
+    // A person reads the line of the recipe, too.
+    let r = p.run(&["run", "r.lua", "--run-dir", "b", "--on-nan", "warn", "--steps", &(step + 2).to_string()]);
+    let said = format!("warning: r.lua:12: the loss is NaN at step {step}");
+    assert!(r.err.contains(&said) && r.err.contains("; rows "), "{said}: {}", r.err);
 }
 
 /// The loss is a number, its gradient is none.

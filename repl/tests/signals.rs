@@ -89,6 +89,47 @@ fn the_second_ctrl_c_ends_it_at_once() {
     assert!(time < Duration::from_secs(5));
 }
 
+/// Without `--watch` too.
+#[test]
+fn sighup_asks_for_a_look_at_the_recipe() {
+    let p = place();
+    p.file("tiny.lua", TINY);
+    let (child, mut out) = endless(&p);
+    p.file("tiny.lua", TINY.replace("lr = 0.1", "lr = 0.05"));
+    signal(&child, "-HUP");
+    let mut line = String::new();
+    while !line.contains("\"event\":\"reload\"") {
+        line.clear();
+        assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
+    }
+    assert!(line.contains("\"ok\":true") && line.contains("lr 0.1 -> 0.05"), "{line}");
+    signal(&child, "-INT");
+    drop(out);
+    assert_eq!(wait(child).0, 130);
+}
+
+/// A terminal that goes away takes the run with it, and no step is lost.
+#[test]
+fn the_end_of_the_terminal_leaves_a_checkpoint() {
+    let p = place();
+    p.file("tiny.lua", TINY);
+    let (pty, pts) = pty_process::blocking::open().unwrap();
+    let child = pty_process::blocking::Command::new(env!("CARGO_BIN_EXE_perilune"))
+        .args(["run", "tiny.lua", "--quiet", "--steps", "100000000", "--run-dir", "r"])
+        .current_dir(p.dir.path())
+        .spawn(pts)
+        .unwrap();
+    let start = Instant::now();
+    while !std::fs::read_to_string(p.path("r/metrics.jsonl")).is_ok_and(|log| log.contains("\"step\":2,")) {
+        assert!(start.elapsed() < Duration::from_secs(60), "it does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(pty);
+    assert_eq!(wait(child).0, 129);
+    let steps = p.run_json("r")["steps_done"].as_u64().unwrap();
+    assert!(p.path(&format!("r/checkpoints/step-{steps}/run.json")).exists());
+}
+
 #[test]
 fn a_plain_script_ends_at_the_first() {
     let p = place();

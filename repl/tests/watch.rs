@@ -280,6 +280,123 @@ fn a_burst_of_saves_counts_once() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
+/// A bad edit may lie in a file that only the new version requires: saving that one is tried again, as is saving the same
+/// text again. Other files of the directory, such as a log, keep nobody waiting.
+#[test]
+fn whatever_a_bad_version_required_is_watched() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (log, done) = (p.path("log.txt"), over.clone());
+    let writer = std::thread::spawn(move || {
+        while !done.load(std::sync::atomic::Ordering::SeqCst) {
+            std::fs::write(&log, "a line\n").unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    });
+    let mut outcome = |says: &str| {
+        let event = run.next("reload");
+        assert!(event.to_string().contains(says), "{says}: {event}");
+        run.until(event["step"].as_u64().unwrap() + 5);
+    };
+    let text = FIRST.text().replace("local parts =", "local more = require \"below.more\"\nlocal parts =");
+    save(&p, "edited.lua", &text);
+    outcome("there is no module \\\"below.more\\\"");
+    std::fs::create_dir(p.path("below")).unwrap();
+    p.file("below/more.lua", "return {");
+    outcome("below/more.lua:1: ");
+    p.file("below/more.lua", "return { ");
+    outcome("below/more.lua:1: ");
+    p.file("below/more.lua", "return {}");
+    outcome("\"ok\":true");
+    // A directory that is made anew, as by `git checkout`.
+    std::fs::remove_dir_all(p.path("below")).unwrap();
+    outcome("there is no module");
+    std::fs::create_dir(p.path("below")).unwrap();
+    p.file("below/more.lua", "return { 1 }");
+    outcome("\"ok\":true");
+    p.file("below/more.lua", "return { 2 }");
+    outcome("\"ok\":true");
+    // What was wrong may lie elsewhere: the same text, saved again.
+    let reads = text.replace("local calls", "assert(pl.data.csv('rows.csv'))\nlocal calls");
+    save(&p, "edited.lua", &reads);
+    outcome("rows.csv");
+    p.file("rows.csv", "1,2\n3,4\n");
+    save(&p, "edited.lua", &reads);
+    outcome("\"ok\":true");
+    // Through a link, too.
+    p.file("elsewhere.lua", &reads);
+    std::os::unix::fs::symlink(p.path("elsewhere.lua"), p.path("link~")).unwrap();
+    std::fs::rename(p.path("link~"), p.path("edited.lua")).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    p.file("elsewhere.lua", reads.replace("lr = 0.01", "lr = 0.02"));
+    outcome("lr 0.01 -> 0.02");
+    over.store(true, std::sync::atomic::Ordering::SeqCst);
+    writer.join().unwrap();
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
+/// A version that never comes to an end of being built: a newer save ends it, and a signal does.
+#[test]
+fn an_endless_version_does_not_hold_the_run_up() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let endless =
+        FIRST.text().replace("local calls", "while true do pcall(function() while true do end end) end\nlocal calls");
+    save(&p, "edited.lua", &endless);
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", "lr = 0.02"));
+    let event = run.next("reload");
+    assert!(event["error"].as_str().unwrap().contains("when a newer one was saved"), "{event}");
+    let event = run.next("reload");
+    assert!(event["ok"] == true && event["changed"].to_string().contains("lr 0.01 -> 0.02"), "{event}");
+    run.until(event["step"].as_u64().unwrap() + 5);
+    save(&p, "edited.lua", &endless);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    run.signal("-INT");
+    let saved = run.next("checkpoint");
+    assert_eq!(run.next("done")["steps"], saved["step"]);
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
+/// A version begins with the library as it is, whatever the one before wrote to it; one that is taken back finds what it wrote.
+#[test]
+fn a_version_finds_no_trace_of_the_one_before() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    let writes = "math.half = 0.5\nfunction nn.twice(x) return x + x end\nprint = nil\n";
+    let uses = |text: String| text.replace("  LOSS", "").replace("parts.square(error)", "nn.twice(error * math.half)");
+    let first = uses(FIRST.text());
+    p.file("edited.lua", first.replace("local recipe", &format!("{writes}local recipe")));
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    // It raises in its second step, and what goes on uses what it wrote.
+    let late = Version { loss: "if calls == 3 then error('late') end", ..FIRST };
+    save(&p, "edited.lua", &late.text());
+    assert_eq!(run.next("reload")["ok"], true);
+    let event = run.next("reload");
+    assert!(event["error"].as_str().unwrap().contains("late"), "{event}");
+    run.until(event["step"].as_u64().unwrap() + 5);
+    for (line, says) in [("nn.twice(x)", "has no 'twice'"), ("math.half", "half"), ("print('here')", "")] {
+        let text =
+            FIRST.text().replace("local calls", &format!("local x = pl.zeros {{}} local _ = {line} + 0\nlocal calls"));
+        let text = if says.is_empty() { text.replace("local _ = print('here') + 0", "print('here')") } else { text };
+        save(&p, "edited.lua", &text);
+        let event = run.next("reload");
+        assert_eq!(event["ok"], says.is_empty(), "{line}: {event}");
+        assert!(event["error"].as_str().unwrap_or_default().contains(says), "{line}: {event}");
+    }
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
 /// A log that grows beside the recipe, its own output say, does not keep an edit waiting.
 #[test]
 fn other_files_beside_the_recipe_may_change_all_the_time() {

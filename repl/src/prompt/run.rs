@@ -49,7 +49,7 @@ impl<'a> Training<'a> {
         let precision = self.device.precision.as_deref();
         let run = recipe.start(self.seed, precision, self.device.memory_budget)?;
         let precision = Some(run.precision());
-        let watch = Watch::new(self.runtime, &source, self.seed, precision, None, self.device.memory_budget, None)?;
+        let watch = Watch::new(self.runtime, &source, self.seed, precision, None, self.device.memory_budget, None);
         console.set_run(&run)?;
         let mut parts = vec![recipe.name(), format!("{} parameters", grouped(run.num_parameters()))];
         let sizes: Vec<String> =

@@ -3,11 +3,11 @@
 //! ```text
 //! checkpoints/step-N/model.safetensors        the weights, for any reader of the format; large ones in shards with an index
 //!                    optimizer.safetensors    every other State by path name
-//!                    run.json                 step, cursor, random numbers, params …, and the hash of each file
+//!                    run.json                 step, cursor, random numbers, params …, the hash of each file and its own
 //! ```
 //!
 //! Data, never code. A checkpoint is written to a hidden directory beside its place, flushed to the disk and renamed: after
-//! a crash at any instant it is whole or not there, and the ones before it are untouched. Reading trusts nothing: every
+//! a crash at any instant it is whole or not there, and the ones before it are untouched; one that it replaces counts until then. Reading trusts nothing: every
 //! file is checked against its BLAKE3 hash and its format's rules before a byte of it is used.
 
 #![deny(unsafe_code)]
@@ -30,8 +30,8 @@ use std::path::PathBuf;
 pub const MODEL: &str = "model";
 pub const OPTIMIZER: &str = "optimizer";
 pub const RECORD: &str = "run.json";
-/// Version of the layout, `schema` in `run.json`.
-pub const SCHEMA: u64 = 1;
+/// Version of the layout, `schema` in `run.json`; from 2 on the record has a hash of itself.
+pub const SCHEMA: u64 = 2;
 
 /// All that a run is after a step.
 #[derive(Clone, PartialEq, Debug)]

@@ -1,5 +1,6 @@
 //! Finding and reading checkpoints.
 
+use crate::write::{OLD, SEAL};
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_core::HostTensor;
 use perilune_data::{safetensors, shards};
@@ -18,26 +19,34 @@ pub struct Found {
     pub path: PathBuf,
 }
 
-/// The checkpoints `step-N` in a directory, by step; none if there is no such directory.
+/// The checkpoints `step-N` in a directory, by step; none if there is no such directory. Nothing of them is read.
 pub fn list(dir: &Path) -> Result<Vec<Found>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(io(dir, "list")(e)),
     };
-    let mut out = Vec::new();
+    let (mut out, mut aside) = (Vec::new(), Vec::new());
     for entry in entries {
         let entry = entry.map_err(io(dir, "list"))?;
-        let name = entry.file_name();
-        let step = name.to_str().and_then(|n| n.strip_prefix("step-")).and_then(|n| n.parse().ok());
-        if let Some(step) = step
-            && entry.path().is_dir()
-        {
-            out.push(Found { step, path: entry.path() });
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if let Some(step) = step_of(&name).filter(|_| path.is_dir()) {
+            out.push(Found { step, path });
+        } else if let Some(step) = name.strip_prefix('.').and_then(|n| step_of(n.strip_suffix(OLD)?)) {
+            aside.push(Found { step, path });
         }
     }
+    // A crash between the two renames that replace a checkpoint: it is whole under its hidden name.
+    aside.retain(|f| f.path.is_dir() && !out.iter().any(|o| o.step == f.step));
+    out.extend(aside);
     out.sort_by_key(|f| f.step);
     Ok(out)
+}
+
+/// The step of a directory `step-N`.
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
 }
 
 fn broken(path: &Path, field: impl Into<String>, rule: impl Into<String>) -> Error {
@@ -53,7 +62,7 @@ fn open(path: &Path) -> Result<(File, u64)> {
     Ok((File::open(path).map_err(io(path, "open"))?, meta.len()))
 }
 
-fn record(path: &Path) -> Result<Map<String, Value>> {
+fn record(path: &Path) -> Result<(Map<String, Value>, String)> {
     let (file, len) = open(path)?;
     if len > MAX_RECORD {
         return Err(broken(path, "size", format!("is {len} bytes; a record has at most {MAX_RECORD}")));
@@ -61,10 +70,27 @@ fn record(path: &Path) -> Result<Map<String, Value>> {
     let mut text = String::new();
     file.take(MAX_RECORD).read_to_string(&mut text).map_err(io(path, "read"))?;
     match serde_json::from_str(&text) {
-        Ok(Value::Object(map)) => Ok(map),
+        Ok(Value::Object(map)) => Ok((map, text)),
         Ok(_) => Err(broken(path, "record", "is not a JSON object")),
         Err(e) => Err(broken(path, "record", format!("is not JSON: {e}"))),
     }
+}
+
+/// A record against its own hash, which the text holds where it was empty when it was hashed.
+fn unseal(path: &Path, record: &mut Map<String, Value>, text: &str) -> Result<()> {
+    let said = record.remove(SEAL).as_ref().and_then(Value::as_str).map(String::from);
+    let place = said.as_ref().filter(|s| !s.is_empty()).and_then(|s| Some((text.rfind(s.as_str())?, s)));
+    let Some((at, said)) = place else {
+        return Err(broken(path, SEAL, "must be the hash of the record"));
+    };
+    let (mut hasher, end) = (blake3::Hasher::new(), at + said.len());
+    hasher.update(&text.as_bytes()[..at]).update(&text.as_bytes()[end..]);
+    let found = hasher.finalize().to_hex();
+    if found.as_str() != said {
+        let rule = format!("is {said}, and that of the record is {found}: the file was changed or damaged");
+        return Err(broken(path, SEAL, rule));
+    }
+    Ok(())
 }
 
 /// A file of the checkpoint, against its size and hash in the record.
@@ -106,20 +132,32 @@ fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTen
 
 /// What `run.json` of the checkpoint at `path` says; no other file is read.
 pub fn about(path: &Path) -> Result<Map<String, Value>> {
-    record(&path.join(RECORD))
+    Ok(record(&path.join(RECORD))?.0)
 }
 
 /// Reads and checks the checkpoint at `path`.
 pub fn read(path: &Path) -> Result<Snapshot> {
-    let at = path.join(RECORD);
-    let mut record = record(&at)?;
+    // Without a slash at the end, which would follow a link.
+    let path: PathBuf = path.components().collect();
+    let (path, at) = (path.as_path(), path.join(RECORD));
+    if path.is_symlink() {
+        return Err(broken(path, "directory", "is a link; a checkpoint has a directory of its own"));
+    }
+    let (mut record, text) = record(&at)?;
     match record.remove("schema").as_ref().and_then(Value::as_u64) {
-        Some(SCHEMA) => {}
-        Some(n) => return Err(broken(&at, "schema", format!("is {n}; this version reads {SCHEMA}"))),
+        // Before there was a hash of the record.
+        Some(1) => {}
+        Some(SCHEMA) => unseal(&at, &mut record, &text)?,
+        Some(n) => return Err(broken(&at, "schema", format!("is {n}; this version reads 1 to {SCHEMA}"))),
         None => return Err(broken(&at, "schema", "is missing")),
     }
     let step = record.remove("step").as_ref().and_then(Value::as_u64);
     let step = step.ok_or_else(|| broken(&at, "step", "must be a whole number"))?;
+    if let Some(named) = path.file_name().and_then(|n| step_of(n.to_str()?))
+        && named != step
+    {
+        return Err(broken(&at, "step", format!("is {step}, and the directory is that of step {named}")));
+    }
     let files = record.remove("files").ok_or_else(|| broken(&at, "files", "is missing"))?;
     let model = tensors(path, MODEL, &files)?;
     let optimizer = tensors(path, OPTIMIZER, &files)?;

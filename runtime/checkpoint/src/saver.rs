@@ -1,6 +1,6 @@
 //! Saving in the background: the loop hands over a snapshot and goes on.
 
-use crate::write::discard;
+use crate::write::{discard, tidy};
 use crate::{Error, Result, Source, list, write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -27,8 +27,9 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// `dir` is the run's `checkpoints`.
+    /// `dir` is the run's `checkpoints`. What crashes have left there is removed; that it cannot be is no harm.
     pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
+        let _ = tidy(&dir);
         Saver { dir, keep, limit, best: None, running: None }
     }
 
@@ -198,10 +199,17 @@ mod tests {
             std::fs::write(path.join(RECORD), v.to_string()).expect("written");
         };
         set(&|v| v["schema"] = 9.into());
-        says("run.json: schema: is 9; this version reads 1");
-        set(&|v| v["step"] = (-1).into());
+        says("run.json: schema: is 9; this version reads 1 to 2");
+        set(&|v| v["cursor"]["index"] = 6.into());
+        says("run.json: blake3: is ");
+        set(&|v| v["blake3"] = "".into());
+        says("run.json: blake3: must be the hash of the record");
+        // The rules hold for records without a hash, too: those of schema 1.
+        set(&|v| (v["schema"], v["step"]) = (1.into(), (-1).into()));
         says("run.json: step: must be a whole number");
-        set(&|v| v["files"][OPTIMIZER] = Value::Null);
+        set(&|v| (v["schema"], v["step"]) = (1.into(), 7.into()));
+        says("run.json: step: is 7, and the directory is that of step 5");
+        set(&|v| (v["schema"], v["files"][OPTIMIZER]) = (1.into(), Value::Null));
         says("files.optimizer.safetensors: must have");
         std::fs::write(path.join(RECORD), "[1]").expect("written");
         says("record: is not a JSON object");
@@ -225,6 +233,54 @@ mod tests {
             std::fs::write(dir.path().join("elsewhere"), &whole).expect("written");
             std::os::unix::fs::symlink(dir.path().join("elsewhere"), path.join(MODEL)).expect("linked");
             says("model.safetensors: file: is not a regular file");
+            let link = dir.path().join("step-8");
+            std::os::unix::fs::symlink(&path, &link).expect("linked");
+            for link in [link.clone(), link.join("")] {
+                let e = read(&link).expect_err("refused").to_string();
+                assert!(e.contains("step-8: directory: is a link"), "{e}");
+            }
+        }
+    }
+
+    /// Any changed bit of a record is seen, and what it says is read as it was written.
+    #[test]
+    fn a_record_has_a_hash_of_its_own() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut said = snapshot(5);
+        said.record.insert("blake3".into(), "".into()); // a name of its own does not confuse it
+        said.record.insert("params".into(), json!({ "blake3": "", "x": "\"\"" }));
+        let path = write(dir.path(), &said, SHARD_LIMIT).expect("written");
+        said.record.remove("blake3");
+        assert_eq!(read(&path).expect("read"), said);
+        let whole = std::fs::read(path.join(RECORD)).expect("bytes");
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 5);
+            std::fs::write(path.join(RECORD), &bytes).expect("written");
+            let e = read(&path).expect_err("refused").to_string();
+            assert!(e.contains("run.json: "), "{e}");
+        }
+    }
+
+    /// Replacing a checkpoint takes two renames: after a crash between them the old one is there.
+    #[test]
+    fn a_crash_while_replacing_leaves_the_old_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let to = write(dir.path(), &snapshot(4), SHARD_LIMIT).expect("written");
+        let old = dir.path().join(".step-4.old");
+        std::fs::rename(&to, &old).expect("as `write` begins to replace it");
+        assert_eq!(list(dir.path()).expect("a list"), [crate::Found { step: 4, path: old.clone() }]);
+        assert_eq!(read(&old).expect("read"), snapshot(4));
+        std::fs::create_dir(dir.path().join(".step-4.new")).expect("half of the new one");
+        std::fs::create_dir(dir.path().join(".step-2.gone")).expect("half of one that was removed");
+        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 1, every: 0 }, SHARD_LIMIT);
+        let names =
+            || std::fs::read_dir(dir.path()).expect("listed").flatten().map(|e| e.file_name()).collect::<Vec<_>>();
+        assert_eq!(names(), [".step-4.old"], "the rest is tidied up");
+        for step in [4, 5] {
+            saver.save(step, snapshot(step)).expect("saved");
+            saver.wait().expect("written");
+            assert_eq!(names(), [format!("step-{step}").as_str()]);
         }
     }
 }

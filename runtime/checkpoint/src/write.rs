@@ -9,6 +9,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+/// Ends of the hidden names of what is being written, what it replaces, and what is being removed.
+const NEW: &str = ".new";
+pub(crate) const OLD: &str = ".old";
+const GONE: &str = ".gone";
+
 /// Makes what a directory lists survive a power cut.
 fn sync_dir(dir: &Path) -> Result<()> {
     #[cfg(unix)]
@@ -25,6 +30,21 @@ fn describe(path: &Path) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "blake3": hash.finalize().to_hex().as_str() }))
 }
 
+/// The key of a record's own hash, its last one.
+pub(crate) const SEAL: &str = "blake3";
+
+/// The text of a record with its own hash in it: BLAKE3 of the text with nothing in the hash's place.
+fn sealed(mut record: Map<String, Value>) -> String {
+    record.shift_remove(SEAL);
+    record.insert(SEAL.into(), "".into());
+    let mut text = format!("{:#}\n", Value::Object(record));
+    let hash = blake3::hash(text.as_bytes()).to_hex();
+    if let Some(at) = text.rfind("\"\"") {
+        text.insert_str(at + 1, &hash);
+    }
+    text
+}
+
 fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io(dir, "remove")(e)),
@@ -36,8 +56,13 @@ fn remove(dir: &Path) -> Result<()> {
 /// bytes are cut into shards.
 pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
-    let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}.new")), dir.join(format!(".{name}.old")));
-    fs::create_dir_all(dir).map_err(io(dir, "create"))?;
+    let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
+    if !dir.exists() {
+        fs::create_dir_all(dir).map_err(io(dir, "create"))?;
+        // Its name must survive, too.
+        let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        sync_dir(above)?;
+    }
     // Left by a crash, if there.
     remove(&new)?;
     fs::create_dir(&new).map_err(io(&new, "create"))?;
@@ -58,7 +83,7 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     record.extend(snapshot.record.clone());
     record.insert("files".into(), files.into());
     let path = new.join(RECORD);
-    let text = format!("{:#}\n", Value::Object(record));
+    let text = sealed(record);
     File::create_new(&path)
         .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
         .map_err(io(&path, "write"))?;
@@ -80,14 +105,27 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
 /// Takes a checkpoint away, in one instant as far as readers can see.
 pub(crate) fn discard(path: &Path) -> Result<()> {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let old = path.with_file_name(format!(".{name}.old"));
-    remove(&old)?;
-    match fs::rename(path, &old) {
+    let gone = path.with_file_name(format!(".{name}{GONE}"));
+    // What it replaced, or a crash left, must not come back in its place.
+    remove(&path.with_file_name(format!(".{name}{OLD}")))?;
+    remove(&gone)?;
+    match fs::rename(path, &gone) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err::<(), Error>(io(path, "remove")(e)),
         Ok(()) => {
             point();
-            remove(&old)
+            remove(&gone)
         }
     }
+}
+
+/// Removes what crashes have left half written or half removed. One that was put aside counts until its place is taken.
+pub(crate) fn tidy(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(".step-") && (name.ends_with(GONE) || name.ends_with(NEW)) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }

@@ -360,6 +360,12 @@ impl Engine {
         Ok(())
     }
 
+    /// States that the open step changes and did not make, and the lines that made them.
+    pub fn changed_states(&self) -> Vec<(StateId, Site)> {
+        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.site));
+        self.states.order.iter().filter_map(old).collect()
+    }
+
     /// The gradient that `backward` has added up for a State in this step.
     pub fn state_grad(&mut self, id: StateId) -> Result<Option<NodeId>> {
         let Some(held) = self.states.get_mut(id)?.grad.take() else { return Ok(None) };

@@ -216,6 +216,23 @@ impl Held<'_> {
     }
 }
 
+/// `native.unsaved(states)`: says which States the open step changes besides these, the ones that checkpoints hold; whether
+/// there are any.
+pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> {
+    let host = crate::functions::host(lua)?;
+    let known: BTreeSet<u64> = known.iter().map(|u| Ok(id_of(u)?.0)).collect::<mlua::Result<_>>()?;
+    let mut engine = host.engine.borrow_mut();
+    let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
+    let places: BTreeSet<String> = lost.map(|(_, site)| engine.sites.show(site)).collect();
+    let any = !places.is_empty();
+    engine.notices.extend(places.into_iter().map(|place| {
+        format!(
+            "{place}: the step changes a State that checkpoints and edits do not carry over; make it part of the model, or name it: recipe.states = {{ name = state }}"
+        )
+    }));
+    Ok(any)
+}
+
 impl Run {
     /// Path, dtype and shape of every State, in path order.
     pub fn describe_states(&self) -> Result<Vec<Described>, Failed> {

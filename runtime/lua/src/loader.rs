@@ -116,7 +116,60 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
     if strict {
         guard(lua, &globals)?;
     }
+    lua.set_named_registry_value(PRISTINE, lua.create_table()?)?;
+    for name in ["string", "table", "math", "coroutine", "utf8"] {
+        keep(lua, &globals.raw_get(name)?)?;
+    }
+    keep(lua, &globals)?;
+    keep(lua, &pl)?;
     Ok(pl)
+}
+
+/// The library's tables as keys, copies of what each held before a recipe came as values.
+const PRISTINE: &str = "perilune.pristine";
+
+fn copy(lua: &Lua, t: &Table) -> mlua::Result<Table> {
+    let out = lua.create_table()?;
+    for pair in t.pairs::<Value, Value>() {
+        let (k, v) = pair?;
+        out.raw_set(k, v)?;
+    }
+    Ok(out)
+}
+
+fn keep(lua: &Lua, t: &Table) -> mlua::Result<()> {
+    let all: Table = lua.named_registry_value(PRISTINE)?;
+    all.raw_set(t, copy(lua, t)?)
+}
+
+/// The library's tables, and what each of them holds now: a recipe may have written to them.
+pub fn library(lua: &Lua) -> mlua::Result<Vec<(Table, Table)>> {
+    let all: Table = lua.named_registry_value(PRISTINE)?;
+    all.pairs::<Table, Value>().map(|pair| pair.and_then(|(t, _)| Ok((t.clone(), copy(lua, &t)?)))).collect()
+}
+
+/// Gives the library's tables what they held before. Of globals only those are looked after that were there: at the prompt
+/// the others are the person's.
+pub fn restore(lua: &Lua, tables: Vec<(Table, Table)>) -> mlua::Result<()> {
+    let globals = lua.globals();
+    for (t, was) in tables {
+        let added = |key: &Value| was.raw_get::<Value>(key).is_ok_and(|v| v.is_nil());
+        let keys = t.pairs::<Value, Value>().flatten().map(|(k, _)| k).filter(added).collect::<Vec<_>>();
+        for key in keys.into_iter().filter(|_| t != globals) {
+            t.raw_set(key, Value::Nil)?;
+        }
+        for pair in was.pairs::<Value, Value>() {
+            let (k, v) = pair?;
+            t.raw_set(k, v)?;
+        }
+    }
+    Ok(())
+}
+
+/// The library as it was before any recipe.
+pub fn renew(lua: &Lua) -> mlua::Result<()> {
+    let all: Table = lua.named_registry_value(PRISTINE)?;
+    restore(lua, all.pairs::<Table, Table>().collect::<mlua::Result<_>>()?)
 }
 
 /// A misspelt part of `pl.nn` and its neighbours would be nil, and the error elsewhere.
@@ -239,7 +292,11 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
     }
     let host = host(lua)?;
     let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name) {
-        frames::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?
+        let module = frames::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?;
+        if let Value::Table(t) = &module {
+            keep(lua, t)?;
+        }
+        module
     } else {
         let parts: Vec<&str> = name.split('.').collect();
         let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
@@ -256,6 +313,9 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
             tries.extend([file, folder]);
         }
         let Some(file) = tries.iter().find(|p| place.texts.contains_key(*p) || p.is_file()) else {
+            if let Some(mut place) = lua.app_data_mut::<Place>() {
+                place.missing.extend(tries.iter().cloned());
+            }
             let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
             let message = match name.strip_prefix("perilune.") {
@@ -273,8 +333,11 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
                 errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
             })?,
         };
-        if let Some(mut place) = lua.app_data_mut::<Place>() {
-            place.required.push(file.clone());
+        let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
+        if let Some(mut place) = lua.app_data_mut::<Place>()
+            && !place.required.iter().any(|f| f.0 == *file)
+        {
+            place.required.push((file.clone(), text.clone()));
         }
         frames::compile(lua, &text, &chunk_name(file), None)?.call::<Value>(name.as_str())?
     };

@@ -9,6 +9,8 @@ use perilune_core::{DType, HostTensor};
 const WHOLE: usize = 1000;
 /// Elements shown at each end of a summarised dim.
 const EDGE: usize = 3;
+/// Characters of a line; longer rows go on in the next one.
+const LINE: usize = 76;
 
 /// `tostring(x)`: evaluates it.
 pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
@@ -20,7 +22,12 @@ pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
         return Ok(head);
     }
     let body = values(&value);
-    Ok(if value.shape.rank() < 2 { format!("{head}   {body}") } else { format!("{head}\n{body}") })
+    Ok(match value.shape.rank() {
+        0 => format!("{head}   {body}"),
+        1 if !body.contains('\n') => format!("{head}   {body}"),
+        1 => format!("{head}\n {body}"),
+        _ => format!("{head}\n{body}"),
+    })
 }
 
 /// Only the values, rows on lines.
@@ -55,9 +62,12 @@ fn lines(t: &HostTensor, dims: &[usize], at: usize, summary: bool, format: &Form
     match dims {
         [] => out.push_str(&format.number(t, at)),
         [n] => {
+            let all = if summary && *n > 2 * EDGE { usize::MAX } else { LINE };
+            let in_line = ((all - 1) / (width + 1)).max(1);
             for (k, i) in picks(*n, summary).into_iter().enumerate() {
                 if k > 0 {
-                    out.push(' ');
+                    // Set in, so that the next row is seen to begin.
+                    out.push_str(if k % in_line == 0 { "\n  " } else { " " });
                 }
                 match i {
                     Some(i) => out.push_str(&format!("{:>width$}", format.number(t, at + i))),
@@ -134,5 +144,28 @@ impl Format {
             }
             Format::Exp => format!("{:.4e}", t.get_f64(i)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::Shape;
+
+    #[test]
+    fn long_rows_go_on_in_the_next_line() {
+        let of = |dims: &[usize]| {
+            let shape = Shape::of(dims);
+            values(&HostTensor::from_i64(shape, &(0..shape.numel() as i64).collect::<Vec<_>>()))
+        };
+        assert_eq!(of(&[3]), "0 1 2");
+        assert_eq!(of(&[2, 3]), " 0 1 2\n 3 4 5");
+        let text = of(&[2, 40]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.iter().all(|l| l.len() <= LINE), "{text}");
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("  0  1 ") && lines[1].starts_with("  25 26 ") && lines[2].starts_with(" 40 41 "));
+        assert!(of(&[1000]).lines().all(|l| l.len() <= LINE));
+        assert_eq!(of(&[1001]), "   0    1    2 …  998  999 1000");
     }
 }

@@ -18,7 +18,10 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub struct Place {
     pub dir: PathBuf,
-    pub required: Vec<PathBuf>,
+    /// With the texts that were loaded.
+    pub required: Vec<(PathBuf, String)>,
+    /// Files that were looked for and are not there.
+    pub missing: Vec<PathBuf>,
     /// Files that are taken from here instead of the disk.
     pub texts: BTreeMap<PathBuf, String>,
 }
@@ -32,7 +35,7 @@ impl Place {
 
 impl Default for Place {
     fn default() -> Place {
-        Place { dir: PathBuf::from("."), required: Vec::new(), texts: BTreeMap::new() }
+        Place { dir: PathBuf::from("."), required: Vec::new(), missing: Vec::new(), texts: BTreeMap::new() }
     }
 }
 
@@ -111,9 +114,10 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// What a runtime has loaded: modules of the recipe's own, params, where files come from.
+/// What a runtime has loaded: modules of the recipe's own, params, where files come from, what the library's tables hold.
 pub struct Memory {
     own: Vec<(String, Value)>,
+    library: Vec<(Table, Table)>,
     params: Params,
     place: Place,
 }
@@ -174,16 +178,21 @@ impl Runtime {
         self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default()
     }
 
-    /// Files of its own that the recipe has required.
-    pub fn required(&self) -> Vec<PathBuf> {
+    /// Files of its own that the recipe has required, with the texts that were loaded.
+    pub fn required(&self) -> Vec<(PathBuf, String)> {
         self.lua.app_data_ref::<Place>().map(|p| p.required.clone()).unwrap_or_default()
+    }
+
+    /// Files that it looked for in vain.
+    pub fn missing(&self) -> Vec<PathBuf> {
+        self.lua.app_data_ref::<Place>().map(|p| p.missing.clone()).unwrap_or_default()
     }
 
     /// Sets the directory that paths and `require` start from.
     pub fn set_place(&self, dir: &Path) {
         let dir = if dir.as_os_str().is_empty() { PathBuf::from(".") } else { dir.to_path_buf() };
         let texts = self.lua.app_data_ref::<Place>().map(|p| p.texts.clone()).unwrap_or_default();
-        self.lua.set_app_data(Place { dir, required: Vec::new(), texts });
+        self.lua.set_app_data(Place { dir, texts, ..Place::default() });
     }
 
     /// From now on these files, required by the recipe, have these texts, whatever lies on the disk.
@@ -205,26 +214,30 @@ impl Runtime {
     /// What is loaded, to come back to.
     pub fn remember(&self) -> Result<Memory, Failed> {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
-        Ok(Memory { own: loader::own(&self.lua)?, params: self.params(), place })
+        let (own, library) = (loader::own(&self.lua)?, loader::library(&self.lua)?);
+        Ok(Memory { own, library, params: self.params(), place })
     }
 
     /// Undoes what was loaded since.
     pub fn recall(&self, memory: Memory) -> Result<(), Failed> {
         loader::forget_own(&self.lua)?;
         loader::recall(&self.lua, memory.own)?;
+        loader::restore(&self.lua, memory.library)?;
         self.lua.set_app_data(memory.params);
         self.lua.set_app_data(memory.place);
         Ok(())
     }
 
-    /// Loads a changed recipe: files of its own are loaded anew, the engine with its plans and States stays. After an error
-    /// the caller recalls what was before.
+    /// Loads a changed recipe: files of its own are loaded anew, the library is as no recipe has left it, the engine with its
+    /// plans and States stays. After an error the caller recalls what was before.
     pub fn reload(&self, text: &str, name: &str) -> Result<Recipe, Failed> {
-        let Memory { params, place, .. } = self.remember()?;
+        let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+        let params = self.params();
         loader::forget_own(&self.lua)?;
+        loader::renew(&self.lua)?;
         let Params { given, offered, kept, baseline, .. } = params;
         self.lua.set_app_data(Params { given, offered, kept, baseline, ..Params::default() });
-        self.lua.set_app_data(Place { required: Vec::new(), ..place });
+        self.lua.set_app_data(Place { required: Vec::new(), missing: Vec::new(), ..place });
         match self.load_text(text, name)? {
             Loaded::Recipe(recipe) => Ok(recipe),
             Loaded::Script => {
@@ -234,6 +247,17 @@ impl Runtime {
                 Err(Failed::Recipe(Box::new(RecipeError::at(file, None, message, hint))))
             }
         }
+    }
+
+    /// Does what `perilune_core::interrupt` may end, Lua code included. Without it Lua looks at no flag, which costs time.
+    pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
+        crate::console::interrupt::listen(&self.lua)?;
+        let out = f();
+        // A prompt goes on listening.
+        if self.host.scratch.borrow().is_none() {
+            self.lua.remove_global_hook();
+        }
+        Ok(out)
     }
 
     /// Parses source text and runs nothing.

@@ -8,7 +8,7 @@ mod chunk;
 mod complete;
 mod describe;
 mod examples;
-mod interrupt;
+pub(crate) mod interrupt;
 pub mod lexer;
 mod paused;
 mod value;
