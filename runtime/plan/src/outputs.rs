@@ -47,7 +47,7 @@ impl<'a> Readers<'a> {
         if output == 0 && self.from.last.contains(&main) {
             return channels::last(g.shape(id));
         }
-        if !matches!(g.node(main).op.class, Class::Fused(_)) || !self.is_swapped(id) {
+        if !self.is_swapped(id) {
             return plain;
         }
         let turned = heads_inside(g.shape(id));
