@@ -254,6 +254,8 @@ describe("where results lie", function()
       swapped(function() return pl.cat({ of(a), of(a) }, 0) end)
       swapped(function() return pl.cat({ of(b), of(b) }, 2) end)
       swapped(function() return pl.cat({ of(b), of(b):flip(3) }, 3) end)
+      local none = of(b):narrow(0, 0, 0)
+      expect(pl.step(function() return pl.cat({ none, none }, 1):transpose(1, 2):contiguous() end).shape):to_equal { 0, 5, 12, 4 }
     end
   end)
 

@@ -27,7 +27,7 @@ pub struct Routine {
     inputs: Vec<Slot>,
     outputs: Vec<(u32, Shape, DType)>,
     /// How output 0 lies in its value.
-    lies: Layout,
+    lies: Box<Layout>,
     origin: Origin,
     work: f64,
     isa: Isa,
@@ -115,7 +115,7 @@ impl Routine {
             }
             other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
         };
-        let lies = l.layouts[0];
+        let lies = Box::new(l.layouts[0]);
         Ok(Routine {
             name: l.op.name,
             run,
@@ -217,7 +217,7 @@ impl<'a> Call<'a> {
 
     /// How the output lies in its value: in order, but for what `Backend::writes` allows.
     pub fn out_layout(&self) -> Layout {
-        self.routine.lies
+        *self.routine.lies
     }
 
     pub fn out_dtype(&self) -> DType {

@@ -53,6 +53,9 @@ pub fn cat(c: &Call) -> Result<()> {
 
 fn cat_of<T: Plain>(c: &Call) -> Result<()> {
     let out = c.output::<T>();
+    if out.is_empty() {
+        return Ok(());
+    }
     // In the order in which the result lies in memory.
     let lies = c.out_layout();
     let mut order: SmallVec<[usize; MAX_RANK]> = (0..lies.shape.rank()).collect();

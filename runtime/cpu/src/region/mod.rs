@@ -238,7 +238,7 @@ pub struct Region {
     phases: Vec<Phase>,
     row_reductions: Vec<RowReduction>,
     col_reductions: Vec<ColReduction>,
-    relay: Option<Relay>,
+    relay: Option<Box<Relay>>,
     scratch: usize,
     /// How many registers are kept from phase to phase.
     kept: usize,

@@ -61,7 +61,7 @@ impl Compiler<'_> {
             phases,
             row_reductions: self.row_reductions,
             col_reductions: self.col_reductions,
-            relay: self.relay,
+            relay: self.relay.map(Box::new),
             scratch: end,
             kept: self.kept.len(),
             cost: self.cost,
