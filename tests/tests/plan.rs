@@ -6,6 +6,7 @@
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Value, create};
 use perilune_core::{DType, HostTensor, Layout, Shape, grad};
+use perilune_cpu::Cpu;
 use perilune_cuda::launch::{Function, Props};
 use perilune_cuda::library::pool;
 use perilune_cuda::nvrtc::{self, Compiler};
@@ -451,6 +452,32 @@ fn attention_block_on_a_gpu() {
         assert!(name != "copy" && name != "cat", "{}", text(&p));
     }
     snapshot("attention_block_gpu", &p);
+}
+
+/// Attention in f32 on the CPU: products write their result, and `cat` the gradient of the packed projection, with heads and
+/// rows swapped.
+#[test]
+fn attention_on_the_cpu_copies_nothing() {
+    let mut s = Sketch::new();
+    let (x, w, o) = (s.x(&[2, 16, 64]), s.x(&[192, 64]), s.x(&[64, 64]));
+    let qkv = s.call("linear", &[t(x), t(w)]);
+    let qkv = s.call("reshape", &[t(qkv), ints(&[2, 16, 6, 32])]);
+    let qkv = s.call("transpose", &[t(qkv), int(1), int(2)]);
+    let heads: Vec<Value> = (0..3).map(|k| t(s.call("narrow", &[t(qkv), int(1), int(2 * k), int(2)]))).collect();
+    let a = call(&mut s.e, "scaled_dot_product_attention", &heads, &[("is_causal", Value::Bool(true))]).unwrap();
+    let a = s.call("transpose", &[t(a), int(1), int(2)]);
+    let a = s.call("reshape", &[t(a), ints(&[2, 16, 64])]);
+    let y = s.call("linear", &[t(a), t(o)]);
+    let y = s.call("mul", &[t(y), t(y)]);
+    let l = s.call("sum", &[t(y)]);
+    let roots = s.grads(l, &[x, w, o]);
+    let request = Request { roots, commits: Vec::new(), guard: None };
+    let copies = |backend: &dyn Backend| {
+        let p = program_on(&s.e.graph, &request, backend).unwrap();
+        p.kernels.iter().filter(|k| show::name(k) == "copy").count()
+    };
+    assert!(copies(&Null) >= 2);
+    assert_eq!(copies(&Cpu::new(Some(1))), 0);
 }
 
 /// Packed documents on a device with a GPU's kernels: their numbers are made once for forward and backward, and no scores are.

@@ -7,7 +7,9 @@ use crate::pool::{Pool, Shared};
 use crate::region::{self, Context, Region, SHARE_NS};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::ops::matmul::LINEAR;
+use perilune_core::ops::matmul::{LINEAR, MATMUL};
+use perilune_core::ops::movement;
+use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
 use std::cell::RefCell;
@@ -68,6 +70,11 @@ impl Backend for Cpu {
     fn keeps(&self, node: &Node) -> bool {
         // Elsewhere the bias can share a map with what follows.
         node.op == &LINEAR && node.dtype.size() == 2
+    }
+
+    fn writes(&self, node: &Node, output: usize, _: &Layout) -> bool {
+        let swaps = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &movement::CAT;
+        output == 0 && swaps
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {

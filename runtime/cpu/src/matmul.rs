@@ -69,13 +69,10 @@ pub fn run(c: &Call) -> Result<()> {
     let (m, n, k) = (out.dims()[r - 2], out.dims()[r - 1], sa.dims()[r - 1]);
     let sizes = Sizes { batch: out.dims()[..r - 2].iter().product(), m, n, k };
     match c.out_dtype() {
-        DType::F32 => floats(
-            c,
-            sizes,
-            &Matrices::new(a.elements::<f32>(), &a.layout),
-            &Matrices::new(b.elements(), &b.layout),
-            c.output(),
-        ),
+        DType::F32 => {
+            let (a, b) = (Matrices::new(a.elements::<f32>(), &a.layout), Matrices::new(b.elements(), &b.layout));
+            elsewhere(c, sizes, &a, &b)
+        }
         DType::F64 => floats(
             c,
             sizes,
@@ -88,6 +85,25 @@ pub fn run(c: &Call) -> Result<()> {
         dtype => by_type!(dtype, integers(c, sizes, &a, &b)),
     }
     Ok(())
+}
+
+/// A product of f32, to where its result lies.
+fn elsewhere(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>) {
+    let (out, lies) = (c.output::<f32>(), c.out_layout());
+    if lies.is_dense() {
+        return floats(c, s, a, b, out);
+    }
+    if s.k > 0 && !narrow::is_narrow(s) && !out.is_empty() && dense::run(c, s, a, b, out, &lies) {
+        return;
+    }
+    let mut product = vec![0.0; out.len()];
+    floats(c, s, a, b, &mut product);
+    let mut next = product.iter();
+    walk(&lies, 0, product.len(), |position, stride, count, _| {
+        for (i, v) in (0..count as isize).zip(&mut next) {
+            out[(position + i * stride) as usize] = *v;
+        }
+    });
 }
 
 /// x (M, K), weight (N, K), bias (N) -> (M, N), of 16-bit floats; others are decomposed.
@@ -113,7 +129,7 @@ trait Gemm: Num + Plain {
 }
 impl Gemm for f32 {
     fn dense(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
-        dense::run(c, s, a, b, out)
+        dense::run(c, s, a, b, out, &Layout::contiguous(Shape::of(&[s.batch, s.m, s.n])))
     }
 }
 impl Gemm for f64 {}

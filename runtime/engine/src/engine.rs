@@ -231,8 +231,11 @@ impl Engine {
         } else if let Some(c) = self.carried.get_mut(&h) {
             // Its leaf in this generation, if any, is counted for handles of its own.
             c.refs -= 1;
-            if c.refs == 0 {
-                self.carried.remove(&h);
+            if c.refs == 0
+                && let Some(c) = self.carried.remove(&h)
+            {
+                // What was given back is no garbage to look for.
+                self.fresh_bytes = self.fresh_bytes.saturating_sub(c.value.buffer.nbytes());
             }
         }
     }

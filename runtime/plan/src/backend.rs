@@ -83,7 +83,8 @@ pub trait Backend {
     /// Whether this device runs a fused op as one kernel; otherwise the planner takes its decomposition.
     fn keeps(&self, node: &Node) -> bool;
 
-    /// Whether the kernel of an op that it keeps can write that output through `layout`; in order it always can.
+    /// Whether the kernel of a library op, or of one that it keeps, can write that output through `layout`; in order it always
+    /// can.
     fn writes(&self, _node: &Node, _output: usize, _layout: &Layout) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! How the outputs of kept ops lie in memory: where a kernel can write through strides, the copies behind it go.
+//! How the outputs of kept and library ops lie in memory: where a kernel can write through strides, the copies behind it go.
 //!
 //! Attention makes (..., heads, rows, width), and what follows nearly always wants a row's heads beside each other. So an
 //! output whose readers all swap heads and rows is written in that order, and the swap costs nothing. Outputs of one kernel
@@ -47,7 +47,7 @@ impl<'a> Readers<'a> {
         if output == 0 && self.from.last.contains(&main) {
             return channels::last(g.shape(id));
         }
-        if !matches!(g.node(main).op.class, Class::Fused(_)) || !self.is_swapped(id) {
+        if !self.is_swapped(id) {
             return plain;
         }
         let turned = heads_inside(g.shape(id));

@@ -26,6 +26,8 @@ pub struct Routine {
     attrs: Vec<i64>,
     inputs: Vec<Slot>,
     outputs: Vec<(u32, Shape, DType)>,
+    /// How output 0 lies in its value.
+    lies: Box<Layout>,
     origin: Origin,
     work: f64,
     isa: Isa,
@@ -113,7 +115,18 @@ impl Routine {
             }
             other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
         };
-        Ok(Routine { name: l.op.name, run, attrs: l.attrs.to_vec(), inputs, outputs, origin: l.origin, work, isa })
+        let lies = Box::new(l.layouts[0]);
+        Ok(Routine {
+            name: l.op.name,
+            run,
+            attrs: l.attrs.to_vec(),
+            inputs,
+            outputs,
+            lies,
+            origin: l.origin,
+            work,
+            isa,
+        })
     }
 
     /// Estimated time on one thread, in nanoseconds.
@@ -200,6 +213,11 @@ impl<'a> Call<'a> {
 
     pub fn out_shape(&self) -> Shape {
         self.routine.outputs[0].1
+    }
+
+    /// How the output lies in its value: in order, but for what `Backend::writes` allows.
+    pub fn out_layout(&self) -> Layout {
+        *self.routine.lies
     }
 
     pub fn out_dtype(&self) -> DType {

@@ -5,7 +5,8 @@ use crate::loops::num::Num;
 use crate::memory::Plain;
 use crate::region::walk;
 use perilune_core::error::Result;
-use perilune_core::{Layout, Shape};
+use perilune_core::{Layout, MAX_RANK, Shape};
+use smallvec::SmallVec;
 
 /// Elements `start..start + out.len()` of a view, in its order.
 pub fn copy<T: Plain>(x: &[T], layout: &Layout, start: usize, out: &mut [T]) {
@@ -52,8 +53,18 @@ pub fn cat(c: &Call) -> Result<()> {
 
 fn cat_of<T: Plain>(c: &Call) -> Result<()> {
     let out = c.output::<T>();
-    let (outer, total, inner) = around(&c.out_shape(), c.axis());
-    if outer == 1 {
+    if out.is_empty() {
+        return Ok(());
+    }
+    // In the order in which the result lies in memory.
+    let lies = c.out_layout();
+    let mut order: SmallVec<[usize; MAX_RANK]> = (0..lies.shape.rank()).collect();
+    if !lies.is_dense() {
+        order.sort_by_key(|&i| std::cmp::Reverse(lies.strides[i]));
+    }
+    let axis = order.iter().position(|&i| i == c.axis()).unwrap_or(0);
+    let (outer, total, inner) = around(&lies.permute(&order).shape, axis);
+    if outer == 1 && lies.is_dense() {
         // Joined end to end.
         let mut rest = out;
         for k in 0..c.num_inputs() {
@@ -64,16 +75,23 @@ fn cat_of<T: Plain>(c: &Call) -> Result<()> {
         }
         return Ok(());
     }
-    let inputs: Vec<Input> = (0..c.num_inputs()).map(|k| c.input(k)).collect();
+    // Each with what lies behind the axis: the same for all that is before it, but for where it begins.
+    let inputs: Vec<(Input, Layout)> = (0..c.num_inputs())
+        .map(|k| {
+            let x = c.input(k);
+            let x = Input { layout: x.layout.permute(&order), ..x };
+            (x, part(&x.layout, axis, 0).collapse())
+        })
+        .collect();
     let row = total * inner;
     let rows = (GRAIN / row.max(1)).max(1);
     c.pool().pieces(c.share(), out, rows * row, |k, piece| {
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             let mut rest = out;
-            for x in &inputs {
-                let layout = part(&x.layout, c.axis(), k * rows + r).collapse();
-                let (piece, more) = rest.split_at_mut(layout.numel());
-                copy(x.elements::<T>(), &layout, 0, piece);
+            for (x, behind) in &inputs {
+                let offset = part(&x.layout, axis, k * rows + r).offset;
+                let (piece, more) = rest.split_at_mut(behind.numel());
+                copy(x.elements::<T>(), &Layout { offset, ..*behind }, 0, piece);
                 rest = more;
             }
         }

@@ -12,6 +12,7 @@ pub mod map;
 pub mod num;
 pub mod random;
 pub mod reduce;
+pub mod relay;
 pub mod spelled;
 pub mod vector;
 

@@ -207,6 +207,12 @@ fn finish_quick<J: Extreme>(mut lanes: [f32; LANES], marks: [u32; LANES], tail: 
     fold::<f32, J>(lanes)
 }
 
+/// The largest of a row of whole lanes, given the largest of each lane and the marks of `QuickRows`.
+#[inline(always)]
+pub fn fold_largest(lanes: [f32; LANES], marks: [u32; LANES], row: &[f32]) -> f32 {
+    finish_quick::<Max>(lanes, marks, &[], row)
+}
+
 impl<J: Extreme> Body for QuickRows<J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {

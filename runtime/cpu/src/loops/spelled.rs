@@ -19,15 +19,23 @@ const MAX: usize = 48;
 const MAX_AHEAD: usize = 8;
 
 /// What a row of a chain keeps while it runs: where each operand begins, numbers held still, sums.
-struct Row<V, const P: usize> {
-    at: [*mut f32; MAX],
+pub(super) struct Row<V, const P: usize> {
+    pub(super) at: [*mut f32; MAX],
     still: [V; MAX],
-    sums: [[V; P]; MAX_SUMS],
+    pub(super) sums: [[V; P]; MAX_SUMS],
+}
+
+impl<V: Vector, const P: usize> Row<V, P> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        let zero = V::splat(0.0);
+        Row { at: [std::ptr::null_mut(); MAX], still: [zero; MAX], sums: [[zero; P]; MAX_SUMS] }
+    }
 }
 
 /// An entry: its acts, each with the number of its buffer or sum. The two functions are spelled out link by link, so that
 /// every act and index is a constant to the compiler.
-trait Spelled {
+pub(super) trait Spelled {
     const LINKS: &'static [(Act, Option<u8>)];
 
     /// # Safety
@@ -40,15 +48,15 @@ trait Spelled {
     /// As for `Chain`.
     unsafe fn unit<V: Vector, const P: usize>(row: &mut Row<V, P>, from: usize, past: bool);
 
-    /// Folds the sums of a row to their places.
+    /// Folds the sums of a row of `cols` elements to their places.
     ///
     /// # Safety
     /// As for `Chain`.
-    unsafe fn finish<V: Vector, const P: usize>(of: &Row<V, P>, links: &[Link], views: &[Arg], row: usize);
+    unsafe fn finish<V: Vector, const P: usize>(of: &Row<V, P>, links: &[Link], views: &[Arg], row: usize, cols: usize);
 }
 
 /// Whether an act reads one number a row.
-const fn holds_still(act: Act) -> bool {
+pub(super) const fn holds_still(act: Act) -> bool {
     matches!(act, Act::AddStill | Act::SubStill | Act::FromStill | Act::MulStill | Act::DivStill | Act::IntoStill)
 }
 
@@ -79,7 +87,7 @@ unsafe fn place<V: Vector, const P: usize>(
 }
 
 #[inline(always)]
-unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
+pub(super) unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
     let mut b = [V::splat(0.0); P];
     for (p, b) in b.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
@@ -89,7 +97,7 @@ unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
 }
 
 #[inline(always)]
-unsafe fn write<V: Vector, const P: usize>(a: [V; P], at: *mut f32, past: bool) {
+pub(super) unsafe fn write<V: Vector, const P: usize>(a: [V; P], at: *mut f32, past: bool) {
     for (p, a) in a.into_iter().enumerate() {
         // SAFETY: the caller's promise.
         unsafe {
@@ -219,16 +227,14 @@ macro_rules! entries {
     ($($(#[doc = $what:literal])+ $name:ident: $($act:ident $(@ $local:literal)?)+;)*) => {
         $(
             $(#[doc = $what])+
-            struct $name;
+            pub(super) struct $name;
 
             impl Spelled for $name {
                 const LINKS: &'static [(Act, Option<u8>)] = &[$((Act::$act, number!($($local)?))),+];
 
                 #[inline(always)]
                 unsafe fn row<V: Vector, const P: usize>(links: &[Link], views: &[Arg], row: usize) -> Row<V, P> {
-                    let zero = V::splat(0.0);
-                    let mut to =
-                        Row { at: [std::ptr::null_mut(); MAX], still: [zero; MAX], sums: [[zero; P]; MAX_SUMS] };
+                    let mut to = Row::new();
                     let mut i = 0;
                     $(
                         // SAFETY: the caller's promise; an entry has as many links as `links`.
@@ -256,7 +262,13 @@ macro_rules! entries {
                 }
 
                 #[inline(always)]
-                unsafe fn finish<V: Vector, const P: usize>(of: &Row<V, P>, links: &[Link], views: &[Arg], row: usize) {
+                unsafe fn finish<V: Vector, const P: usize>(
+                    of: &Row<V, P>,
+                    links: &[Link],
+                    views: &[Arg],
+                    row: usize,
+                    _: usize,
+                ) {
                     let mut i = 0;
                     $(
                         let sum: Option<u8> = number!($($local)?);
@@ -288,6 +300,8 @@ macro_rules! entries {
 }
 
 entries! {
+    /// The sum of the row.
+    Total: Load Sum@0;
     /// Layer norm: the sum of the squares of the row less its mean.
     Centered: Load SubStill Square Sum@0;
     /// Layer norm: to zero mean and unit variance, with weight and bias.
@@ -316,18 +330,23 @@ entries! {
     Gelu: Load MulStill Erf AddStill MulStill Mul Stream;
     /// Its slope times the gradient.
     GeluSlope: Load MulStill Erf AddStill MulStill Store@0 Load Square MulStill Exp MulStill Mul Add@0 Mul Stream;
+    /// The sum of the squares of the row.
+    Squares: Load Square Sum@0;
+    /// AdamW.
+    AdamWAlone: Load Sub MulStill Add Store Load Square Sub MulStill Add Store Sqrt MulStill AddStill Store@0
+        Load MulStill Div@0 Store@0 Load MulStill Sub@0 Store;
     /// AdamW with a scaled gradient.
     AdamW: Load MulStill Store@0 Sub MulStill Add Store Load@0 Square Sub MulStill Add Store Sqrt MulStill AddStill
         Store@0 Load MulStill Div@0 Store@0 Load MulStill Sub@0 Store;
 }
 
 /// How many links at the start only ask for memory.
-fn reads_ahead(links: &[Link]) -> usize {
+pub fn reads_ahead(links: &[Link]) -> usize {
     links.iter().take_while(|l| matches!(l.act, Act::Near | Act::Next)).count()
 }
 
 /// Whether a chain is an entry. An entry says `Stream` where the chain may store either way.
-fn same(entry: &[(Act, Option<u8>)], links: &[Link]) -> bool {
+pub(super) fn same(entry: &[(Act, Option<u8>)], links: &[Link]) -> bool {
     entry.len() == links.len()
         && entry.iter().zip(links).all(|((act, local), link)| {
             let number = match link.place {
@@ -351,7 +370,7 @@ fn entry<S: Spelled>(isa: Isa) -> Option<Chain> {
 
 /// Whether all that may go past the caches shall, and lies on whole lines.
 #[inline(always)]
-fn streams<S: Spelled>(links: &[Link], views: &[Arg], rows: usize) -> bool {
+pub(super) fn streams<S: Spelled>(links: &[Link], views: &[Arg], rows: usize) -> bool {
     let mut any = false;
     for ((act, _), link) in S::LINKS.iter().zip(links) {
         if *act == Act::Stream {
@@ -406,10 +425,10 @@ unsafe fn run<S: Spelled, V: Vector, const P: usize>(links: &[Link], views: &[Ar
                 S::unit(&mut d, from, past);
                 look(at + 3, from);
             }
-            S::finish(&a, links, views, at);
-            S::finish(&b, links, views, at + 1);
-            S::finish(&c, links, views, at + 2);
-            S::finish(&d, links, views, at + 3);
+            S::finish(&a, links, views, at, cols);
+            S::finish(&b, links, views, at + 1, cols);
+            S::finish(&c, links, views, at + 2, cols);
+            S::finish(&d, links, views, at + 3, cols);
             at += 4;
         }
         while at < rows {
@@ -418,7 +437,7 @@ unsafe fn run<S: Spelled, V: Vector, const P: usize>(links: &[Link], views: &[Ar
                 S::unit(&mut row, from, past);
                 look(at, from);
             }
-            S::finish(&row, links, views, at);
+            S::finish(&row, links, views, at, cols);
             at += 1;
         }
     }

@@ -35,6 +35,8 @@ pub trait Vector: Lane {
     fn sqrt(self) -> Self;
     fn neg(self) -> Self;
     fn relu(self) -> Self;
+    /// In each lane the one whose bits are the larger integer.
+    fn larger_bits(self, other: Self) -> Self;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -209,6 +211,14 @@ mod x86 {
                 Wide(_mm512_max_ps(_mm512_setzero_ps(), self.0))
             }
         }
+
+        #[inline(always)]
+        fn larger_bits(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                Wide(_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(self.0), _mm512_castps_si512(other.0))))
+            }
+        }
     }
 
     /// All ones in the first `n` lanes.
@@ -362,6 +372,14 @@ mod x86 {
             unsafe {
                 // The second operand unless the first is greater: NaN and -0 stay.
                 Narrow(_mm256_max_ps(_mm256_setzero_ps(), self.0))
+            }
+        }
+
+        #[inline(always)]
+        fn larger_bits(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe {
+                Narrow(_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(self.0), _mm256_castps_si256(other.0))))
             }
         }
     }

@@ -13,6 +13,7 @@ use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, VECTORS,
 use super::{Matrices, Sizes};
 use crate::library::Call;
 use crate::pool::{Shared, Tasks};
+use perilune_core::Layout;
 use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
 
@@ -202,9 +203,28 @@ impl Heights {
     }
 }
 
-/// The product, if this machine has tiles.
-pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
+/// Where the matrices of a result lie: each begins somewhere, and has rows that are some elements apart.
+struct Results<'a> {
+    at: Shared<f32>,
+    of: Matrices<'a, f32>,
+    rows: usize,
+}
+
+impl Results<'_> {
+    /// Element (`i`, `j`) of matrix `k`.
+    fn at(&self, k: usize, i: usize, j: usize) -> *mut f32 {
+        self.at.0.wrapping_offset(self.of.start(k)).wrapping_add(i * self.rows + j)
+    }
+}
+
+/// The product, if this machine has tiles and rows of the result are one run of memory each.
+pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32], lies: &Layout) -> bool {
     let Some(tiles) = tiles(c.isa()) else { return false };
+    let of = Matrices::new(&[], lies);
+    if (of.cols != 1 && s.n > 1) || (of.rows < s.n as isize && s.m > 1) {
+        return false;
+    }
+    let out = Results { at: Shared(out.as_mut_ptr()), rows: of.rows.max(0) as usize, of };
     let threads = if c.share() { c.pool().threads() } else { 1 };
     let matrix = |m: &Matrices<f32>, k: usize| Block {
         at: m.all.as_ptr().wrapping_offset(m.start(k)),
@@ -213,7 +233,7 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
     };
     if !pack_pays(s, a) {
         let cut = Cut::new(s, threads);
-        tasks(c, tiles, s, &cut, |k| (matrix(a, k), matrix(b, k)), out, None);
+        tasks(c, tiles, s, &cut, |k| (matrix(a, k), matrix(b, k)), (|k, i, j| out.at(k, i, j), out.rows), None);
         return true;
     }
     SCRATCH.with_borrow_mut(|scratch| {
@@ -221,12 +241,20 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
         if scratch.len() < most * s.k {
             scratch.resize(most * s.k, 0.0);
         }
-        for (k, out) in out.chunks_exact_mut(s.m * s.n).enumerate() {
-            for (lo, out) in (0..s.m).step_by(most).zip(out.chunks_mut(most * s.n)) {
+        for k in 0..s.batch {
+            for lo in (0..s.m).step_by(most) {
                 let part = Sizes { batch: 1, m: most.min(s.m - lo), ..s };
                 let (left, right, cut) = (matrix(a, k).from(lo, 0), matrix(b, k), Cut::packed(part, threads));
                 pack(c, tiles, part, &cut, left, &mut scratch[..part.m * s.k]);
-                tasks(c, tiles, part, &cut, |_| (left, right), out, Some(scratch));
+                tasks(
+                    c,
+                    tiles,
+                    part,
+                    &cut,
+                    |_| (left, right),
+                    (|_, i, j| out.at(k, lo + i, j), out.rows),
+                    Some(scratch),
+                );
             }
         }
     });
@@ -279,12 +307,10 @@ fn tasks(
     s: Sizes,
     cut: &Cut,
     operands: impl Fn(usize) -> (Block, Block) + Sync,
-    out: &mut [f32],
+    (out, out_step): (impl Fn(usize, usize, usize) -> *mut f32 + Sync, usize),
     packed: Option<&[f32]>,
 ) {
-    let to = Shared(out.as_mut_ptr());
     c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &Tasks| {
-        let to = &to;
         let mut parts = PARTS.take();
         while let Some(piece) = tasks.claim() {
             let (task, lo, hi) = cut.piece(piece, s.batch);
@@ -294,11 +320,21 @@ fn tasks(
                 let (left, right) = operands(k);
                 let packed = packed.map(|all| all[i * s.k..].as_ptr());
                 // SAFETY: `plan::check` holds the operands' layouts within their values; tasks are disjoint blocks of
-                // `out`, which is one dense matrix after the other and shares no memory with the operands.
+                // the result, which shares no memory with the operands.
                 unsafe {
-                    let out = to.0.add((k * s.m + i) * s.n + j);
+                    let out = out(k, i, j);
                     let (m, n) = (cut.rows.min(s.m - i), cut.cols.min(s.n - j));
-                    block(t, (m, n, s.k), (lo, hi), left.from(i, 0), packed, right.from(0, j), out, s.n, &mut parts);
+                    block(
+                        t,
+                        (m, n, s.k),
+                        (lo, hi),
+                        left.from(i, 0),
+                        packed,
+                        right.from(0, j),
+                        out,
+                        out_step,
+                        &mut parts,
+                    );
                 }
             }
         }

@@ -7,6 +7,7 @@ mod chains;
 mod emit;
 mod guard;
 mod phase;
+mod relay;
 mod scratch;
 
 use super::load::{Class, Constant, Load, classify};
@@ -76,6 +77,7 @@ struct Compiler<'a> {
     /// For registers kept from phase to phase: the phase that computes it, and its place among them.
     kept: HashMap<usize, (usize, u16)>,
     phase: usize,
+    relay: Option<Relay>,
     cost: f64,
 }
 
@@ -131,6 +133,7 @@ pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Regio
         col_reductions: Vec::new(),
         kept: HashMap::new(),
         phase: 0,
+        relay: None,
         cost: 0.02,
     };
     c.classify(&needed);

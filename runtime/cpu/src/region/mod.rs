@@ -14,12 +14,13 @@ mod compile;
 mod grid;
 mod load;
 mod panel;
+mod relay;
 mod run;
 
-use crate::loops::Kernel;
 use crate::loops::chain::{Chain, Link};
 use crate::loops::map::Still;
 use crate::loops::reduce::Reduction;
+use crate::loops::{self, Kernel};
 use crate::pool::{Pool, Shared};
 use load::{Constant, Load};
 use perilune_core::ops::elementwise::MapFn;
@@ -33,6 +34,8 @@ const ROWS_LIMIT: usize = 4096;
 /// Tiles have at most this many elements (unless one row has more), and at least `MIN_TILE`.
 const MAX_TILE: usize = 4096;
 const MIN_TILE: usize = 512;
+/// Elements of a block of a relay.
+const RELAY_TILE: usize = 1536;
 /// What the tiles of a region may take together: most of an L1 cache.
 const L1_BYTES: usize = 32 << 10;
 /// Results of at least this many bytes are written past the caches: whoever reads them next would hardly find them there.
@@ -72,6 +75,8 @@ enum Linked {
     Map(MapFn, Still),
     /// The sum of a row.
     Sum,
+    /// The largest of a row: no chain takes it, but a relay does.
+    Max,
 }
 
 /// How far a loop goes within a block of `k` rows and `w` columns.
@@ -202,6 +207,17 @@ enum HoistedKind {
     Load(u16, usize),
 }
 
+/// Three loops over the rows of a block that can run as one, each a block behind the one before it (`loops::relay`).
+struct Relay {
+    /// Where the steps begin that differ from block to block.
+    from: usize,
+    /// Which steps of the phase they are. The steps before the first only point at memory.
+    at: [usize; 3],
+    links: [Box<[Link]>; 3],
+    asks: Box<[View]>,
+    kernel: loops::relay::Relay,
+}
+
 /// A compiled region.
 pub struct Region {
     /// One bool: where it is false, nothing is stored, and so nothing need be computed.
@@ -222,6 +238,7 @@ pub struct Region {
     phases: Vec<Phase>,
     row_reductions: Vec<RowReduction>,
     col_reductions: Vec<ColReduction>,
+    relay: Option<Box<Relay>>,
     scratch: usize,
     /// How many registers are kept from phase to phase.
     kept: usize,

@@ -16,11 +16,11 @@ use std::sync::{Mutex, PoisonError};
 
 /// A block: `k` rows from `row` on, columns `col..col + w` of them. `k` is 1 unless `w` is all columns.
 #[derive(Clone, Copy)]
-struct Span {
-    row: usize,
-    k: usize,
-    col: usize,
-    w: usize,
+pub(super) struct Span {
+    pub row: usize,
+    pub k: usize,
+    pub col: usize,
+    pub w: usize,
 }
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ thread_local! {
 }
 
 /// One thread's registers.
-struct Frame<'a> {
+pub(super) struct Frame<'a> {
     region: &'a Region,
     context: &'a Context<'a>,
     scratch: Scratch,
@@ -59,7 +59,7 @@ impl Drop for Frame<'_> {
 }
 
 impl<'a> Frame<'a> {
-    fn new(region: &'a Region, context: &'a Context<'a>) -> Frame<'a> {
+    pub(super) fn new(region: &'a Region, context: &'a Context<'a>) -> Frame<'a> {
         let mut stack = SCRATCH.take();
         let mut scratch = stack.pop().unwrap_or_default();
         SCRATCH.set(stack);
@@ -125,7 +125,11 @@ impl<'a> Frame<'a> {
         self.kept = self.scratch.kept.as_mut_ptr().cast();
     }
 
-    fn enter(&mut self, phase: &Phase) {
+    pub(super) fn views(&self) -> &[Arg] {
+        &self.scratch.views
+    }
+
+    pub(super) fn enter(&mut self, phase: &Phase) {
         for &(view, at) in &phase.tiles {
             // SAFETY: within the scratch area, by `compile`.
             let ptr = unsafe { self.base.add(at) };
@@ -146,7 +150,7 @@ impl<'a> Frame<'a> {
         self.context.values[value as usize].0
     }
 
-    fn run(&mut self, steps: &[Step], span: Span) {
+    pub(super) fn run(&mut self, steps: &[Step], span: Span) {
         let cols = self.region.grid.cols;
         let Span { row, k, col, w } = span;
         let first = row * cols + col;
@@ -470,6 +474,9 @@ impl Region {
             (batch * rows.div_ceil(COL_CHUNK), 0)
         };
         context.pool.run(share, units, |tasks: &Tasks| {
+            if let Some(relay) = &self.relay {
+                return self.relayed(relay, context, tasks, unit_rows);
+            }
             let mut frame = Frame::new(self, context);
             let phase = &self.phases[0];
             frame.enter(phase);

@@ -79,7 +79,11 @@ impl Compiler<'_> {
                         list.steps.push(Step::Lanes { view: arg, reduction });
                     } else {
                         let kernel = loops.rows;
-                        let link = (*f == ReduceFn::Sum && dtype == DType::F32).then_some(Linked::Sum);
+                        let link = match f {
+                            ReduceFn::Sum if dtype == DType::F32 => Some(Linked::Sum),
+                            ReduceFn::Max if dtype == DType::F32 => Some(Linked::Max),
+                            _ => None,
+                        };
                         list.steps.push(Step::Run { kernel, out, args: [arg; 3], form: Form::Reduce, round, link });
                     }
                 }
@@ -127,6 +131,7 @@ impl Compiler<'_> {
             self.store(s.reg, s.value, &mut list);
         }
         self.chains(&mut list);
+        self.relay = self.relay(&mut list);
         Ok((list, reductions))
     }
 

@@ -14,6 +14,8 @@ impl Compiler<'_> {
         let block_rows = if self.segmented { 1 } else { (elements / cols.max(1)).clamp(1, (batch * rows).max(1)) };
         // Loops take rows by fours.
         let block_rows = if block_rows > 4 { block_rows / 4 * 4 } else { block_rows };
+        // Three blocks are under way at a time.
+        let block_rows = if self.relay.is_some() { (RELAY_TILE / cols).clamp(1, block_rows) } else { block_rows };
         let tile = if self.segmented { elements } else { block_rows * cols };
 
         let mut scratch = Areas::default();
@@ -59,6 +61,7 @@ impl Compiler<'_> {
             phases,
             row_reductions: self.row_reductions,
             col_reductions: self.col_reductions,
+            relay: self.relay.map(Box::new),
             scratch: end,
             kept: self.kept.len(),
             cost: self.cost,
