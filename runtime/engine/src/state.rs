@@ -184,7 +184,11 @@ impl States {
         }
         self.reads.clear();
         self.order.clear();
-        for id in std::mem::take(&mut self.gone) {
+        let gone = std::mem::take(&mut self.gone);
+        if gone.is_empty() {
+            return;
+        }
+        for id in gone {
             if self.all.get(&id.0).is_some_and(|s| s.refs == 0) {
                 self.all.remove(&id.0);
             }
