@@ -471,7 +471,7 @@ fn attention_on_the_cpu_copies_nothing() {
     let y = s.call("mul", &[t(y), t(y)]);
     let l = s.call("sum", &[t(y)]);
     let roots = s.grads(l, &[x, w, o]);
-    let request = Request { roots, commits: Vec::new(), guard: None };
+    let request = Request { roots, ..Request::default() };
     let copies = |backend: &dyn Backend| {
         let p = program_on(&s.e.graph, &request, backend).unwrap();
         p.kernels.iter().filter(|k| show::name(k) == "copy").count()
