@@ -572,6 +572,7 @@ end
 ---Records a step and an evaluation of one batch as they would be now, and runs neither: what they would raise about shapes,
 ---dtypes and names is raised here, and nothing has changed afterwards. A value that the recipe reads on the way is computed.
 ---@param plan ("kernels"|"code")? also plans the step, or begins to make the machine code that it lacks
+---@return boolean known with "code": whether such a step has been planned before, and so lacks none
 function Run:rehearse(plan)
   local opt_count, ema_count = counts(self)
   local _back <close> = finally(function()
@@ -580,15 +581,22 @@ function Run:rehearse(plan)
     self.model:train()
   end)
   self.model:train()
-  pl.native.rehearse(function()
-    local _, list = unzip((record_step(self, function() return next_batches(self) end)))
+  local measured = self.opt and self.opt.measured
+  if self.opt then self.opt.measured = self.on_nan == "skip" end
+  -- All that a step records, so that its plan is the step's.
+  local known = pl.native.rehearse(function()
+    local all = record_step(self, function() return next_batches(self) end)
+    guard(self, all.loss)
+    local _, list = unzip(all)
     return table.unpack(list)
   end, plan)
+  if self.opt then self.opt.measured = measured end
   local valid = self.data.valid
   if is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()
     pl.native.rehearse(function() record_evaluation(self, valid, 0) end)
   end
+  return known
 end
 
 ---Every State of the run, with the names a checkpoint uses: model.*, optim.*, ema.*, scaler.*, recipe.*.

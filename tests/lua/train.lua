@@ -201,6 +201,19 @@ describe("a run", function()
     for path, value in pairs(weights(straight)) do expect(b[path]):to_equal(value) end
   end)
 
+  it("knows in a rehearsal whether such a step has been planned, whatever guards it", function()
+    for _, options in ipairs { {}, { precision = "bf16" }, { precision = "fp16" }, { on_nan = "skip" }, { on_nan = "warn", accumulate = 2 } } do
+      local run = train.new(recipe_of(options))
+      losses(run, 3)
+      expect(run:rehearse("code")):to_be(true)
+      run.opt.groups[1].options.lr = 0.5
+      expect(run:rehearse("code")):to_be(true)
+      expect(run:rehearse()):to_be(false)
+    end
+    local other = train.new(recipe_of { loss = function(model, batch) return model(batch.x):tan():cos():tan():mean() end })
+    expect(other:rehearse("code")):to_be(false)
+  end)
+
   it("raises in a rehearsal what a step or an evaluation would raise", function()
     local run = train.new(recipe_of { loss = function(model, batch) return model(batch.x):matmul(pl.zeros { 3, 1 }):mean() end })
     expect(function() run:rehearse() end):to_raise "matmul"

@@ -98,6 +98,19 @@ pub struct Stats {
     pub output_bytes: usize,
 }
 
+/// The machine code of a step that has not been run.
+#[derive(Debug, Default)]
+pub enum Code {
+    /// Nothing was asked about it.
+    #[default]
+    Unknown,
+    /// Its plan is there, so the code is.
+    Known,
+    /// There is none that takes long to make.
+    Ready,
+    Making(JoinHandle<()>),
+}
+
 pub struct Engine {
     pub graph: Graph,
     pub sites: Sites,
@@ -581,15 +594,15 @@ impl Engine {
         Ok(Outline::of(&self.plan_traced(&request)?))
     }
 
-    /// Begins to make the machine code that ending the open step with these results would have to wait for; `None`: there is
-    /// nothing to wait for.
-    pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Option<JoinHandle<()>>, Fault> {
+    /// Begins to make the machine code that ending the open step with these results would have to wait for.
+    pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
         let roots = self.roots(ids);
         let request = self.trace_step(&roots)?;
         if self.cache.has(&self.tracer, self.options()) {
-            return Ok(None);
+            return Ok(Code::Known);
         }
-        Ok(self.backend.prepare(&self.plan_traced(&request)?)?)
+        let making = self.backend.prepare(&self.plan_traced(&request)?)?;
+        Ok(making.map_or(Code::Ready, Code::Making))
     }
 
     /// Those of `ids` that are yet to be computed, in order.

@@ -18,7 +18,7 @@ mod snapshot;
 mod state;
 mod step;
 
-pub use engine::{Engine, Fault, Handle, Stats};
+pub use engine::{Code, Engine, Fault, Handle, Stats};
 pub use finite::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;

@@ -10,7 +10,7 @@ use crate::runtime::Failed;
 use crate::tensor::{Ref, Tensor};
 use mlua::{AnyUserData, Lua, Table, Value};
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_engine::StateId;
+use perilune_engine::{Code, StateId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -324,7 +324,10 @@ impl Run {
     /// The same as `rehearse`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
     /// none that takes long.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
-        Ok(self.rehearse_with(Some("code"))?.code)
+        match self.rehearse_with(Some("code"))?.code {
+            Code::Making(work) => Ok(Some(work)),
+            _ => Ok(None),
+        }
     }
 
     fn rehearse_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {

@@ -8,21 +8,22 @@ use crate::errors::{self, Raise};
 use crate::functions::{host, tensors_of};
 use crate::tensor::Ref;
 use mlua::{Function, Lua, MultiValue};
+use perilune_engine::Code;
 use perilune_plan::Outline;
-use std::thread::JoinHandle;
 
 /// What was asked of the last rehearsal besides, kept with the Lua state.
 #[derive(Default)]
 pub struct Planned {
     /// The kernels that it would run.
     pub outline: Option<Outline>,
-    /// Machine code that is being made for them.
-    pub code: Option<JoinHandle<()>>,
+    /// Their machine code.
+    pub code: Code,
 }
 
 /// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
-/// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made.
-pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<()> {
+/// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made. Whether its plan was
+/// there already.
+pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
     let host = host(lua)?;
     host.settle();
     if host.engine.borrow().is_dirty() {
@@ -32,7 +33,7 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
     let fail = |e| errors::raise(&host, Raise::Fault(e, site));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
     let result = f.call::<MultiValue>(()).and_then(|out| {
-        let Some(plan) = plan else { return Ok(()) };
+        let Some(plan) = plan else { return Ok(false) };
         let refs = tensors_of(&out);
         let planned = host.record(lua, |engine| {
             let nodes = |r: &&RefGuard| matches!(r.0, Ref::Node(_));
@@ -42,12 +43,14 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
                 _ => Planned { outline: Some(engine.outline(&nodes)?), ..Planned::default() },
             })
         })?;
+        let known = matches!(planned.code, Code::Known);
         lua.set_app_data(planned);
-        Ok(())
+        Ok(known)
     });
     host.settle();
     let aborted = host.engine.borrow_mut().abort_step();
     host.customs.borrow_mut().clear();
-    result?;
-    aborted.map_err(fail)
+    let known = result?;
+    aborted.map_err(fail)?;
+    Ok(known)
 }
