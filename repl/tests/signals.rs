@@ -113,6 +113,9 @@ fn sighup_asks_for_a_look_at_the_recipe() {
 fn the_end_of_the_terminal_leaves_a_checkpoint() {
     let p = place();
     p.file("tiny.lua", TINY);
+    // Whoever runs this may ignore SIGHUP, as nohup does, and a child inherits that; what is caught here is the default there.
+    let caught = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, caught).unwrap();
     let (pty, pts) = pty_process::blocking::open().unwrap();
     let child = pty_process::blocking::Command::new(env!("CARGO_BIN_EXE_perilune"))
         .args(["run", "tiny.lua", "--quiet", "--steps", "100000000", "--run-dir", "r"])
