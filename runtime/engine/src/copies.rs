@@ -53,10 +53,11 @@ impl Engine {
                 first.commits.push((state.0, cast));
             }
             let new = request.commits[at].1;
-            self.graph.site = self.graph.site_of(new);
+            let of_new = self.graph.site_of(new);
+            let site = std::mem::replace(&mut self.graph.site, of_new);
             let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
             let low = self.graph.cast(new, dtype);
-            self.graph.no_grad = no_grad;
+            (self.graph.site, self.graph.no_grad) = (site, no_grad);
             request.commits.push((state.0, low?));
             if let Some(guard) = &mut request.guard {
                 guard.commits.push(guard.commits[at]);
