@@ -454,6 +454,27 @@ fn attention_block_on_a_gpu() {
     snapshot("attention_block_gpu", &p);
 }
 
+/// A bias that is one number for all columns, on a device with a GPU's kernels: it is stored as a row, which is what cuBLASLt
+/// takes.
+#[test]
+fn a_bias_is_stored_as_a_row() {
+    let gpu = NullWith { keeps: |n| n.op.name == "linear", writes: |_, _, _| false };
+    let mut s = Sketch::new();
+    let (x, w, one) = (s.x(&[32, 64]), s.x(&[16, 64]), s.x(&[1]));
+    let zeros = s.e.graph.filled(0.0, Shape::of(&[16]), DType::F32).unwrap();
+    let spread = s.call("expand", &[t(one), ints(&[16])]);
+    for bias in [zeros, spread] {
+        let y = s.call("linear", &[t(x), t(w), t(bias)]);
+        let request = Request { roots: vec![y], ..Request::default() };
+        let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+        let row = p.kernels.iter().any(|k| match k {
+            Kernel::Library(l) => matches!(&l.inputs[2], Operand::View(_, bias) if bias.strides() == [1]),
+            _ => false,
+        });
+        assert!(row, "{}", text(&p));
+    }
+}
+
 /// Attention in f32 on the CPU: products write their result, and `cat` the gradient of the packed projection, with heads and
 /// rows swapped.
 #[test]
