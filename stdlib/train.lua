@@ -383,9 +383,9 @@ local step_meta = { __tostring = function(result) return ("step %d · %s"):forma
 ---Counts that a step moves on and that are no States.
 local function counts(run) return run.opt and run.opt.count, run.ema and run.ema.count end
 
----Calls `fn` when the block ends in which it stands, by an error too.
+---Calls `fn` when the block ends in which it stands, by an error too. Who wants the run to stop is heard after it.
 local function finally(fn)
-  return setmetatable({}, { __close = function() fn() end })
+  return setmetatable({}, { __close = function() pl.native.undisturbed(fn) end })
 end
 
 ---Records a step over the batches; returns { loss =, [".metric"] = } and how many samples there were.
@@ -544,7 +544,7 @@ function Run:evaluate(split, limit)
   local mean = require("perilune.metrics").Mean()
   local _back <close> = finally(function() self.model:train() end)
   self.model:eval()
-  if self.ema then self.ema:swap() end
+  if self.ema then pl.native.undisturbed(function() self.ema:swap() end) end
   -- The weights come back whatever happens: a run that is being edited goes on after an error.
   local _unswap <close> = finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()

@@ -5,7 +5,8 @@
 //!
 //! - it cannot be loaded, or its recorded step raises: it never ran;
 //! - a step or an evaluation raises: the version before goes on from the States as they are (a step that raises has changed
-//!   none), where they fit, and else from its own of then;
+//!   none), where they fit, and else from its own of then. One that does not end raises once a newer version is saved or the
+//!   run is to stop: a step on trial, or with `--watch` any evaluation. Later steps are not listened to (`hurry.rs`);
 //! - a loss on trial is no number: its States are spoilt, so the version before goes on from the step of the edit, and the
 //!   steps since are repeated. Later than that a NaN is the recipe's, not the edit's.
 //!
@@ -13,6 +14,7 @@
 //! the run, as it does without `--watch`.
 
 use crate::failure::Failure;
+use crate::hurry;
 use crate::ledger::{self, Entry, Files, Kind};
 use crate::train::Trainer;
 use crate::watch::TRIAL;
@@ -59,16 +61,14 @@ impl Trainer<'_> {
         let step = self.run.count();
         // A version on trial has done a step by now, and is the one to go back to from here on.
         self.accept(false)?;
+        // What a version needs to be built, and its first step, are plans that are new by right.
+        let reported = self.report_misses(false);
         let Some(watch) = &mut self.watch else { return Ok(false) };
         let before = watch.running();
-        // What a version needs to be built, and its first step, are plans that are new by right.
-        let host = self.run.host().clone();
-        let report = |on: bool| std::mem::replace(&mut host.engine.borrow_mut().switches.report_misses, on);
-        let reported = report(false);
         let loaded = watch.load_in_run(&candidate, &self.run, &self.params);
         match loaded {
             Ok(None) => {
-                report(reported);
+                self.report_misses(reported);
                 let line = format!("step {step} · an edit waits for its kernels, which are being compiled");
                 self.events.screen.line(&line);
                 Ok(false)
@@ -99,7 +99,7 @@ impl Trainer<'_> {
                 Ok(true)
             }
             Err(failure) => {
-                report(reported);
+                self.report_misses(reported);
                 self.refused(step, None, &before, &candidate.files, &failure)?;
                 Ok(false)
             }
@@ -227,6 +227,15 @@ impl Trainer<'_> {
         };
         let spoilt = std::mem::take(&mut self.spoilt);
         let Some(watch) = &self.watch else { return Err(failure) };
+        let ended = hurry::ended(&failure);
+        let failure = hurry::explain(failure, "in a step or an evaluation");
+        if ended && self.trial.is_none() && !watch.can_step_back() {
+            // There is a newer version to go on with, or the run is to stop, with a checkpoint.
+            self.owed = None;
+            self.run.set_rng(self.rng);
+            self.events.warning(&failure.message());
+            return Ok(());
+        }
         // In a replay the ways back are versions of the ledger.
         if watch.scripted() || !matches!(failure, Failure::Recipe(_)) {
             return Err(failure);

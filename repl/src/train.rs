@@ -15,7 +15,7 @@ use crate::signals::{Asked, Signals};
 use crate::watch::Watch;
 use perilune_lua::{Failed, ParamValue, Run, StepResult};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub struct Trainer<'a> {
     pub run: Rc<Run>,
@@ -49,6 +49,9 @@ pub struct Trainer<'a> {
     pub(crate) bad: u32,
     pub(crate) traced: bool,
     pub(crate) last_loss: Option<f64>,
+    /// How long the last of each took.
+    last_step: Option<Duration>,
+    last_evaluation: Option<Duration>,
     /// The step that the valid split was evaluated at last, and the result.
     pub evaluated: Option<(u64, Vec<(String, f64)>)>,
 }
@@ -61,6 +64,12 @@ pub(crate) struct Pending {
     pub rng: (u64, u32),
     limit: Option<Limit>,
 }
+
+/// A newer save or a signal may end a step or an evaluation that takes so many times as long as the last of its kind.
+const LONG: u32 = 10;
+/// That long it may take at least; and what the first one of all is thought to take.
+const LEAST: Duration = Duration::from_millis(500);
+const FIRST: Duration = Duration::from_secs(6);
 
 /// Why the loop ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +112,8 @@ impl<'a> Trainer<'a> {
             bad: 0,
             traced: false,
             last_loss: None,
+            last_step: None,
+            last_evaluation: None,
             evaluated: None,
         }
     }
@@ -175,10 +186,12 @@ impl<'a> Trainer<'a> {
         let products = self.products();
         let result = {
             let _span = tracing::debug_span!("step", step = self.run.count() + 1).entered();
-            self.run.step()
+            // Lua code that can be ended is slower: only the first steps of an edit are.
+            self.patiently(self.trial.is_some(), self.last_step, Run::step)
         };
         self.notices();
         let result = result?;
+        self.last_step = Some(start.elapsed());
         let step = self.run.count();
         self.owed = Some(step);
         self.judge(step)?;
@@ -265,7 +278,14 @@ impl<'a> Trainer<'a> {
             return Ok(values.clone());
         }
         self.rng = self.run.rng();
-        let values = self.aside(|run| run.evaluate(split))?;
+        let begun = Instant::now();
+        let listens = self.trial.is_some() || self.watch.as_ref().is_some_and(Watch::listens);
+        let before = self.report_misses(false);
+        let values = self.patiently(listens, self.last_evaluation, |run| run.evaluate(split));
+        self.report_misses(before);
+        self.notices();
+        let values = values?;
+        self.last_evaluation = Some(begun.elapsed());
         self.events.eval(step, split, &values)?;
         self.checkpoints.evaluated(step, split, &values, self.events)?;
         if split == "valid" {
@@ -274,15 +294,33 @@ impl<'a> Trainer<'a> {
         Ok(values)
     }
 
-    /// Runs what is no training step: its plans are new by right, and nobody needs to hear of it.
+    /// Runs what is no training step.
     pub fn aside<T>(&self, f: impl FnOnce(&Run) -> Result<T, Failed>) -> Result<T, Failure> {
-        let switches =
-            |on: bool| std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on);
-        let before = switches(false);
+        let before = self.report_misses(false);
         let result = f(&self.run);
-        switches(before);
+        self.report_misses(before);
         self.notices();
         Ok(result?)
+    }
+
+    /// Whether new plans are worth a word: those of what is no training step are new by right. Returns what held before.
+    pub fn report_misses(&self, on: bool) -> bool {
+        std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on)
+    }
+
+    /// Does something that a newer save or a signal may end, if `listens`, once it takes much longer than the `last` time.
+    fn patiently<T>(
+        &mut self,
+        listens: bool,
+        last: Option<Duration>,
+        f: impl FnOnce(&Run) -> Result<T, Failed>,
+    ) -> Result<T, Failure> {
+        let stop = self.signals.asked().is_some();
+        let time = last.map_or(FIRST, |t| t.max(LEAST)) * LONG;
+        Ok(match &mut self.watch {
+            Some(watch) if listens && !watch.scripted() => watch.patiently(time, stop, || f(&self.run))?,
+            _ => f(&self.run)?,
+        })
     }
 
     /// What the engine has to say: plans that were asked for, and why a warmed-up loop needed a new one.

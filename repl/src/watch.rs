@@ -8,13 +8,13 @@
 //! versions and builds them; `edits.rs` says which of them runs.
 
 use crate::failure::Failure;
-use crate::hurry;
+use crate::hurry::{self, Work};
 pub use crate::ledger::Files;
 use crate::ledger::{self, Version, dir_of};
 use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use perilune_lua::{Handover, Memory, ParamValue, Parked, Recipe, RecipeError, Run, Runtime, Taking};
+use perilune_lua::{Failed, Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
@@ -193,11 +193,17 @@ impl Listener {
         Ok(())
     }
 
-    /// Whether something was touched, and has been left alone for a moment since.
-    fn settled(&mut self, at_once: bool) -> bool {
+    /// Whether something was touched and has not been looked at.
+    fn heard(&mut self) -> bool {
         while self.events.try_recv().is_ok() {
             self.touched = Some(Instant::now());
         }
+        self.touched.is_some()
+    }
+
+    /// Whether something was touched, and has been left alone for a moment since.
+    fn settled(&mut self, at_once: bool) -> bool {
+        self.heard();
         let settled = at_once || self.touched.is_some_and(|t| t.elapsed() >= SETTLE);
         if settled {
             self.touched = None;
@@ -325,18 +331,34 @@ impl<'a> Watch<'a> {
         before: &[(String, ParamValue)],
     ) -> Result<Option<Next>, Failure> {
         let runtime = self.runtime;
-        match hurry::during(runtime, || self.load_when_made(next, old, before))? {
-            Err(Failure::Recipe(e)) if e.message == "interrupted" => {
-                let message =
-                    "this version was still being built when a newer one was saved, or the run was asked to stop";
-                let hint = Some("look for a loop that does not end".to_string());
-                // What was saved is tried, even if it is the same text.
-                self.tried.saved.clear();
-                let place = (e.file.clone().unwrap_or_default(), e.line);
-                Err(Failure::Recipe(Box::new(RecipeError::at(&place.0, place.1, message, hint))))
-            }
-            other => other,
+        let built = hurry::during(runtime, Work::Build, false, || self.load_when_made(next, old, before))?;
+        if built.as_ref().is_err_and(hurry::ended) {
+            // What was saved is tried, even if it is the same text.
+            self.tried.saved.clear();
         }
+        built.map_err(|failure| hurry::explain(failure, "being built"))
+    }
+
+    /// Does a step or an evaluation that may turn out to be endless: after `time` a newer save ends it, or a signal.
+    /// `wished`: a signal has come already.
+    pub fn patiently<T>(
+        &mut self,
+        time: Duration,
+        wished: bool,
+        f: impl FnOnce() -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        let wished = wished || self.listener.as_mut().is_some_and(|l| l.heard());
+        hurry::during(self.runtime, Work::Step(time), wished, f)?
+    }
+
+    /// Whether saves are listened to.
+    pub fn listens(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// Whether there is a version to go back to.
+    pub fn can_step_back(&self) -> bool {
+        !self.history.is_empty()
     }
 
     /// As `load`; but if the version lacks machine code, and has not waited for it yet, `None`: it is a candidate again when that

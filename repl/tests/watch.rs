@@ -366,6 +366,43 @@ fn an_endless_version_does_not_hold_the_run_up() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
+/// One whose second step, or evaluation, does not end: a newer save ends that, and a signal does.
+#[test]
+fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
+    const ENDLESS: &str = "while true do pcall(function() while true do end end) end";
+    let p = place();
+    p.file("parts.lua", PARTS);
+    let first =
+        FIRST.text().replace("train = set:split(\"train\", 0.75, p.seed)", "valid = set:batch(80), train = set");
+    let first = first.replace("local calls", "recipe.eval_every, recipe.ema = 50, 0.9\nlocal calls");
+    let quick = first.replace("lr = 0.01", "lr = 0.02");
+    p.file("edited.lua", first.as_str());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("eval");
+
+    let mut ends = |text: String, then: &dyn Fn(&Running)| {
+        save(&p, "edited.lua", &text);
+        let applied = run.next("reload");
+        assert_eq!(applied["ok"], true, "{applied}");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        then(&run);
+        let refused = run.next("reload");
+        let error = refused["error"].as_str().unwrap_or_default();
+        assert!(error.contains("was still in a step or an evaluation") && error.contains("edited.lua:"), "{refused}");
+    };
+    let late = format!("if calls == 4 then {ENDLESS} end\n  local error");
+    ends(first.replace("local error", &late), &|_| save(&p, "edited.lua", &quick));
+    let evaluate =
+        format!("function recipe.evaluate(...)\n  if calls > 5 then {ENDLESS} end\n  return recipe.loss(...)\nend");
+    ends(quick.replace("return recipe", &format!("{evaluate}\nreturn recipe")), &|run| run.signal("-INT"));
+    let saved = run.next("checkpoint");
+    assert_eq!(run.next("done")["steps"], saved["step"]);
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+    // The weights that an evaluation had put in the place of the model's are back.
+    let again = p.run(&["replay", "r"]);
+    assert_eq!(again.status, Some(0), "{}{}", again.out, again.err);
+}
+
 /// A version begins with the library as it is, whatever the one before wrote to it; one that is taken back finds what it wrote.
 #[test]
 fn a_version_finds_no_trace_of_the_one_before() {

@@ -491,6 +491,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         })?,
     )?;
     crate::inspect::install(lua, &native)?;
+    crate::console::interrupt::install(lua, &native)?;
     pl.set("native", native)?;
     Ok(())
 }
