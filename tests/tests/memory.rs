@@ -246,3 +246,28 @@ assert(arena[2] < arena[1] * 1.25 and arena[3] < arena[1] * 1.25, table.concat(a
 "#;
     run(None, text).unwrap();
 }
+
+/// A loop outside of any step that evaluates large tensors and drops them; what is held can still be differentiated.
+#[test]
+fn results_that_nobody_holds_are_let_go() {
+    let text = r#"
+local pl = require "perilune"
+local n = 4 * 1024 * 1024
+local w = pl.state(pl.full({}, 2.0))
+local x = pl.arange(n):to("f32") / n
+local y = (x * w):exp()
+pl.eval(y)
+local last
+for k = 1, 100 do
+  last = y * k
+  pl.eval(last)
+end
+local z = pl.eval(y * y)
+for k = 1, 100 do pl.eval(x + k) end
+z:sum():backward()
+local expected = (2 * x * (x * 4):exp()):sum():item()
+print(math.abs(w.grad:item() / expected - 1) < 1e-4, last:narrow(0, 0, 1):item(), pl.memory().peak < 700 * 1024 * 1024)
+"#;
+    // 200 results of 16 MiB.
+    assert_eq!(run(None, text).unwrap(), "true\t100.0\ttrue\n");
+}

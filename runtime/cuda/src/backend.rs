@@ -6,6 +6,7 @@ use crate::dnn::Dnn;
 use crate::driver::{self, Device, Module, Range};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
+use crate::search::Search;
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
@@ -40,8 +41,8 @@ pub(crate) struct Machine {
     pub _workspace: CudaBuffer,
     /// Whether steps are replayed as graphs.
     pub replay: bool,
-    /// Whether products take the fastest algorithm by the clock, found once a machine: another may then have other bits.
-    pub tune: bool,
+    /// How products find their algorithms.
+    pub search: Search,
     pub device: Rc<Device>,
 }
 
@@ -61,7 +62,7 @@ impl Cuda {
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
             replay: std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0"),
-            tune: std::env::var_os("PERILUNE_TUNE").is_some_and(|v| v != "0"),
+            search: Search::of_env(),
             heap,
             device,
         };
@@ -119,6 +120,10 @@ impl Backend for Cuda {
     fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
         let kernels = [crate::attention::writes, crate::conv::writes, crate::library::pool::writes];
         kernels.iter().any(|writes| writes(node, output, layout))
+    }
+
+    fn row_bytes(&self) -> Option<usize> {
+        Some(crate::blas::ALIGNMENT as usize)
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {

@@ -4,14 +4,14 @@
 //! memory, so the operands change places and nothing is copied. Sums run in f32 for f32 and 16-bit floats (no TF32 unless
 //! asked for) and in f64 for f64. Split products are summed in the compute type by a scheme whose order is fixed.
 
-use crate::driver::{Address, Device, Event};
+use crate::driver::{Address, Device};
 use crate::find;
+use crate::search::{Table, Trial};
 use cudarc::cublaslt::sys;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::fp8::{self, Format};
 use perilune_core::{DType, Layout, Shape};
 use std::ffi::c_void;
-use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ const MOST_CALLS: usize = 4096;
 
 /// cuBLASLt on one device.
 pub struct Blas {
-    device: Rc<Device>,
+    pub(crate) device: Rc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Address,
     /// Algorithms found by the clock, kept for later processes.
@@ -229,8 +229,8 @@ pub struct Epilogue {
 pub struct Gemm {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
-    algo: sys::cublasLtMatmulAlgo_t,
-    dtype: DType,
+    pub(crate) algo: sys::cublasLtMatmulAlgo_t,
+    pub(crate) dtype: DType,
     fp8: bool,
     epilogue: Epilogue,
 }
@@ -264,15 +264,15 @@ fn byte_type(format: Format) -> sys::cudaDataType_t {
 }
 
 impl Blas {
-    /// Picks an algorithm: the first that cuBLASLt offers. With `at`, memory that a trial may read and write, the fastest, as
-    /// timed now or, on this machine, before: what was found once is kept, so that later runs have the same bits. The addresses of a bias are multiples of `bias_align`.
+    /// Picks an algorithm: the first that cuBLASLt offers, or with a trial what that finds (`search.rs`). The addresses of a
+    /// bias are multiples of `bias_align`.
     pub fn gemm(
         &self,
         p: &Problem,
         tf32: bool,
         epilogue: Epilogue,
         bias_align: u32,
-        at: Option<Addresses>,
+        trial: Option<&Trial>,
     ) -> Result<Gemm> {
         let double = p.dtype == DType::F64;
         let compute = match (double, tf32 && p.dtype == DType::F32) {
@@ -368,13 +368,18 @@ impl Blas {
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
             }
-            if let (Some(at), true) = (at, count > 1) {
-                let key = self.found.key(p, tf32, epilogue, bias_align);
+            if let (Some(trial), true) = (trial, count > 1) {
+                let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {bias_align} {:?}", trial.search));
                 match self.found.get(&key).filter(|algo| self.takes(&gemm, algo)) {
                     Some(algo) => gemm.algo = algo,
                     None => {
-                        self.pick(&mut gemm, &found[..count as usize], at)?;
-                        self.found.put(&key, &gemm.algo);
+                        let found: Vec<_> = found[..count as usize].iter().map(|f| f.algo).collect();
+                        // A search that fails (a driver too old to time with) leaves the first.
+                        if trial.pick(self, &mut gemm, &found).is_ok() {
+                            self.found.put(&key, &gemm.algo);
+                        } else {
+                            gemm.algo = found[0];
+                        }
                     }
                 }
             }
@@ -405,31 +410,6 @@ impl Blas {
             let status = sys::cublasLtMatmulAlgoCheck(self.handle, gemm.desc, a, b, out, out, algo, &mut result);
             status as u32 == 0 && result.workspaceSize <= WORKSPACE
         }
-    }
-
-    /// Times the candidates and keeps the fastest.
-    fn pick(&self, gemm: &mut Gemm, found: &[sys::cublasLtMatmulHeuristicResult_t], at: Addresses) -> Result<()> {
-        let mut best = f64::INFINITY;
-        let mut choice = gemm.algo;
-        for candidate in found {
-            gemm.algo = candidate.algo;
-            if self.run(gemm, at).is_err() {
-                continue;
-            }
-            let mut fastest = f64::INFINITY;
-            for _ in 0..3 {
-                let start = Event::record(&self.device)?;
-                self.run(gemm, at)?;
-                let end = Event::record(&self.device)?;
-                self.device.synchronize()?;
-                fastest = fastest.min(end.since(&start)?);
-            }
-            if fastest < best {
-                (best, choice) = (fastest, candidate.algo);
-            }
-        }
-        gemm.algo = choice;
-        Ok(())
     }
 
     /// Queues a call.
@@ -495,80 +475,9 @@ impl Drop for Gemm {
     }
 }
 
-/// What a search found, a file a product. An algorithm is plain words, which NVIDIA allows to be kept for the same version of
-/// the library; the name of a file is a hash of that, the device, the driver and the product.
-struct Table {
-    /// `None`: nothing is kept.
-    folder: Option<PathBuf>,
-    machine: String,
-}
-
-const WORDS: usize = size_of::<sys::cublasLtMatmulAlgo_t>() / 8;
-
-impl Table {
-    fn key(&self, p: &Problem, tf32: bool, epilogue: Epilogue, bias_align: u64) -> String {
-        let text = format!("{} {p:?} {tf32} {epilogue:?} {bias_align}", self.machine);
-        blake3::hash(text.as_bytes()).to_hex()[..32].to_string()
-    }
-
-    fn get(&self, key: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
-        let bytes = std::fs::read(self.folder.as_ref()?.join(key)).ok()?;
-        // The words, and a hash of them: a file that was cut off or changed is as good as none.
-        let (words, hash) = bytes.split_at_checked(WORDS * 8)?;
-        if blake3::hash(words).as_bytes() != hash {
-            return None;
-        }
-        let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; WORDS] };
-        for (to, from) in algo.data.iter_mut().zip(words.chunks_exact(8)) {
-            *to = u64::from_le_bytes(from.try_into().ok()?);
-        }
-        Some(algo)
-    }
-
-    /// A folder that cannot be written costs time, never a run.
-    fn put(&self, key: &str, algo: &sys::cublasLtMatmulAlgo_t) {
-        let Some(folder) = &self.folder else { return };
-        let words: Vec<u8> = algo.data.iter().flat_map(|w| w.to_le_bytes()).collect();
-        let bytes = [&words[..], blake3::hash(&words).as_bytes()].concat();
-        let part = folder.join(format!("{key}.{}.part", std::process::id()));
-        let write = || -> std::io::Result<()> {
-            std::fs::create_dir_all(folder)?;
-            std::fs::write(&part, bytes)?;
-            std::fs::rename(&part, folder.join(key))
-        };
-        let _ = write();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn algorithms_survive_the_disk_and_a_damaged_file_is_none() {
-        let dir = std::env::temp_dir().join(format!("perilune-products-{}", std::process::id()));
-        let table = |machine: &str| Table { folder: Some(dir.clone()), machine: machine.into() };
-        let (a, b) = (layout(&[5, 7], &[7, 1]), layout(&[7, 3], &[3, 1]));
-        let p = product(&a, &b, DType::F32).unwrap().problem;
-        let key = |machine: &str, tf32| table(machine).key(&p, tf32, Epilogue::default(), 256);
-        let names = [key("a", false), key("a", true), key("b", false)];
-        assert!(names[0] != names[1] && names[0] != names[2] && names[1] != names[2], "{names:?}");
-        let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; WORDS] };
-        algo.data[0] = 77;
-        algo.data[WORDS - 1] = u64::MAX - 3;
-        let t = table("a");
-        assert!(t.get(&names[0]).is_none());
-        t.put(&names[0], &algo);
-        assert_eq!(t.get(&names[0]).map(|a| a.data), Some(algo.data));
-        let path = dir.join(&names[0]);
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[3] ^= 1;
-        std::fs::write(&path, &bytes).unwrap();
-        assert!(t.get(&names[0]).is_none());
-        std::fs::write(&path, &bytes[..20]).unwrap();
-        assert!(t.get(&names[0]).is_none());
-        std::fs::remove_dir_all(dir).unwrap();
-    }
 
     fn layout(dims: &[usize], strides: &[isize]) -> Layout {
         let mut l = Layout::contiguous(Shape::of(dims));

@@ -13,6 +13,7 @@ use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::memory::CudaBuffer;
+use crate::search::{Search, Trial};
 use crate::{attention, codegen, conv, library, nvrtc};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
@@ -318,13 +319,12 @@ impl Compiled {
         };
         let size = l.dtypes[0].size();
         let p = &product.problem;
-        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
-        let at = trial.as_ref().map(|t| t.1);
+        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, l.dtypes[0]);
         let align = bias.map_or(256, |(_, n)| alignment(n, size));
-        let gemm = match shared.blas.gemm(p, l.tf32, how, align, at) {
+        let gemm = match shared.blas.gemm(p, l.tf32, how, align, trial.as_ref()) {
             Err(_) if how != Epilogue::default() => {
                 // Then the map runs by itself.
-                let plain = shared.blas.gemm(p, l.tf32, Epilogue::default(), align, at)?;
+                let plain = shared.blas.gemm(p, l.tf32, Epilogue::default(), align, trial.as_ref())?;
                 let (out, bias, residual) = (l.outputs[0], None, None);
                 return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
             }
@@ -338,41 +338,44 @@ impl Compiled {
     fn linear(shared: &Rc<Machine>, program: &Program, l: &Library, product: Product) -> Option<Step> {
         let [Operand::View(a, _), Operand::View(b, _), Operand::View(v, layout)] = &l.inputs[..] else { return None };
         let (size, out) = (l.dtypes[0].size(), l.outputs[0]);
-        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, size);
+        let trial = Compiled::trial(shared, program, [*a, *b, out], &product, l.dtypes[0]);
         let how = Epilogue { bias: true, ..Epilogue::default() };
         let align = alignment(layout.offset, size);
-        let gemm = shared.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref().map(|t| t.1)).ok()?;
+        let gemm = shared.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref()).ok()?;
         let bias = Some((*v, layout.offset));
         Some(Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual: None, size })
     }
 
-    /// Memory that algorithms may be timed over, where that is asked for and worth it: whatever lies there, of the right size.
+    /// Memory of the arena that algorithms may be tried in, where that is asked for and worth it. The plan needs that much of
+    /// it anyway, and what lies there is no longer needed by anyone, or not before this has run.
     fn trial(
         shared: &Rc<Machine>,
         program: &Program,
         [a, b, out]: [ValueId; 3],
         product: &Product,
-        size: usize,
-    ) -> Option<(CudaBuffer, Addresses)> {
-        if !shared.tune || product.problem.flops() <= WORTH_TIMING {
+        dtype: DType,
+    ) -> Option<Trial> {
+        if shared.search == Search::Off || product.problem.flops() <= WORTH_TIMING {
             return None;
         }
         let nbytes = |v: ValueId| program.values[v.0 as usize].nbytes();
         let (reach, written) = ([nbytes(a), nbytes(b)], nbytes(out));
-        let room = shared.heap.alloc(reach[0] + reach[1] + 2 * written + 4096).ok()?;
-        let at = |n: usize| room.address + (n as u64).next_multiple_of(512);
-        let (oa, ob, _) = product.offsets[0];
-        let third = reach[0].next_multiple_of(512) + reach[1].next_multiple_of(512);
-        let fourth = third + written.next_multiple_of(512);
-        let addresses = Addresses {
-            a: at(0).wrapping_add_signed((oa * size as isize) as i64),
-            b: at(reach[0]).wrapping_add_signed((ob * size as isize) as i64),
-            out: at(third),
-            bias: at(reach[0]),
-            residual: at(fourth),
-            scales: [0; 2],
+        // A, B, the result, and what a residual is read from.
+        let [of_a, of_b, of_out] = [reach[0], reach[1], written].map(|n| n.next_multiple_of(512));
+        let starts = [0, of_a, of_a + of_b, of_a + of_b + of_out];
+        let needed = starts[3] + written;
+        if needed > program.arena_bytes {
+            return None;
+        }
+        shared.arena.borrow_mut().ensure(needed).ok()?;
+        let base = shared.arena.borrow().base;
+        let at = |k: usize, elements: isize| {
+            (base + starts[k] as u64).wrapping_add_signed((elements * dtype.size() as isize) as i64)
         };
-        Some((room, addresses))
+        let (oa, ob, _) = product.offsets[0];
+        let addresses =
+            Addresses { a: at(0, oa), b: at(1, ob), out: at(2, 0), bias: at(1, 0), residual: at(3, 0), scales: [0; 2] };
+        Some(Trial { search: shared.search, dtype, base, nbytes: needed, at: addresses, written })
     }
 
     fn places(&self, inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {

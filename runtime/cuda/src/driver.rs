@@ -144,6 +144,13 @@ impl Device {
         check(status, "copying to the GPU")
     }
 
+    /// Queues a copy within the device.
+    pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
+        // SAFETY: both places hold that many bytes, and do not overlap (callers check).
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream) };
+        check(status, "copying on the GPU")
+    }
+
     /// Copies from the device after all queued work, and waits for it.
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         if !bytes.is_empty() {

@@ -26,6 +26,7 @@ pub mod nvml;
 pub mod nvrtc;
 pub mod paper;
 mod peak;
+mod search;
 
 pub use backend::Cuda;
 pub use paper::Paper;

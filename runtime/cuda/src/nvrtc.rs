@@ -350,7 +350,8 @@ mod tests {
         assert_eq!(c.compiled, 0);
         holds(&c.compile(&list).unwrap());
         let programs = c.compiled;
-        assert!((3..=37).contains(&programs), "{programs}");
+        // 32 were left: a core takes its share in one program, or each is one of its own.
+        assert!((2..=32).contains(&programs), "{programs}");
         holds(&c.compile(&list).unwrap());
         assert_eq!(c.compiled, programs, "all of it lay on the disk");
         let bad = function(99, "x[0] = missing;");

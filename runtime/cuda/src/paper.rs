@@ -44,6 +44,10 @@ impl Backend for Paper {
         crate::attention::writes(node, output, layout)
     }
 
+    fn row_bytes(&self) -> Option<usize> {
+        Some(crate::blas::ALIGNMENT as usize)
+    }
+
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
         Some(text(program, k, &self.0))
     }

@@ -135,6 +135,8 @@ pub struct Engine {
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
     pub fresh_bytes: usize,
+    /// Bytes of values made in this generation, or since what nobody holds of them was let go.
+    pub(crate) made_bytes: usize,
     /// Misses to report: recipe line and what differs.
     pub notices: Vec<String>,
     /// Kernel times, while somebody asks for them.
@@ -174,6 +176,7 @@ impl Engine {
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,
+            made_bytes: 0,
             notices: Vec::new(),
             profile: None,
             plans_shown: Vec::new(),
@@ -329,6 +332,7 @@ impl Engine {
     fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, site: Site) -> Value {
         self.next_uid += 1;
         self.fresh_bytes += buffer.nbytes();
+        self.made_bytes += buffer.nbytes();
         Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, site })
     }
 
@@ -648,7 +652,9 @@ impl Engine {
 
     /// Lets go of values that neither a handle nor a wanted node reads: the generation is about to end, or to be tried again
     /// after memory ran out.
-    pub(crate) fn drop_unreachable(&mut self, wanted: &[NodeId]) {
+    /// With `history` the leaves stay that anything held was made from: what is let go can be computed again, and gradients
+    /// can be taken.
+    pub(crate) fn drop_unreachable(&mut self, wanted: &[NodeId], history: bool) {
         let mut reached = vec![false; self.graph.len()];
         for id in self.held().iter().chain(wanted) {
             reached[id.index()] = true;
@@ -673,6 +679,20 @@ impl Engine {
         for (value, reached) in self.evaluated.iter_mut().zip(&reached) {
             if !reached {
                 *value = None;
+            }
+        }
+        if history {
+            for id in self.carried_leaves().collect::<Vec<_>>() {
+                reached[id.index()] = true;
+            }
+            for i in (0..reached.len()).rev() {
+                let id = NodeId(i as u32);
+                if reached[i] && self.is_plain_leaf(id) {
+                    needed.insert(self.graph.node(id).payload);
+                }
+                if reached[i] {
+                    self.graph.node(id).inputs.iter().for_each(|x| reached[x.index()] = true);
+                }
             }
         }
         self.live.retain(|uid, _| needed.contains(uid));
@@ -707,6 +727,7 @@ impl Engine {
         self.evaluated.clear();
         self.refs.clear();
         self.live.clear();
+        self.made_bytes = 0;
         self.generation += 1;
     }
 

@@ -69,6 +69,9 @@ impl Step {
 /// Nodes after which a recording outside any step is flushed.
 const FLUSH_NODES: usize = 50_000;
 
+/// Bytes of values after which those that nobody holds are let go, outside any step.
+const CROWD_BYTES: usize = 256 << 20;
+
 impl Engine {
     pub fn in_step(&self) -> bool {
         self.step.depth > 0
@@ -89,13 +92,32 @@ impl Engine {
     /// The caller collects garbage first, so that "held" means what the script can reach.
     pub fn flush(&mut self) -> Result<(), Fault> {
         let roots = self.held();
+        let wanted = self.wanted();
+        self.drop_unreachable(&wanted, false);
+        self.finish(roots, true)
+    }
+
+    /// Nodes that are to be written to States, and gradients.
+    fn wanted(&mut self) -> Vec<NodeId> {
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         wanted.extend(self.states.grads_mut().filter_map(|held| match held {
             Held::Node(id) => Some(*id),
             Held::Value(_) => None,
         }));
-        self.drop_unreachable(&wanted);
-        self.finish(roots, true)
+        wanted
+    }
+
+    /// Whether so much was evaluated outside of a step that what nobody holds of it is worth having back.
+    pub fn is_crowded(&self) -> bool {
+        self.step.depth == 0 && self.made_bytes > CROWD_BYTES
+    }
+
+    /// Lets go of evaluated values that nobody holds. The caller collects garbage first. What depends on them computes them
+    /// again, should it be asked for.
+    pub fn shed(&mut self) {
+        let wanted = self.wanted();
+        self.drop_unreachable(&wanted, true);
+        self.made_bytes = 0;
     }
 
     /// Ends an implicit step of a plain loop: a flush that also moves the random counters on.

@@ -121,7 +121,7 @@ impl Host {
         let site = self.site(lua);
         let calls = self.calls.get().wrapping_add(1);
         self.calls.set(calls);
-        if calls.is_multiple_of(LOOK_EVERY) {
+        if calls.is_multiple_of(LOOK_EVERY) || self.engine.borrow().is_crowded() {
             self.look(lua)?;
         }
         let result = {
@@ -144,6 +144,9 @@ impl Host {
         self.collect_if_due(lua)?;
         if self.engine.borrow().wants_flush() {
             self.flush(lua)?;
+        } else if self.engine.borrow().is_crowded() {
+            self.collect(lua)?;
+            self.engine.borrow_mut().shed();
         }
         Ok(())
     }

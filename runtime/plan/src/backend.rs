@@ -89,6 +89,11 @@ pub trait Backend {
         false
     }
 
+    /// Bytes that rows of large products in 16 bits or TF32 had better be a multiple of, if that matters much (see `align`).
+    fn row_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, nbytes: usize) -> Result<Buffer>;
 

@@ -5,6 +5,7 @@
 //! in-place updates, [`group`] gathers like kernels into one launch and hangs maps on products, [`memory`] lays out the arena, [`check`] proves the grammar, and a [`backend`] compiles the result.
 #![forbid(unsafe_code)]
 
+pub mod align;
 pub mod backend;
 pub mod budget;
 pub mod build;

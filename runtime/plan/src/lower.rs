@@ -5,6 +5,7 @@
 //! over the node whose elements it reads. Where strides cannot say a reshape, and where a library op or a root needs
 //! elements in memory of their own, a copy is put in.
 
+use crate::align;
 use crate::backend::Backend;
 use crate::channels;
 use crate::outputs::Readers;
@@ -82,6 +83,7 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         }
         out = expand(&out, backend)?;
     }
+    let out = align::apply(out, backend)?;
     merge(&channels::apply(out, backend)?, backend)
 }
 

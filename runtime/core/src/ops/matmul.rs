@@ -66,7 +66,7 @@ fn product(g: &mut Graph, x: NodeId, grad: NodeId, y: NodeId, right: bool) -> Re
 }
 
 /// Whether a node swaps the last two dims of another and leaves the rest.
-fn is_transpose(g: &Graph, x: NodeId) -> bool {
+pub fn is_transpose(g: &Graph, x: NodeId) -> bool {
     let n = g.node(x);
     let r = n.shape.rank();
     n.op == &movement::PERMUTE
