@@ -1,20 +1,21 @@
-// How a kernel says that an index is out of range. The cell lies in memory that the host maps; the first report stays.
+// How a kernel says that an index is out of range. The cell lies in memory that the host maps and may read while kernels run,
+// so `set` is written last; the first report stays.
 // After a report the kernel goes on with a harmless index: it must not read or write out of bounds.
 #pragma once
 #include "device/base.cuh"
 
 struct Fault {
     u32 set;     // 0: nothing reported
-    u32 kernel;  // unused: each kernel of a plan reports to a cell of its own
+    u32 taken;   // 1: a thread is writing its report
     i64 value;   // the index found
     i64 size;    // it must lie in -size .. size, or 0 .. size
 };
 
 __device__ __noinline__ inline void report(Fault* fault, u32 kernel, i64 value, i64 size) {
-    if (atomicCAS(&fault->set, 0u, 1u) == 0u) {
-        fault->kernel = kernel;
+    if (atomicCAS(&fault->taken, 0u, 1u) == 0u) {
         fault->value = value;
         fault->size = size;
         __threadfence_system();
+        *(volatile u32*)&fault->set = 1u;
     }
 }

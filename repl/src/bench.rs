@@ -310,7 +310,9 @@ impl Case<'_> {
                         answer[key].as_f64().map(|v| out.insert(key.into(), v.into()));
                     }
                     rival_peaks(&answer, out);
-                    answer["error"].as_str().map(|e| out.insert("rival_error".into(), e.into()));
+                    for (from, to) in [("compile_mode", "compile_mode"), ("error", "rival_error")] {
+                        answer[from].as_str().map(|text| out.insert(to.into(), text.into()));
+                    }
                 }
                 Err(e) => {
                     out.insert("rival_error".into(), e.into());

@@ -1,7 +1,8 @@
 //! `perilune profile`: where the time of a training step goes, by recipe line and kernel by kernel, and what bounds it.
 //!
 //! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
-//! itself (by events on a GPU), which costs the overlap that a plain run has. What the device reaches is measured first.
+//! itself (by events on a GPU), which costs the overlap that a plain run has. Waits of the host are those of plain steps before
+//! that. What the device reaches is measured first.
 //! Nothing is written but the timeline, if one is asked for.
 
 use crate::device::{DeviceArgs, key_value};
@@ -51,6 +52,8 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let splits = |runtime: &Runtime| runtime.host().engine.borrow().stats().splits;
     let before = splits(&runtime);
     for pass in 0..2 {
+        // The second pass without events: what a step takes in a plain run, and what the host waits for in it.
+        runtime.host().engine.borrow_mut().waits = (pass == 1).then(Default::default);
         let start = Instant::now();
         for k in 0..steps {
             let result = run.step()?;
@@ -58,18 +61,19 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
                 run.read(&result)?;
             }
         }
-        // The second pass without events: what a step takes in a plain run.
         if pass == 1 {
             seconds = start.elapsed().as_secs_f64() / f64::from(steps);
         }
     }
     let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps);
+    let waits = runtime.host().engine.borrow_mut().waits.take().unwrap_or_default();
     runtime.host().engine.borrow_mut().profile = Some(Default::default());
     for _ in 0..steps {
         run.step()?;
     }
     let engine = runtime.host().engine.borrow();
     let timings = engine.profile.as_ref().map(|p| p.timings(&engine.sites)).unwrap_or_default();
+    let waits = waits.list(&engine.sites);
     let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     screen.line(&format!(
@@ -87,10 +91,10 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         screen.line(&format!("{reads:.1} reads a step wait for the device while the step is recorded"));
     }
     screen.line("");
-    screen.line(&profile::by_line(&timings, &ceiling, steps));
+    screen.line(&profile::by_line(&timings, &waits, &ceiling, steps));
     screen.line(&profile::by_kernel(&timings, &ceiling));
     if let Some(path) = &args.trace {
-        let text = profile::trace(&timings, &ceiling);
+        let text = profile::trace(&timings, &waits, &ceiling, steps);
         std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;
         screen.note(&format!("timeline written to {}", path.display()));
     }

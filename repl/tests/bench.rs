@@ -35,7 +35,7 @@ fn a_python_that_is_not_there_is_said() {
 fn the_ratio_is_theirs_over_ours() {
     use std::os::unix::fs::PermissionsExt;
     let p = place();
-    let answer = r#"{"eager": 5000000.0, "eager_bytes": 4096, "compile_bytes": 2048, "first": 0.5, "goal": 2.0}"#;
+    let answer = r#"{"eager": 5000000.0, "eager_bytes": 4096, "compile_bytes": 2048, "first": 0.5, "goal": 2.0, "compile_mode": "m"}"#;
     let text = format!("#!/bin/sh\necho '{{\"version\": \"9.9\"}}'\nwhile read line; do echo '{answer}'; done\n");
     p.file("rival", text);
     std::fs::set_permissions(p.path("rival"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -47,7 +47,7 @@ fn the_ratio_is_theirs_over_ours() {
     let case = &events[1];
     let ratio = case["eager"].as_f64().unwrap() / case["ours"].as_f64().unwrap();
     assert!((case["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9 && case["goal"] == 2.0, "{case}");
-    assert!(case["eager_bytes"] == 4096 && case["compile_bytes"] == 2048, "{case}");
+    assert!(case["compile_mode"] == "m" && case["eager_bytes"] == 4096 && case["compile_bytes"] == 2048, "{case}");
 }
 
 /// Both sides have every case: a name of ours stands among the rival's, and the other way round. Goals are for cases that are there.

@@ -96,10 +96,24 @@ fn profile_says_where_the_time_goes_and_writes_a_timeline() {
     }
     let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(p.path("t.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let ends: Vec<f64> =
-        events.iter().filter(|e| e["ph"] == "X" && e["tid"] == 0).map(|e| e["ts"].as_f64().unwrap()).collect();
+    let ends: Vec<f64> = events
+        .iter()
+        .filter(|e| e["ph"] == "X" && e["pid"] == 0 && e["tid"] == 0)
+        .map(|e| e["ts"].as_f64().unwrap())
+        .collect();
     assert!(ends.len() > 1 && ends.is_sorted(), "{ends:?}");
     assert!(events.iter().any(|e| e["args"]["line"].as_str().is_some_and(|l| l.starts_with("tiny.lua:"))));
+    assert!(events.iter().any(|e| e["cat"] == "wait" && e["name"] == "data"));
+    // A value that is read in the middle of a step names its line.
+    p.file("sync.lua", TINY.replace("  return (error", "  local seen = error:abs():amax():item()\n  return (error"));
+    let r = p.run(&["profile", "sync.lua", "--steps", "2"]);
+    let table: Vec<String> = r.out.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for row in
+        ["the host makes batches 1.0 a step data recipe.data", "the host waits for a value 1.0 a step sync sync.lua:13"]
+    {
+        assert!(table.iter().any(|l| l.ends_with(row)), "{row}: {}", r.out);
+    }
+    assert!(r.out.contains("1.0 reads a step wait for the device"), "{}", r.out);
     let r = p.run(&["profile", "tiny.lua", "--steps", "1", "--trace", "none/t.json"]);
     assert_eq!(r.status, Some(1));
     assert!(r.err.contains("--trace none/t.json: "), "{}", r.err);

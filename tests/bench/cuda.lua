@@ -88,7 +88,10 @@ local function attention(b, h, t, d, grad)
     end)
   end
 end
-for _, c in ipairs { { "d64_1k", 16, 32, 1024, 64 }, { "d64_4k", 4, 32, 4096, 64 }, { "d128_4k", 4, 16, 4096, 128 }, { "d128_16k", 1, 16, 16384, 128 } } do
+for _, c in ipairs {
+  { "d64_1k", 16, 32, 1024, 64 }, { "d64_4k", 4, 32, 4096, 64 }, { "d64_16k", 1, 32, 16384, 64 },
+  { "d128_1k", 16, 16, 1024, 128 }, { "d128_4k", 4, 16, 4096, 128 }, { "d128_16k", 1, 16, 16384, 128 },
+} do
   cases["attention_" .. c[1]] = attention(c[2], c[3], c[4], c[5], false)
   cases["attention_" .. c[1] .. "_grad"] = attention(c[2], c[3], c[4], c[5], true)
 end

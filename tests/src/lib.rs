@@ -3,12 +3,14 @@
 //! - [`sample`] parses the samples that ops carry, [`case`] fills them with numbers;
 //! - [`harness`] runs a case on an engine in a chosen dtype and layout;
 //! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
+//! - [`machine`] compiles plans for GPUs that are not there;
 //! - [`random`] makes random graphs;
 //! - [`scripts`] runs Lua files and compares what they say with golden texts.
 #![allow(clippy::unwrap_used)]
 
 pub mod case;
 pub mod harness;
+pub mod machine;
 pub mod random;
 pub mod reference;
 pub mod rng;

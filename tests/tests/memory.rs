@@ -1,17 +1,25 @@
 //! Memory: statistics by role and line, and running out of it: a Lua error with the owners, nothing lost, nothing leaked.
+//!
+//! The first and the third also run on the device that `PERILUNE_DEVICE` names, whose memory is what it is.
 #![allow(clippy::unwrap_used)]
 
 use perilune_cpu::Cpu;
 use perilune_lua::{Failed, Runtime, RuntimeOptions};
+use perilune_plan::Backend;
+use perilune_tests::harness;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Runs a script on a CPU with that much memory; what it printed, or its error.
 fn run(limit: Option<usize>, text: &str) -> Result<String, Failed> {
+    run_on(Rc::new(Cpu::limited(Some(2), limit)), text)
+}
+
+fn run_on(backend: Rc<dyn Backend>, text: &str) -> Result<String, Failed> {
     let printed: Rc<RefCell<String>> = Rc::default();
     let sink = printed.clone();
     let runtime = Runtime::new(RuntimeOptions {
-        backend: Rc::new(Cpu::limited(Some(2), limit)),
+        backend,
         params: Vec::new(),
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
@@ -52,7 +60,7 @@ step(16)
 local allocated, fell
 for k = 1, 20 do
   local before, count = states(), opt.count
-  local ok, e = pcall(step, 30000 + k)
+  local ok, e = pcall(step, ROWS + k)
   assert(not ok)
   e = tostring(e)
   for _, part in ipairs { "out of memory", "are asked for", "the largest owners:", "activations", "memory.lua:", "what would help", "smaller batch", "pl.checkpoint", "bf16" } do
@@ -63,7 +71,7 @@ for k = 1, 20 do
   opt.count = count
   step(16)
   assert(states() ~= before)
-  assert(not pcall(step, 30000)) -- collects what was dropped
+  assert(not pcall(step, ROWS)) -- collects what was dropped
   opt.count = opt.count - 1
   local m = pl.memory()
   if k == 3 then allocated = m.allocated end
@@ -73,8 +81,13 @@ end
 print(states())
 "#;
     let plain = "for _ = 1, 21 do step(16) end\nprint(states())";
-    let (limited, free) =
-        (run(Some(24 << 20), &format!("{NET}{events}")).unwrap(), run(None, &format!("{NET}{plain}")).unwrap());
+    // Rows whose activations no GPU has room for, or not those 24 MiB.
+    let (rows, small): (_, Rc<dyn Backend>) = match harness::on_gpu() {
+        true => ("100000000", harness::device(2)),
+        false => ("30000", Rc::new(Cpu::limited(Some(2), Some(24 << 20)))),
+    };
+    let limited = run_on(small, &format!("{NET}{}", events.replace("ROWS", rows))).unwrap();
+    let free = run_on(harness::device(2), &format!("{NET}{plain}")).unwrap();
     println!("{}", limited.lines().take(14).collect::<Vec<_>>().join("\n"));
     assert!(limited.ends_with(&free), "the run with 20 failed steps ends with other weights than the one without");
 }
@@ -128,7 +141,7 @@ assert(m.by_role.weights == 4 * (64 * 256 + 256 + 256 * 64 + 64), m.by_role.weig
 assert(m.by_role.optimizer == 2 * m.by_role.weights, m.by_role.optimizer)
 assert(m.by_role.activations + m.by_role.gradients > 512 * 256 * 4)
 assert(m.by_role.gradients > 0 and m.by_role.inputs == 0)
-assert(m.allocated > 0 and m.reserved >= m.allocated and m.peak >= m.allocated and m.limit == nil)
+assert(m.allocated > 0 and m.reserved >= m.allocated and m.peak >= m.allocated and (m.limit == nil) == CPU)
 local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }
 m = pl.memory()
 assert(m.by_role.inputs == 16)
@@ -140,7 +153,8 @@ end
 print(line.line, line.dtype, table.concat(line.shape, " "))
 "#
     );
-    let out = run(None, &text).unwrap();
+    let cpu = if harness::on_gpu() { "false" } else { "true" };
+    let out = run_on(harness::device(2), &text.replace("CPU", cpu)).unwrap();
     assert!(out.starts_with("memory.lua:"), "{out}");
 }
 

@@ -7,18 +7,16 @@ use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Value, create};
 use perilune_core::{DType, HostTensor, Layout, Shape, grad};
 use perilune_cpu::Cpu;
-use perilune_cuda::launch::{Function, Props};
 use perilune_cuda::library::pool;
-use perilune_cuda::nvrtc::{self, Compiler};
-use perilune_cuda::{attention, conv, paper};
+use perilune_cuda::{attention, conv};
 use perilune_engine::{Engine, StateId};
 use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
 use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
-use std::collections::{BTreeSet, HashMap};
+use perilune_tests::machine::compiles;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 
 type Fallible<T> = Result<T, String>;
 
@@ -173,45 +171,6 @@ fn snapshot(name: &str, p: &Program) {
     }
     let want = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}; PERILUNE_BLESS=1 writes it"));
     assert!(got == want, "the plan of {name} changed; PERILUNE_BLESS=1 accepts it\n--- before\n{want}--- now\n{got}");
-}
-
-/// GPUs that every plan here must compile for: compute capability, multiprocessors, shared memory of a block.
-const GPUS: [Props; 3] = [
-    Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 },
-    Props::H200,
-    Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
-];
-
-/// The kernels a GPU would run for the plan, other than cuBLASLt's, become machine code without a spilled register. A text that
-/// several plans have is compiled once.
-fn compiles(name: &str, p: &Program) {
-    static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
-    for props in GPUS {
-        let Ok(mut compiler) = Compiler::new(props.arch, None) else {
-            println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
-            return;
-        };
-        let works = (0..p.kernels.len()).map(|k| paper::work(p, k, &props).unwrap_or_else(|e| panic!("{name}: {e}")).1);
-        let launches = works.flatten().flat_map(|w| w.launches);
-        let new = |f: &Arc<Function>| SEEN.lock().unwrap().insert((props.arch.0, f.text.clone()));
-        let fresh: Vec<Arc<Function>> = launches.map(|l| l.function).filter(new).collect();
-        // Texts of one kind are one program.
-        for contract in [false, true] {
-            let list: Vec<&Function> =
-                fresh.iter().map(|f| &**f).filter(|f| f.text.starts_with(nvrtc::CONTRACT) == contract).collect();
-            if list.is_empty() {
-                continue;
-            }
-            let log = compiler.program(&list).unwrap_or_else(|e| panic!("{name}: {e}")).1;
-            let mut entry = "";
-            for line in log.lines() {
-                entry = line.split_once("entry function '").map_or(entry, |l| l.1);
-                let spills =
-                    line.contains("spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
-                assert!(!spills, "{name} for {:?}: {entry}: {}", props.arch, line.trim());
-            }
-        }
-    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::blas::{self, Blas};
 use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
-use crate::driver::{self, Device, Module, Range};
+use crate::driver::{self, Beside, Device, Module, Range};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use crate::search::Search;
@@ -43,6 +43,8 @@ pub(crate) struct Machine {
     pub replay: bool,
     /// How products find their algorithms.
     pub search: Search,
+    /// Copies that do not wait for the stream.
+    pub beside: Beside,
     pub device: Rc<Device>,
 }
 
@@ -56,6 +58,7 @@ impl Cuda {
             compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
             modules: RefCell::default(),
             blas: Blas::new(&device, workspace.address)?,
+            beside: Beside::new(&device)?,
             dnn: OnceCell::new(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
@@ -88,6 +91,13 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
         Some(b) if perilune_plan::DeviceBuffer::nbytes(b) >= nbytes => Ok(b.address),
         Some(_) => Err(Error::system("cuda", format!("this is a bug: a buffer is smaller than {nbytes} bytes"))),
         None => Err(Error::system("cuda", "this is a bug: a buffer of another device was passed")),
+    }
+}
+
+/// Notes that what has this number writes the buffer.
+pub(crate) fn written(buffer: &Buffer, number: u64) {
+    if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
+        b.written.set(number);
     }
 }
 
@@ -132,19 +142,24 @@ impl Backend for Cuda {
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = self.shared.heap.alloc(bytes.len())?;
-        self.shared.device.upload(buffer.address, bytes)?;
+        buffer.written.set(self.shared.beside.number());
+        self.shared.beside.upload(buffer.address, bytes)?;
         Ok(Rc::new(buffer))
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        let mut out = vec![0; nbytes];
-        self.shared.device.download(address(buffer, nbytes)?, &mut out)?;
+        let (mut out, from) = (vec![0; nbytes], address(buffer, nbytes)?);
+        let number = buffer.as_any().downcast_ref::<CudaBuffer>().map_or(u64::MAX, |b| b.written.get());
+        if !self.shared.beside.download(from, &mut out, number)? {
+            self.shared.device.download(from, &mut out)?;
+        }
         self.shared.faults()?;
         Ok(out)
     }
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.shared.device.upload(address(buffer, bytes.len())?, bytes)
+        written(buffer, self.shared.beside.number());
+        self.shared.beside.upload(address(buffer, bytes.len())?, bytes)
     }
 
     fn snapshot(&self, parts: &[(Buffer, usize)], room: Option<usize>) -> Result<Snapshot> {
@@ -183,7 +198,7 @@ impl Machine {
         self.dnn.get_or_init(|| if wanted() { Dnn::new(&self.device).ok() } else { None }).as_ref()
     }
 
-    /// The error of a kernel that met a bad index, if one did; the stream must be idle.
+    /// The error of a kernel that met a bad index, if one did in what is done so far.
     fn faults(&self) -> Result<()> {
         let mut cells = self.cells.borrow_mut();
         cells.retain(|c| c.strong_count() > 0);

@@ -6,7 +6,7 @@
 //! A bad index does not stop a kernel: it is reported to a cell in host memory and harmless otherwise. The first runs of
 //! a program wait for the device and raise it at once; later ones raise it when the host next waits, or at the next run.
 
-use crate::backend::{Machine, address};
+use crate::backend::{Machine, address, written};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
 use crate::dnn::{self, Plan};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
@@ -26,7 +26,7 @@ use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure};
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -150,6 +150,8 @@ pub(crate) struct Compiled {
     cells: Option<Rc<Cells>>,
     scratch: usize,
     runs: Cell<u64>,
+    /// Inputs that it writes: States.
+    writes: Vec<usize>,
     program: Arc<Program>,
     shared: Rc<Machine>,
 }
@@ -292,7 +294,13 @@ impl Compiled {
             Some(cells)
         };
         let slots = shared.heap.alloc(program.slots.len() * 8)?;
+        let input = |v: ValueId| match program.values[v.0 as usize].storage {
+            Storage::Input(k) => Some(k as usize),
+            _ => None,
+        };
+        let writes: BTreeSet<usize> = program.kernels.iter().flat_map(Kernel::writes).filter_map(input).collect();
         Ok(Compiled {
+            writes: writes.into_iter().collect(),
             steps,
             replays: RefCell::default(),
             slots,
@@ -569,7 +577,11 @@ impl Executable for Compiled {
             None => Ok(()),
         };
         self.cells.as_ref().map_or(Ok(()), fault)?;
+        let number = self.shared.beside.number();
+        let states = self.writes.iter().filter_map(|k| inputs.get(*k));
+        states.chain(outputs).for_each(|buffer| written(buffer, number));
         self.run_steps(inputs, slots, outputs, times).map_err(|(k, error)| Failure { origin: origin(k), error })?;
+        self.shared.beside.mark().map_err(|error| Failure { origin: origin(0), error })?;
         self.runs.set(self.runs.get() + 1);
         if self.runs.get() <= CAREFUL_RUNS
             && let Some(cells) = &self.cells

@@ -4,8 +4,10 @@
 //! library is there and made its primary context current on this thread, and handles are used only on that thread (they
 //! are not `Send`) and freed once.
 
+mod beside;
 mod snapshot;
 
+pub use beside::Beside;
 pub use snapshot::{Aside, snapshot};
 
 use crate::find;
@@ -36,7 +38,7 @@ pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<()> {
     Err(Error::system("cuda", format!("{what} failed: {text} (CUDA error {})", status as u32)))
 }
 
-/// One GPU with a stream of its own; all work of it goes there, in order.
+/// One GPU with a stream of its own; all work of it goes there, in order. (Copies out may go beside it: `driver/beside.rs`.)
 pub struct Device {
     pub ordinal: usize,
     pub name: String,
@@ -446,6 +448,33 @@ impl Event {
         Ok(Event { device: device.clone(), event })
     }
 
+    /// One that is not recorded yet and keeps no time, which costs less.
+    pub fn untimed(device: &Rc<Device>) -> Result<Event> {
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: out-pointer to a local.
+        check(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
+        Ok(Event { device: device.clone(), event })
+    }
+
+    /// Records now, and forgets what it recorded before.
+    pub fn again(&self) -> Result<()> {
+        // SAFETY: the event is alive; the stream is the device's.
+        check(unsafe { sys::cuEventRecord(self.event, self.device.stream) }, "recording an event")
+    }
+
+    /// Whether all that was queued before it is done; also if it was never recorded.
+    pub fn is_over(&self) -> bool {
+        // SAFETY: the event is alive.
+        unsafe { sys::cuEventQuery(self.event) as u32 == 0 }
+    }
+
+    /// Waits until all that was queued before it is done.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        check(unsafe { sys::cuEventSynchronize(self.event) }, "waiting for the GPU")
+    }
+
     /// Seconds from `earlier` to this; the stream must be idle.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         if self.device.driver_version < 12_080 {
@@ -463,7 +492,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `record`.
+        // SAFETY: made by `record` or `untimed`.
         unsafe { sys::cuEventDestroy_v2(self.event) };
     }
 }

@@ -50,7 +50,8 @@ impl Heap {
         }
         self.used.set(self.used.get() + room);
         self.peak.set(self.peak.get().max(self.used.get()));
-        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address: range.base + at as u64 })
+        let address = range.base + at as u64;
+        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address, written: Cell::new(0) })
     }
 }
 
@@ -61,6 +62,8 @@ pub struct CudaBuffer {
     room: usize,
     nbytes: usize,
     pub address: Address,
+    /// The number of what was queued last that writes here (`driver/beside.rs`).
+    pub written: Cell<u64>,
 }
 
 impl std::fmt::Debug for CudaBuffer {

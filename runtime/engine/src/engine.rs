@@ -1,7 +1,7 @@
 //! The engine: handles, evaluation, reading back.
 
 use crate::memory::Role;
-use crate::profile::Profile;
+use crate::profile::{Bound, Profile, Waits};
 use crate::snapshot::Copied;
 use crate::state::{Held, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
@@ -141,6 +141,8 @@ pub struct Engine {
     pub notices: Vec<String>,
     /// Kernel times, while somebody asks for them.
     pub profile: Option<Profile>,
+    /// What the host waits for, while somebody wants to know.
+    pub waits: Option<Waits>,
     /// The text of every plan compiled, if the switch asks for it.
     pub plans_shown: Vec<String>,
     /// A device that has kernels' texts, to show them where the one that computes has none.
@@ -179,6 +181,7 @@ impl Engine {
             made_bytes: 0,
             notices: Vec::new(),
             profile: None,
+            waits: None,
             plans_shown: Vec::new(),
             paper: None,
             products: 0.0,
@@ -530,8 +533,22 @@ impl Engine {
     /// A node's value in host memory.
     pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
         let v = self.value_of(id)?;
-        let bytes = self.backend.download(&v.buffer, v.shape.numel() * v.dtype.size())?;
-        Ok(HostTensor::new(v.dtype, v.shape, bytes))
+        self.bring(&v.buffer, v.shape, v.dtype)
+    }
+
+    /// What a buffer holds, in host memory. The wait is noted if it is in the middle of a step.
+    pub(crate) fn bring(
+        &mut self,
+        buffer: &Buffer,
+        shape: Shape,
+        dtype: DType,
+    ) -> std::result::Result<HostTensor, Fault> {
+        let start = std::time::Instant::now();
+        let bytes = self.backend.download(buffer, shape.numel() * dtype.size())?;
+        if let (Some(waits), true) = (&mut self.waits, self.step.depth > 0) {
+            waits.add(Bound::Sync, self.graph.site, start.elapsed().as_secs_f64());
+        }
+        Ok(HostTensor::new(dtype, shape, bytes))
     }
 
     /// A handle's value in host memory.
@@ -540,9 +557,8 @@ impl Engine {
             return self.read_node(h.id);
         }
         let Some(c) = self.carried.get(&h) else { return Err(self.stale(h).into()) };
-        let v = &c.value;
-        let bytes = self.backend.download(&v.buffer, v.shape.numel() * v.dtype.size())?;
-        Ok(HostTensor::new(v.dtype, v.shape, bytes))
+        let v = c.value.clone();
+        self.bring(&v.buffer, v.shape, v.dtype)
     }
 
     /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no

@@ -1,6 +1,7 @@
-//! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline.
+//! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline. And
+//! where the host waits: for data, and for the device in the middle of a step.
 
-use perilune_core::site::Sites;
+use perilune_core::site::{Site, Sites};
 use perilune_plan::ir::Kernel;
 use perilune_plan::{Plan, show};
 use std::collections::HashMap;
@@ -26,13 +27,62 @@ pub struct Ceiling {
     pub flops: f64,
 }
 
-/// What keeps a kernel from being faster.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What keeps a kernel, or a recipe line, from being faster.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Bound {
     Compute,
     Memory,
     /// Too short for its work to matter.
     Launch,
+    /// The host makes a batch.
+    Data,
+    /// The host reads a value in the middle of a step, and waits for the device to make it.
+    Sync,
+}
+
+impl Bound {
+    pub const ALL: [Bound; 5] = [Bound::Compute, Bound::Memory, Bound::Launch, Bound::Data, Bound::Sync];
+
+    pub fn name(self) -> &'static str {
+        ["compute", "memory", "launch", "data", "sync"][self as usize]
+    }
+}
+
+/// What the host waited for, since it was switched on; by recipe line.
+#[derive(Default)]
+pub struct Waits {
+    by: HashMap<(Bound, Site), (f64, u64)>,
+}
+
+impl Waits {
+    pub fn add(&mut self, bound: Bound, site: Site, seconds: f64) {
+        let sum = self.by.entry((bound, site)).or_default();
+        sum.0 += seconds;
+        sum.1 += 1;
+    }
+
+    /// Longest first.
+    pub fn list(&self, sites: &Sites) -> Vec<Wait> {
+        let place = |b: Bound, s: Site| if b == Bound::Data { "recipe.data".to_string() } else { sites.show(s) };
+        let wait = |((bound, site), (seconds, count)): (&(Bound, Site), &(f64, u64))| Wait {
+            bound: *bound,
+            place: place(*bound, *site),
+            seconds: *seconds,
+            count: *count,
+        };
+        let mut out: Vec<Wait> = self.by.iter().map(wait).collect();
+        out.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.place.cmp(&b.place)));
+        out
+    }
+}
+
+/// All waits of one kind at one recipe line.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    pub bound: Bound,
+    pub place: String,
+    pub seconds: f64,
+    pub count: u64,
 }
 
 /// Kernels shorter than this, in seconds, cost their launch.
@@ -117,7 +167,7 @@ struct Sum {
     /// Seconds at the ceiling.
     ideal: f64,
     kernels: u64,
-    by: [f64; 3],
+    by: [f64; Bound::ALL.len()],
 }
 
 impl Sum {
@@ -133,14 +183,15 @@ impl Sum {
     }
 
     fn bound(&self) -> &'static str {
-        let most = (0..3).max_by(|a, b| self.by[*a].total_cmp(&self.by[*b]));
-        ["compute", "memory", "launch"][most.unwrap_or(0)]
+        let most = Bound::ALL.into_iter().max_by(|a, b| self.by[*a as usize].total_cmp(&self.by[*b as usize]));
+        most.map_or("", Bound::name)
     }
 }
 
 /// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, percent of the
-/// ceiling, what bounds most of its time.
-pub fn by_line(timings: &[Timing], c: &Ceiling, steps: u32) -> String {
+/// ceiling, what bounds most of its time. Waits of the host, over as many steps, have lines of their own:
+/// they have no kernels, and may pass beside kernels of other lines.
+pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
     for t in timings {
         let at = lines.iter().position(|l| l.0 == t.place).unwrap_or_else(|| {
@@ -150,7 +201,7 @@ pub fn by_line(timings: &[Timing], c: &Ceiling, steps: u32) -> String {
         lines[at].1.add(t, c);
     }
     lines.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    let total: f64 = lines.iter().map(|l| l.1.seconds).sum();
+    let total: f64 = lines.iter().map(|l| l.1.seconds).chain(waits.iter().map(|w| w.seconds)).sum();
     let mut out = String::from(
         "  share   us a step  kernels       rate of bytes and operations   of ceiling  bound by  recipe line\n",
     );
@@ -165,6 +216,22 @@ pub fn by_line(timings: &[Timing], c: &Ceiling, steps: u32) -> String {
             s.flops / s.seconds / 1e9,
             s.ideal / s.seconds * 100.0,
             s.bound(),
+        );
+    }
+    for w in waits {
+        let what = match w.bound {
+            Bound::Data => "the host makes batches",
+            _ => "the host waits for a value",
+        };
+        let _ = writeln!(
+            out,
+            "{:>5.1} % {:>11.1} {:>8} {what:<37} {:>12}  {:<8}  {}",
+            w.seconds / total * 100.0,
+            w.seconds / f64::from(steps) * 1e6,
+            "",
+            format!("{:.1} a step", w.count as f64 / f64::from(steps)),
+            w.bound.name(),
+            w.place,
         );
     }
     out
@@ -189,7 +256,7 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
                 (t.cost.read + t.cost.written) as f64 / t.seconds / 1e9,
                 t.cost.flops as f64 / t.seconds / 1e9,
                 share * 100.0,
-                format!("{bound:?}").to_lowercase(),
+                bound.name(),
                 t.name,
                 t.space,
                 t.place,
@@ -200,8 +267,8 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
 }
 
 /// The timeline of one average run of each plan, in the format that chrome://tracing and Perfetto read: kernels one after
-/// the other, as they were timed, a row a plan. Times are in microseconds.
-pub fn trace(timings: &[Timing], c: &Ceiling) -> String {
+/// the other, as they were timed, a row a plan; and the host's waits of a step, likewise. Times are in microseconds.
+pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let text = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"");
     let mut events = Vec::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
@@ -220,7 +287,7 @@ pub fn trace(timings: &[Timing], c: &Ceiling) -> String {
                 t.cost.written,
                 t.cost.flops,
                 share * 100.0,
-                format!("{bound:?}").to_lowercase(),
+                bound.name(),
             ));
             at += t.seconds * 1e6;
         }
@@ -228,6 +295,20 @@ pub fn trace(timings: &[Timing], c: &Ceiling) -> String {
             r#"{{"name":"thread_name","ph":"M","pid":0,"tid":{0},"args":{{"name":"plan {0}, {1} runs"}}}}"#,
             plan[0].plan, plan[0].runs
         ));
+    }
+    let mut at = 0.0;
+    for w in waits {
+        let each = w.seconds / f64::from(steps) * 1e6;
+        events.push(format!(
+            r#"{{"name":"{0}","cat":"wait","ph":"X","pid":1,"tid":0,"ts":{at:.3},"dur":{each:.3},"args":{{"line":"{1}","bound":"{0}","times":{2}}}}}"#,
+            w.bound.name(),
+            text(&w.place),
+            w.count,
+        ));
+        at += each;
+    }
+    if !waits.is_empty() {
+        events.push(r#"{"name":"process_name","ph":"M","pid":1,"args":{"name":"waits of the host"}}"#.into());
     }
     format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
 }
@@ -250,15 +331,37 @@ mod tests {
         assert_eq!(timing("matmul", true, 1e-3, 100_000, 500_000_000).bound(&c), (0.5, Bound::Compute));
         assert_eq!(timing("sum", false, 2e-6, 100, 0).bound(&c).1, Bound::Launch);
         let all = [timing("copy", false, 3e-3, 2_400_000, 0), timing("exp", false, 1e-3, 100_000, 0)];
-        let table = by_line(&all, &c, 2);
+        let table = by_line(&all, &[], &c, 2);
         assert!(table.contains("100.0 %      4000.0        2"), "{table}");
         assert!(table.contains("memory    a.lua:1"), "{table}");
         assert!(by_kernel(&all, &c).starts_with("2 runs · 4000 us a run · 2 kernels\n 75.0 %    3000.0 us"));
-        let trace = trace(&all, &c);
+        let trace = trace(&all, &[], &c, 2);
         assert!(
             trace.contains(r#""name":"exp","cat":"kernel","ph":"X","pid":0,"tid":0,"ts":3000.000,"dur":1000.000"#),
             "{trace}"
         );
         assert!(trace.contains(r#""space":"\"8\"""#), "{trace}");
+    }
+    #[test]
+    fn waits_of_the_host_have_lines_of_their_own() {
+        let mut waits = Waits::default();
+        waits.add(Bound::Data, Site::NONE, 1e-3);
+        waits.add(Bound::Sync, Site::NONE, 2e-3);
+        waits.add(Bound::Data, Site::NONE, 2e-3);
+        let mut list = waits.list(&Sites::default());
+        assert_eq!((list[0].bound, list[0].count, list[1].bound), (Bound::Data, 2, Bound::Sync));
+        list[1].place = "a.lua:3".into();
+        let c = Ceiling { bytes: 1e9, flops: 1e12 };
+        let all = [timing("copy", false, 2.5e-3, 2_000_000, 0)];
+        let table = by_line(&all, &list, &c, 2);
+        let ends =
+            |line: &str| table.lines().any(|l| l.split_whitespace().collect::<Vec<_>>().join(" ").ends_with(line));
+        assert!(ends("30.0 % 1500.0 the host makes batches 1.0 a step data recipe.data"), "{table}");
+        assert!(ends("20.0 % 1000.0 the host waits for a value 0.5 a step sync a.lua:3"), "{table}");
+        let trace = trace(&all, &list, &c, 2);
+        assert!(
+            trace.contains(r#""name":"sync","cat":"wait","ph":"X","pid":1,"tid":0,"ts":1500.000,"dur":1000.000"#),
+            "{trace}"
+        );
     }
 }

@@ -478,8 +478,7 @@ impl Engine {
             && let Some(buffer) = s.buffer.clone()
         {
             let (shape, dtype) = (s.shape, s.dtype);
-            let bytes = self.backend.download(&buffer, shape.numel() * dtype.size())?;
-            return Ok(HostTensor::new(dtype, shape, bytes));
+            return self.bring(&buffer, shape, dtype);
         }
         let node = self.state_node(id)?;
         self.read_node(node)

@@ -10,11 +10,13 @@ use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
+use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::text::Vocabulary;
 use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
+use perilune_engine::profile::Bound;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -482,6 +484,15 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
+    native.set(
+        "waited",
+        lua.create_function(|lua, seconds: f64| {
+            if let Some(waits) = &mut host(lua)?.engine.borrow_mut().waits {
+                waits.add(Bound::Data, Site::NONE, seconds);
+            }
+            Ok(())
+        })?,
+    )?;
     crate::finite::install(lua, &native)?;
     crate::optim::install(lua, &native)?;
     native.set(

@@ -1,0 +1,43 @@
+-- tests/accuracy/accuracy.lua: our side of accuracy.py, which runs it: each case in inputs.safetensors by our ops, with gradients.
+--
+-- A case's name says what is done, in parts: the op, options as "key:number", shapes, dtype. The name of a tensor follows.
+
+local pl = require "perilune"
+
+local cases, order = {}, {}
+for key, x in pairs(pl.load "inputs.safetensors") do
+  local name, tensor = key:match "^(.*)/(%w+)$"
+  if not cases[name] then
+    cases[name] = {}
+    order[#order + 1] = name
+  end
+  cases[name][tensor] = x
+end
+table.sort(order)
+
+local ops = {}
+function ops.attention(x, o)
+  return pl.scaled_dot_product_attention(x.q, x.k, x.v, {
+    is_causal = o.causal == 1 or o.window ~= nil, window = o.window, enable_gqa = o.gqa == 1, documents = x.documents,
+  }), { "q", "k", "v" }
+end
+function ops.layer_norm(x) return pl.layer_norm(x.x, x.weight, x.bias), { "x", "weight", "bias" } end
+function ops.rms_norm(x) return pl.rms_norm(x.x, x.weight, { eps = 1e-6 }), { "x", "weight" } end
+function ops.softmax(x) return x.x:softmax(-1), { "x" } end
+function ops.log_softmax(x) return x.x:log_softmax(-1), { "x" } end
+function ops.cross_entropy(x, o) return pl.cross_entropy(x.x, x.target, { label_smoothing = o.smoothing }), { "x" } end
+function ops.gelu(x, o) return x.x:gelu { approximate = o.tanh == 1 and "tanh" or "none" }, { "x" } end
+
+local out = {}
+for _, name in ipairs(order) do
+  local x, options = cases[name], {}
+  for key, number in name:gmatch "/(%w+):([%d%.]+)" do options[key] = tonumber(number) end
+  local y, wanted = ops[name:match "^[%w_]+"](x, options)
+  local from = {}
+  for i, k in ipairs(wanted) do from[i] = x[k] end
+  -- The gradient of (y * grad):sum() for y is grad, to the bit.
+  local grads = { pl.grad(x.grad and (y * x.grad):sum() or y, from) }
+  out[name .. "/y"] = y
+  for i, k in ipairs(wanted) do out[name .. "/d" .. k] = grads[i] end
+end
+pl.save("outputs.safetensors", out)

@@ -1,0 +1,56 @@
+//! Plans become machine code on a machine without a GPU: every kernel but the libraries' compiles, and spills no register.
+
+use perilune_cuda::launch::{Function, Props};
+use perilune_cuda::nvrtc::{self, Compiler};
+use perilune_cuda::paper;
+use perilune_plan::ir::Program;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+/// GPUs that every plan must compile for: compute capability, multiprocessors, shared memory of a block.
+pub const GPUS: [Props; 3] = [
+    Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 },
+    Props::H200,
+    Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+];
+
+/// The kernels a GPU would run for the plan, other than cuBLASLt's, become machine code without a spilled register. A text that
+/// several plans have is compiled once. `PERILUNE_DUMP` names a folder for the texts of those that spill.
+pub fn compiles(name: &str, p: &Program) {
+    let mut bad = Vec::new();
+    static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
+    for props in GPUS {
+        let Ok(mut compiler) = Compiler::new(props.arch, None) else {
+            println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
+            return;
+        };
+        let works = (0..p.kernels.len()).map(|k| paper::work(p, k, &props).unwrap_or_else(|e| panic!("{name}: {e}")).1);
+        let launches = works.flatten().flat_map(|w| w.launches);
+        let new = |f: &Arc<Function>| SEEN.lock().unwrap().insert((props.arch.0, f.text.clone()));
+        let fresh: Vec<Arc<Function>> = launches.map(|l| l.function).filter(new).collect();
+        // Texts of one kind are one program.
+        for contract in [false, true] {
+            let list: Vec<&Function> =
+                fresh.iter().map(|f| &**f).filter(|f| f.text.starts_with(nvrtc::CONTRACT) == contract).collect();
+            if list.is_empty() {
+                continue;
+            }
+            let log = compiler.program(&list).unwrap_or_else(|e| panic!("{name}: {e}")).1;
+            let mut entry = "";
+            for line in log.lines() {
+                entry = line.split_once("entry function '").map_or(entry, |l| l.1);
+                if !line.contains("spill stores") || line.contains(" 0 bytes spill stores, 0 bytes spill loads") {
+                    continue;
+                }
+                bad.push(format!("{name} for {:?}: {entry}: {}", props.arch, line.trim()));
+                if let Some(folder) = std::env::var_os("PERILUNE_DUMP") {
+                    let of = |f: &&&Function| entry.starts_with(&nvrtc::name(f));
+                    let text = list.iter().find(of).map_or("", |f| &f.text);
+                    let file = format!("{}_{}.cu", entry.split('\'').next().unwrap_or(""), props.arch.0);
+                    std::fs::write(std::path::Path::new(&folder).join(file), text).unwrap();
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
