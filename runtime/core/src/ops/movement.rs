@@ -531,8 +531,7 @@ pub static FLIP: Op = Op {
     infer: same,
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
-        for &d in a.ints(1)? {
-            let at = g.shape(x).axis("flip", d)?;
+        for at in super::reduce::axes(g, "flip", x, Some(a.ints(1)?))? {
             x = g.push(&FLIP, &[x], &[at as i64])?;
         }
         Ok(one(x))
@@ -565,8 +564,15 @@ pub static ROLL: Op = Op {
             cat(g, &[tail, head], at)
         };
         let Some(dims) = a.opt_ints(2) else {
+            let &[shift] = shifts else {
+                return Err(Error::argument(
+                    "roll",
+                    format!("{} shifts and no dims; without dims there is one", shifts.len()),
+                )
+                .hint("say which dims: x:roll({1, 2}, {0, 1})"));
+            };
             let flat = g.reshape(x, &[shape.numel()])?;
-            let y = roll1(g, flat, 0, shifts.first().copied().unwrap_or(0))?;
+            let y = roll1(g, flat, 0, shift)?;
             return reshape(g, y, shape).map(one);
         };
         if dims.len() != shifts.len() {
@@ -962,16 +968,20 @@ pub static DIAGONAL: Op = Op {
         if rank < 2 || shape.dims()[rank - 1] != shape.dims()[rank - 2] {
             return Err(Error::shape("diagonal", format!("needs a square matrix in the last two dims, not {shape}")));
         }
-        let n = shape.dims()[rank - 1];
-        let mut dims: Vec8 = shape.dims()[..rank - 2].into();
-        dims.push(n * n);
-        let flat = g.reshape(x, &dims)?;
-        if n == 0 {
-            return Ok(one(flat));
-        }
-        slice(g, flat, rank - 2, 0, n * n, n + 1).map(one)
+        diagonal(g, x).map(one)
     }),
     samples: &["f(3,3)", "f(2,4,4)", "f(1,1)"],
     smooth: true,
     ..Op::BASE
 };
+
+/// The diagonal of the last two dims, which are of one size.
+pub fn diagonal(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let shape = g.shape(x);
+    let rank = shape.rank();
+    let n = shape.dims()[rank - 1];
+    let mut dims: Vec8 = shape.dims()[..rank - 2].into();
+    dims.push(n * n);
+    let flat = g.reshape(x, &dims)?;
+    if n == 0 { Ok(flat) } else { slice(g, flat, rank - 2, 0, n * n, n + 1) }
+}
