@@ -123,7 +123,13 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
     let mut terms = Vec::new();
     for ((t, &x), &n) in texts.iter().zip(xs).zip(&dots) {
         let letters = spell(t, n).map_err(&bad)?;
-        for (&l, &d) in letters.iter().zip(g.shape(x).dims()) {
+        let shape = g.shape(x);
+        for (k, (&l, &d)) in letters.iter().zip(shape.dims()).enumerate() {
+            if let Some(&n) = letters[..k].iter().position(|m| *m == l).and_then(|i| shape.dims().get(i))
+                && n != d
+            {
+                return Err(bad(format!("{} is {n} and {d} in one operand", name(l))));
+            }
             match sizes.iter_mut().find(|(m, _)| *m == l) {
                 Some((_, n)) if *n == 1 => *n = d,
                 Some((_, n)) if *n != d && d != 1 => {
@@ -147,7 +153,7 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
     };
     for (k, l) in out.iter().enumerate() {
         if out[..k].contains(l) || !sizes.iter().any(|(m, _)| m == l) {
-            return Err(bad(format!("'{l}' on the right must occur there once and on the left at least once")));
+            return Err(bad(format!("{} on the right must occur there once and on the left at least once", name(*l))));
         }
     }
     for t in &mut terms {
@@ -156,11 +162,6 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
             (0..l.len()).find_map(|i| (i + 1..l.len()).find(|&j| l[i] == l[j]).map(|j| (i, j)))
         };
         while let Some((i, j)) = repeated(t) {
-            let (shape, l) = (g.shape(t.x), t.letters[i]);
-            let (n, m) = (shape.dims()[i], shape.dims()[j]);
-            if n != m {
-                return Err(bad(format!("{} is {n} and {m} in one operand", name(l))));
-            }
             t.diagonal(g, i, j)?;
         }
         while let Some(i) = (0..t.letters.len()).find(|&i| g.shape(t.x).dims()[i] != size(t.letters[i])) {

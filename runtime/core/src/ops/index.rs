@@ -4,6 +4,7 @@
 //! index ramps. Additions happen in index order, so results do not depend on threads. An index out of range is an error
 //! at run time that names the index, the dim and the recipe line.
 
+use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
 use super::{Args, Class, Grad, Op, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
@@ -265,13 +266,16 @@ pub static MASKED_FILL: Op = Op {
 pub static ONE_HOT: Op = Op {
     name: "one_hot",
     sig: "ids: tensor, classes: int",
-    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.",
+    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to\n\
+          classes - 1 is an error when the step runs.",
     call: Some(|g, a| {
         let ids = as_index(g, "one_hot", a.tensor(0)?)?;
         let n = a.int(1)?;
         let Some(n) = usize::try_from(n).ok().filter(|n| *n > 0) else {
             return Err(Error::argument("one_hot", format!("classes is {n}; it must be 1 or more")));
         };
+        let which = OF_CLASSES.iter().position(|op| *op == "one_hot").unwrap_or(0) as i64;
+        let ids = g.push(&CLASS_IDS, &[ids], &[n as i64, which, IGNORES_NONE])?;
         one_hot(g, ids, n).and_then(|y| g.cast(y, DType::I64)).map(one)
     }),
     samples: &["i(4;3), 4", "i(4;2,3), 5", "i(4;0), 3"],
