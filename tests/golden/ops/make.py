@@ -358,7 +358,7 @@ OPS = {
     "tril": lambda a: torch.tril(a.x, a.diagonal),
     "triu": lambda a: torch.triu(a.x, a.diagonal),
     "tile": lambda a: torch.tile(a.x, a.repeats),
-    "repeat_interleave": lambda a: torch.repeat_interleave(a.x, a.repeats, a.dim),
+    "repeat_interleave": lambda a: torch.repeat_interleave(a.x, a.repeats[0] if len(a.repeats) == 1 else torch.tensor(a.repeats), a.dim),
     "gather": lambda a: torch.gather(a.x, a.dim, a.index),
     "take_along": lambda a: torch.take_along_dim(a.x, a.index, a.dim),
     "scatter": scatter,

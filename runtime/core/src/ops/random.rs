@@ -327,8 +327,8 @@ mod tests {
         let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(0.0))]);
         assert_eq!(super::super::call(&mut g, &DROPOUT, &args).unwrap()[0], x);
         assert_eq!(g.rng.occurrence, 1);
-        let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(1.0))]);
+        let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(1.5))]);
         let e = super::super::call(&mut g, &DROPOUT, &args).unwrap_err();
-        assert_eq!(e.to_string(), "dropout: p is 1; it must be at least 0 and below 1");
+        assert_eq!(e.to_string(), "dropout: p is 1.5; it must be from 0 to 1");
     }
 }
