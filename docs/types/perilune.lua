@@ -1628,15 +1628,17 @@ function pl.tile(x, repeats, ...) end
 ---@return perilune.Tensor
 function Tensor:tile(repeats, ...) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
+---often as a list of N numbers says, which makes their sum of them.
 ---@param x perilune.Tensor
----@param repeats perilune.Whole
+---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 function pl.repeat_interleave(x, repeats, dim) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
----@param repeats perilune.Whole
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
+---often as a list of N numbers says, which makes their sum of them.
+---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 function Tensor:repeat_interleave(repeats, dim) end
