@@ -65,6 +65,23 @@ function init.eye(shape, opts)
   return row:eq(column):to(o.dtype)
 end
 
+---What makes a convolution the identity: 1 at the kernel's middle where the input channel is the output's, in each of
+---`groups` groups of output channels. Zagoruyko and Komodakis, DiracNets (2017).
+---@param shape integer[] (out, in, kernel...)
+---@param opts {groups?: integer, dtype?: string}?
+function init.dirac(shape, opts)
+  local o = check.options("init.dirac", opts, { groups = 1, dtype = "f32" })
+  if #shape < 3 or #shape > 5 then
+    pl.error("init.dirac", ("shape {%s} must have 3 to 5 dims: (out, in, kernel...)"):format(table.concat(shape, ", ")))
+  end
+  local rows, columns = shape[1] --[[@as integer]], shape[2] --[[@as integer]]
+  check.whole("init.dirac", "groups", o.groups)
+  if rows % o.groups ~= 0 then pl.error("init.dirac", ("%d output channels do not part into %d equal groups"):format(rows, o.groups)) end
+  local w = (pl.arange(rows) % (rows // o.groups)):unsqueeze(1):eq(pl.arange(columns))
+  for i = 3, #shape do w = w:unsqueeze(-1):logical_and(pl.arange(shape[i]):eq(shape[i] // 2)) end
+  return w:to(o.dtype)
+end
+
 ---Uniform in [a, b).
 ---@param shape integer[]
 ---@param opts {a?: number, b?: number, dtype?: string}?
@@ -159,6 +176,20 @@ end
 function init.kaiming_normal(shape, opts)
   local std, dtype = kaiming_std("init.kaiming_normal", shape, opts)
   return init.normal(shape, { std = std, dtype = dtype })
+end
+
+---Normal numbers of which in each column the share `sparsity`, rounded up, is 0. Martens, Deep learning via Hessian-free
+---optimization (2010).
+---@param shape integer[] (rows, columns)
+---@param sparsity number
+---@param opts {std?: number, dtype?: string}?
+function init.sparse(shape, sparsity, opts)
+  local o = check.options("init.sparse", opts, { std = 0.01, dtype = "f32" })
+  if #shape ~= 2 then pl.error("init.sparse", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
+  check.between("init.sparse", "sparsity", sparsity, 0, 1)
+  local zeros = math.ceil(sparsity * shape[1] --[[@as integer]])
+  local place = pl.rand(shape):argsort(0):argsort(0) -- of each element in a random order of its column
+  return pl.where(place:lt(zeros), 0, init.normal(shape, { std = o.std, dtype = o.dtype }))
 end
 
 ---A random matrix with orthonormal rows (or columns, whichever are fewer), uniform over all of them; dims behind the

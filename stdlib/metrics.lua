@@ -51,14 +51,23 @@ end
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
 ---@param classes integer? C; needed when labels are given
+---@param opts {ignore_index?: integer}? labels that count for nothing
 ---@return perilune.Tensor (C, C) f32
-function metrics.confusion_matrix(scores, target, classes)
+function metrics.confusion_matrix(scores, target, classes, opts)
+  local ignored = check.options("metrics.confusion_matrix", opts, {}, { ignore_index = "number" }).ignore_index
   if not classes and scores:dim() == target:dim() then
     pl.error("metrics.confusion_matrix", "labels alone do not tell the number of classes", "give it: confusion_matrix(labels, target, 10)")
   end
   local C = classes or scores:size(scores:dim() - 1)
   local predicted = pl.one_hot(labels_of(scores, target):flatten(), C):to("f32")
-  local actual = pl.one_hot(target:flatten(), C):to("f32")
+  target = target:flatten()
+  local actual ---@type perilune.Tensor
+  if ignored then
+    local counts = target:ne(ignored)
+    actual = pl.one_hot(pl.where(counts, target, 0), C):to("f32") * counts:unsqueeze(-1)
+  else
+    actual = pl.one_hot(target, C):to("f32")
+  end
   return actual:transpose(0, 1):matmul(predicted)
 end
 
@@ -66,12 +75,12 @@ end
 ---average: "macro" (mean over classes), "micro", "weighted" (by labels) or "none" (one a class).
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
----@param opts {average?: string, classes?: integer}?
+---@param opts {average?: string, classes?: integer, ignore_index?: integer}?
 ---@return perilune.Tensor # scalar, or (C) for "none"
 function metrics.f1(scores, target, opts)
-  local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number" })
+  local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number", ignore_index = "number" })
   check.word("metrics.f1", "average", o.average, { "macro", "micro", "weighted", "none" })
-  local matrix = metrics.confusion_matrix(scores, target, o.classes)
+  local matrix = metrics.confusion_matrix(scores, target, o.classes, { ignore_index = o.ignore_index })
   local C = matrix:size(0)
   local hit = (matrix * pl.eye(C)):sum(1)
   local actual, predicted = matrix:sum(1), matrix:sum(0)
@@ -94,8 +103,9 @@ end
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
 local function residual(op, prediction, target)
-  if prediction:dim() ~= target:dim() or prediction:numel() ~= target:numel() then
-    pl.error(op, ("shapes {%s} and {%s} differ"):format(table.concat(prediction.shape, ", "), table.concat(target.shape, ", ")),
+  local a, b = table.concat(prediction.shape, ", "), table.concat(target.shape, ", ")
+  if a ~= b then
+    pl.error(op, ("shapes {%s} and {%s} differ"):format(a, b),
       "(B, 1) against (B) would pair everything with everything; use squeeze(-1)")
   end
   return prediction - target

@@ -28,18 +28,23 @@ local Tensor = {}
 ---@param dim? integer
 ---@return integer ...
 function Tensor:size(dim) end
+---How many elements.
 ---@return integer
 function Tensor:numel() end
+---How many dims.
 ---@return integer
 function Tensor:dim() end
 ---The one value there is, evaluated now; a boolean if the tensor is bool.
 ---@return number
 function Tensor:item() end
+---All elements, evaluated now: a nested list, or of a scalar the number.
 ---@return any
 function Tensor:tolist() end
+---Adds gradients of this scalar to `.grad` of every trainable State that it depends on. With a seed of its shape it may be any tensor.
 ---@param seed? perilune.Tensor|number
 ---@param options? {create_graph?: boolean}
 function Tensor:backward(seed, options) end
+---Writes a State at the end of the step; what was recorded before keeps the old value.
 ---@param value perilune.Tensor|number
 function Tensor:assign(value) end
 
@@ -62,30 +67,41 @@ function Tensor:free() end
 ---@field version string
 local pl = {}
 
+---A tensor of a number, a boolean, a list of them (nested, all rows of one length) or of another tensor: i64 of whole numbers, f32 if
+---one has a point, bool of booleans, unless a dtype is given.
 ---@param value any
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
 function pl.tensor(value, options) end
+---A buffer that changes, with the value of x: a weight (`trainable`, the default for floats) or something to keep. `w:assign(v)` writes it.
 ---@param x perilune.Tensor
 ---@param options? {trainable?: boolean, role?: "weights"|"optimizer"|"buffers"} role is for pl.memory() alone
 ---@return perilune.State
 function pl.state(x, options) end
+---Whether x is a tensor (a State is one).
 ---@param x any
 ---@return boolean
 function pl.is_tensor(x) end
+---Whether x is a State.
 ---@param x any
 ---@return boolean
 function pl.is_state(x) end
+---One step: runs fn(...), evaluates the tensors that it returns, then writes what it assigned. If fn raises, every State is as before.
 ---@param fn function
 ---@return any ...
 function pl.step(fn, ...) end
+---Whether a step is open.
 ---@return boolean
 function pl.in_step() end
+---Ends the implicit step of a plain loop, as `opt:step()` does: assignments are written, what the script still holds is evaluated.
 function pl.end_step() end
+---Evaluates tensors now and returns them. In a step that splits its plan.
 ---@return any ...
 function pl.eval(...) end
+---Evaluates tensors when the open step ends, so that they can be read behind it.
 ---@return any ...
 function pl.keep(...) end
+---Runs fn(...); what it records is a constant to gradients.
 ---@param fn function
 ---@return any ...
 function pl.no_grad(fn, ...) end
@@ -101,13 +117,17 @@ function pl.checkpoint(fn, ...) end
 ---@param fn function
 ---@return any ...
 function pl.autocast(dtype, fn, ...) end
+---Starts the random numbers anew: the same seed and the same calls give the same numbers on every device.
 ---@param n integer
 function pl.seed(n) end
+---Gradients of the scalar y with respect to each of xs. With `create_graph` they can be differentiated again; with `allow_unused` nil
+---stands for what y does not depend on, which otherwise is an error.
 ---@param y perilune.Tensor
 ---@param xs perilune.Tensor[]
 ---@param options? {create_graph?: boolean, allow_unused?: boolean}
 ---@return perilune.Tensor? ...
 function pl.grad(y, xs, options) end
+---Compares the gradients of all that fn returns with finite differences in f64: true, or an error that names the worst element.
 ---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
 ---@param inputs perilune.Tensor[]
 ---@param options? {eps?: number, tolerance?: number}
@@ -124,6 +144,8 @@ function pl.kernel(options) end
 ---@param options? {rtol?: number, atol?: number}
 ---@return boolean
 function pl.kernel_check(kernel, arguments, options) end
+---A function with a backward of its own. forward(...) takes tensors and other values and returns one tensor; backward(g, ...) takes
+---the gradient of that and the same arguments, and returns a gradient (or nil) for each tensor among them.
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
@@ -135,6 +157,7 @@ function pl.clock() end
 ---@param ... perilune.Tensor|{source?: boolean}
 ---@return string
 function pl.plan(...) end
+---Counts of plans, cache hits and misses, runs and splits, and the bytes that are held.
 ---@return table
 function pl.stats() end
 ---Opens a prompt here, with the locals of this function, where there is a terminal; elsewhere it is passed by with a warning.
@@ -153,23 +176,28 @@ function pl.memory() end
 ---@param budget string|integer|nil as in "20GiB", or bytes
 ---@return integer? before
 function pl.memory_budget(budget) end
+---Sets switches from here on, or while fn(...) runs; see the guide.
 ---@param switches {fusion?: boolean, print_plan?: boolean|"source", check_nan?: boolean, report_misses?: boolean}
 ---@param fn? function
 ---@return any ...
 function pl.switches(switches, fn, ...) end
+---Options of a function of your own: `given` over `defaults`; unknown names are errors with a suggestion.
 ---@param op string
 ---@param given table?
 ---@param defaults table
 ---@return any options
 function pl.options(op, given, defaults) end
+---Raises an error as the library's own are: op, message, cure, and the caller's line.
 ---@param op string
 ---@param message string
 ---@param hint? string
 ---@param at? function where the fault is written, if it is not the line being run
 function pl.error(op, message, hint, at) end
+---The table that a recipe returns: its name, params and parts. Misspelt parts are errors.
 ---@param recipe table
 ---@return any recipe the table, to which the recipe's functions are added
 function pl.recipe(recipe) end
+---The params of a plain script, settable by `--set`.
 ---@param defaults table
 ---@return table<string, any>
 function pl.params(defaults) end
@@ -182,6 +210,7 @@ function pl.load(path) end
 ---@param path string
 ---@param tensors perilune.Tensor|table<string, perilune.Tensor>
 function pl.save(path, tensors) end
+---What an op or a function is: signature, options, what it does.
 ---@param name? string
 ---@return string
 function pl.help(name) end
@@ -313,11 +342,11 @@ function pl.randint(low, high, shape, options, ...) end
 
 ---p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32
 ---for a number p, which is a run-time number. Probabilities are honoured to 2^-24.
----@param p perilune.Tensor|number
+---@param p perilune.Tensor|number|boolean
 ---@param shape? perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
 ---@param ... perilune.Whole
----@overload fun(p: perilune.Tensor|number, options: {dtype?: perilune.DType}): perilune.Tensor
+---@overload fun(p: perilune.Tensor|number|boolean, options: {dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
 function pl.bernoulli(p, shape, options, ...) end
 
@@ -352,14 +381,14 @@ function pl.randn_like(x, options) end
 ---@return perilune.Tensor
 function Tensor:randn_like(options) end
 
----x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1); at 0 the
+---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the
 ---result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).
 ---@param x perilune.Tensor
 ---@param p? number
 ---@return perilune.Tensor
 function pl.dropout(x, p) end
 
----x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1); at 0 the
+---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the
 ---result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).
 ---@param p? number
 ---@return perilune.Tensor
@@ -558,176 +587,176 @@ function pl.round(x) end
 ---@return perilune.Tensor
 function Tensor:round() end
 
----x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.add(x, y) end
 
----x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:add(y) end
 
----x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around, bools become i64.
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.sub(x, y) end
 
----x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around, bools become i64.
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:sub(y) end
 
----x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.mul(x, y) end
 
----x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around.
----@param y perilune.Tensor|number
+---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:mul(y) end
 
 ---x (...), y (...) -> broadcast: x / y, always a float (integers are converted to f32). Also the operator `/`.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.div(x, y) end
 
 ---x (...), y (...) -> broadcast: x / y, always a float (integers are converted to f32). Also the operator `/`.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:div(y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
 ---An integer divided by 0 gives 0. Gradient 0.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.floor_div(x, y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
 ---An integer divided by 0 gives 0. Gradient 0.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:floor_div(y) end
 
 ---x (...), y (...) -> broadcast: x - floor(x / y) * y, with the sign of y. Also the operator `%`.
 ---An integer modulo 0 gives 0.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.remainder(x, y) end
 
 ---x (...), y (...) -> broadcast: x - floor(x / y) * y, with the sign of y. Also the operator `%`.
 ---An integer modulo 0 gives 0.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:remainder(y) end
 
 ---x (...), y (...) -> broadcast: x to the power y. Also the operator `^`.
 ---The numbers 2, 3, 0.5, -0.5, 1 and -1 as exponents are part of the program and become products and roots; any
 ---other number is a run-time slot. Integers wrap; an integer to a negative power is 0 unless x is 1 or -1.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.pow(x, y) end
 
 ---x (...), y (...) -> broadcast: x to the power y. Also the operator `^`.
 ---The numbers 2, 3, 0.5, -0.5, 1 and -1 as exponents are part of the program and become products and roots; any
 ---other number is a run-time slot. Integers wrap; an integer to a negative power is 0 unless x is 1 or -1.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:pow(y) end
 
 ---x (...), y (...) -> broadcast: the larger of the two; NaN if either is. Equal values share the gradient.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.maximum(x, y) end
 
 ---x (...), y (...) -> broadcast: the larger of the two; NaN if either is. Equal values share the gradient.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:maximum(y) end
 
 ---x (...), y (...) -> broadcast: the smaller of the two; NaN if either is. Equal values share the gradient.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.minimum(x, y) end
 
 ---x (...), y (...) -> broadcast: the smaller of the two; NaN if either is. Equal values share the gradient.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:minimum(y) end
 
 ---x (...), y (...) -> broadcast bool: x == y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.eq(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x == y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:eq(y) end
 
 ---x (...), y (...) -> broadcast bool: x != y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.ne(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x != y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:ne(y) end
 
 ---x (...), y (...) -> broadcast bool: x < y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.lt(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x < y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:lt(y) end
 
 ---x (...), y (...) -> broadcast bool: x <= y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.le(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x <= y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:le(y) end
 
 ---x (...), y (...) -> broadcast bool: x > y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.gt(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x > y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:gt(y) end
 
 ---x (...), y (...) -> broadcast bool: x >= y. A method, since Lua's own comparisons return plain booleans.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.ge(x, y) end
 
 ---x (...), y (...) -> broadcast bool: x >= y. A method, since Lua's own comparisons return plain booleans.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:ge(y) end
 
@@ -750,35 +779,35 @@ function pl.isinf(x) end
 function Tensor:isinf() end
 
 ---x (...), y (...) -> broadcast bool: both are not zero.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_and(x, y) end
 
 ---x (...), y (...) -> broadcast bool: both are not zero.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_and(y) end
 
 ---x (...), y (...) -> broadcast bool: at least one is not zero.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_or(x, y) end
 
 ---x (...), y (...) -> broadcast bool: at least one is not zero.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_or(y) end
 
 ---x (...), y (...) -> broadcast bool: exactly one is not zero.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_xor(x, y) end
 
 ---x (...), y (...) -> broadcast bool: exactly one is not zero.
----@param y perilune.Tensor|number
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_xor(y) end
 
@@ -793,29 +822,29 @@ function Tensor:logical_not() end
 
 ---cond (...) bool, x (...), y (...) -> broadcast: x where cond is true, else y. `cond:where(x, y)` works too.
 ---@param cond perilune.Tensor
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.where(cond, x, y) end
 
 ---cond (...) bool, x (...), y (...) -> broadcast: x where cond is true, else y. `cond:where(x, y)` works too.
----@param x perilune.Tensor|number
----@param y perilune.Tensor|number
+---@param x perilune.Tensor|number|boolean
+---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:where(x, y) end
 
 ---x (...) -> (...): x limited to [min, max]; either bound may be nil. NaN stays NaN. No gradient flows where x is
 ---outside the bounds.
 ---@param x perilune.Tensor
----@param min? perilune.Tensor|number
----@param max? perilune.Tensor|number
+---@param min? perilune.Tensor|number|boolean
+---@param max? perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.clamp(x, min, max) end
 
 ---x (...) -> (...): x limited to [min, max]; either bound may be nil. NaN stays NaN. No gradient flows where x is
 ---outside the bounds.
----@param min? perilune.Tensor|number
----@param max? perilune.Tensor|number
+---@param min? perilune.Tensor|number|boolean
+---@param max? perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:clamp(min, max) end
 
@@ -979,7 +1008,7 @@ function pl.sum(x, dims, options, ...) end
 function Tensor:sum(dims, options, ...) end
 
 ---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
----is 1. The gradient divides by the element: it is NaN where an element is 0.
+---is 1.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -989,7 +1018,7 @@ function Tensor:sum(dims, options, ...) end
 function pl.prod(x, dims, options, ...) end
 
 ---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
----is 1. The gradient divides by the element: it is NaN where an element is 0.
+---is 1.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1099,7 +1128,8 @@ function pl.var(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:var(dims, options, ...) end
 
----x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`.
+---x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`. Its gradient is 0 where
+---it is 0.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
@@ -1108,7 +1138,8 @@ function Tensor:var(dims, options, ...) end
 ---@return perilune.Tensor
 function pl.std(x, dims, options, ...) end
 
----x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`.
+---x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`. Its gradient is 0 where
+---it is 0.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {unbiased?: boolean, keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1117,6 +1148,7 @@ function pl.std(x, dims, options, ...) end
 function Tensor:std(dims, options, ...) end
 
 ---x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.
+---The gradient of a norm that is 0 is 0.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {p?: number, keepdim?: boolean}
@@ -1126,6 +1158,7 @@ function Tensor:std(dims, options, ...) end
 function pl.norm(x, dims, options, ...) end
 
 ---x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.
+---The gradient of a norm that is 0 is 0.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {p?: number, keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1232,14 +1265,14 @@ function pl.cumsum(x, dim) end
 function Tensor:cumsum(dim) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools
----multiply in i64. The gradient divides by the element: it is NaN where an element is 0.
+---multiply in i64. The second derivative is exact where no element is 0, the first everywhere.
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@return perilune.Tensor
 function pl.cumprod(x, dim) end
 
 ---x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools
----multiply in i64. The gradient divides by the element: it is NaN where an element is 0.
+---multiply in i64. The second derivative is exact where no element is 0, the first everywhere.
 ---@param dim perilune.Whole
 ---@return perilune.Tensor
 function Tensor:cumprod(dim) end
@@ -1595,15 +1628,17 @@ function pl.tile(x, repeats, ...) end
 ---@return perilune.Tensor
 function Tensor:tile(repeats, ...) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
+---often as a list of N numbers says, which makes their sum of them.
 ---@param x perilune.Tensor
----@param repeats perilune.Whole
+---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 function pl.repeat_interleave(x, repeats, dim) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.
----@param repeats perilune.Whole
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
+---often as a list of N numbers says, which makes their sum of them.
+---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 function Tensor:repeat_interleave(repeats, dim) end
@@ -1636,14 +1671,16 @@ function pl.gather(x, dim, index) end
 ---@return perilune.Tensor
 function Tensor:gather(dim, index) end
 
----x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather` (NumPy's take_along_axis).
+---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather`, but x and index broadcast in the other dims
+---(NumPy's take_along_axis).
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
 function pl.take_along(x, dim, index) end
 
----x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather` (NumPy's take_along_axis).
+---x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather`, but x and index broadcast in the other dims
+---(NumPy's take_along_axis).
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@return perilune.Tensor
@@ -1654,7 +1691,7 @@ function Tensor:take_along(dim, index) end
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
----@param src perilune.Tensor|number
+---@param src perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.scatter(x, dim, index, src) end
 
@@ -1662,7 +1699,7 @@ function pl.scatter(x, dim, index, src) end
 ---by src[.., k, ..]. Of several writes to one place the last in row-major order stays.
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
----@param src perilune.Tensor|number
+---@param src perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:scatter(dim, index, src) end
 
@@ -1671,7 +1708,7 @@ function Tensor:scatter(dim, index, src) end
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
----@param src perilune.Tensor|number
+---@param src perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.scatter_add(x, dim, index, src) end
 
@@ -1679,7 +1716,7 @@ function pl.scatter_add(x, dim, index, src) end
 ---[.., index[.., k, ..], ..], in row-major order of index.
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
----@param src perilune.Tensor|number
+---@param src perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:scatter_add(dim, index, src) end
 
@@ -1714,23 +1751,25 @@ function Tensor:index_add(dim, index, src) end
 ---x (...), mask (...) bool -> broadcast: `value` where mask is true, else x.
 ---@param x perilune.Tensor
 ---@param mask perilune.Tensor
----@param value perilune.Tensor|number
+---@param value perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.masked_fill(x, mask, value) end
 
 ---x (...), mask (...) bool -> broadcast: `value` where mask is true, else x.
 ---@param mask perilune.Tensor
----@param value perilune.Tensor|number
+---@param value perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:masked_fill(mask, value) end
 
----ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.
+---ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to
+---classes - 1 is an error when the step runs.
 ---@param ids perilune.Tensor
 ---@param classes perilune.Whole
 ---@return perilune.Tensor
 function pl.one_hot(ids, classes) end
 
----ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.
+---ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to
+---classes - 1 is an error when the step runs.
 ---@param classes perilune.Whole
 ---@return perilune.Tensor
 function Tensor:one_hot(classes) end
@@ -1917,8 +1956,9 @@ function pl.outer(a, b) end
 function Tensor:outer(b) end
 
 ---einsum("bij,bjk->bik", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.
----Letters are a-z and A-Z; each letter of one operand may occur once (take a diagonal first). Without `->` the result
----has the letters that occur once, in alphabetical order. Pairs are contracted from left to right by matmul.
+---Letters are a-z and A-Z; one that stands twice in an operand takes its diagonal. `...` stands for any dims, which
+---broadcast, as dims of size 1 do. Without `->` the result has the dims of `...` and the letters that occur once, in
+---alphabetical order. Pairs are contracted from left to right by matmul.
 ---@param equation string
 ---@param xs perilune.Tensor[]
 ---@return perilune.Tensor
@@ -1928,7 +1968,7 @@ function pl.einsum(equation, xs) end
 ---to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
 ---infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
 ---@param x perilune.Tensor
----@param scale? perilune.Tensor|number
+---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2"}
 ---@overload fun(x: perilune.Tensor, options: {format?: "e4m3"|"e5m2"}): perilune.Tensor
 ---@return perilune.Tensor
@@ -1937,7 +1977,7 @@ function pl.quantize_fp8(x, scale, options) end
 ---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
 ---to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
 ---infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
----@param scale? perilune.Tensor|number
+---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2"}
 ---@overload fun(self: perilune.Tensor, options: {format?: "e4m3"|"e5m2"}): perilune.Tensor
 ---@return perilune.Tensor
@@ -1946,7 +1986,7 @@ function Tensor:quantize_fp8(scale, options) end
 ---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
 ---autograd.
 ---@param x perilune.Tensor
----@param scale? perilune.Tensor|number
+---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2", dtype?: perilune.DType}
 ---@overload fun(x: perilune.Tensor, options: {format?: "e4m3"|"e5m2", dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
@@ -1954,7 +1994,7 @@ function pl.dequantize_fp8(x, scale, options) end
 
 ---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
 ---autograd.
----@param scale? perilune.Tensor|number
+---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2", dtype?: perilune.DType}
 ---@overload fun(self: perilune.Tensor, options: {format?: "e4m3"|"e5m2", dtype?: perilune.DType}): perilune.Tensor
 ---@return perilune.Tensor
@@ -1966,13 +2006,13 @@ function Tensor:dequantize_fp8(scale, options) end
 ---e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
----@param scale_a? perilune.Tensor|number
----@param scale_b? perilune.Tensor|number
+---@param scale_a? perilune.Tensor|number|boolean
+---@param scale_b? perilune.Tensor|number|boolean
 ---@param bias? perilune.Tensor
 ---@param options? {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}
 ---@overload fun(a: perilune.Tensor, b: perilune.Tensor, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
----@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
----@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, scale_b: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number|boolean, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(a: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number|boolean, scale_b: perilune.Tensor|number|boolean, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
 function pl.matmul_fp8(a, b, scale_a, scale_b, bias, options) end
 
@@ -1981,13 +2021,13 @@ function pl.matmul_fp8(a, b, scale_a, scale_b, bias, options) end
 ---GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are
 ---e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
 ---@param b perilune.Tensor
----@param scale_a? perilune.Tensor|number
----@param scale_b? perilune.Tensor|number
+---@param scale_a? perilune.Tensor|number|boolean
+---@param scale_b? perilune.Tensor|number|boolean
 ---@param bias? perilune.Tensor
 ---@param options? {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}
 ---@overload fun(self: perilune.Tensor, b: perilune.Tensor, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
----@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
----@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number, scale_b: perilune.Tensor|number, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number|boolean, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
+---@overload fun(self: perilune.Tensor, b: perilune.Tensor, scale_a: perilune.Tensor|number|boolean, scale_b: perilune.Tensor|number|boolean, options: {format_a?: "e4m3"|"e5m2", format_b?: "e4m3"|"e5m2", dtype?: perilune.DType, fast?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:matmul_fp8(b, scale_a, scale_b, bias, options) end
 
@@ -2434,27 +2474,27 @@ function Tensor:nll_loss(target, options) end
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
 ---Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.mse_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
 ---Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:mse_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": |x - target|. The gradient at 0 is 0.
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.l1_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": |x - target|. The gradient at 0 is 0.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:l1_loss(target, options) end
@@ -2462,14 +2502,14 @@ function Tensor:l1_loss(target, options) end
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / (2 beta)
 ---where |d| < beta, else |d| - beta / 2. Girshick, arXiv:1504.08083.
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {beta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.smooth_l1_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / (2 beta)
 ---where |d| < beta, else |d| - beta / 2. Girshick, arXiv:1504.08083.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {beta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:smooth_l1_loss(target, options) end
@@ -2477,14 +2517,14 @@ function Tensor:smooth_l1_loss(target, options) end
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / 2 where
 ---|d| <= delta, else delta (|d| - delta / 2). Huber, Ann. Math. Statist. 35 (1964).
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {delta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.huber_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": with d = x - target, d^2 / 2 where
 ---|d| <= delta, else delta (|d| - delta / 2). Huber, Ann. Math. Statist. 35 (1964).
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {delta?: number, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:huber_loss(target, options) end
@@ -2492,14 +2532,14 @@ function Tensor:huber_loss(target, options) end
 ---logits (...), target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
 ---sigmoid(logits), without overflow. pos_weight, which broadcasts to logits, multiplies the loss of positives.
 ---@param logits perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {pos_weight?: perilune.Tensor, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.bce_with_logits(logits, target, options) end
 
 ---logits (...), target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
 ---sigmoid(logits), without overflow. pos_weight, which broadcasts to logits, multiplies the loss of positives.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {pos_weight?: perilune.Tensor, reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:bce_with_logits(target, options) end
@@ -2507,14 +2547,14 @@ function Tensor:bce_with_logits(target, options) end
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
 ---probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function pl.bce_loss(x, target, options) end
 
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
 ---probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
 function Tensor:bce_loss(target, options) end
@@ -2523,7 +2563,7 @@ function Tensor:bce_loss(target, options) end
 ---target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). "batchmean" divides the
 ---sum by the size of dim 0, which is the divergence proper; "mean" by the number of elements, as in PyTorch.
 ---@param x perilune.Tensor
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
 ---@return perilune.Tensor
 function pl.kl_div(x, target, options) end
@@ -2531,7 +2571,7 @@ function pl.kl_div(x, target, options) end
 ---x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = "none":
 ---target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). "batchmean" divides the
 ---sum by the size of dim 0, which is the divergence proper; "mean" by the number of elements, as in PyTorch.
----@param target perilune.Tensor|number
+---@param target perilune.Tensor|number|boolean
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
 ---@return perilune.Tensor
 function Tensor:kl_div(target, options) end
@@ -2545,7 +2585,7 @@ function Tensor:kl_div(target, options) end
 ---@param g perilune.Tensor
 ---@param m perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {lr: perilune.Tensor|number, beta1?: perilune.Tensor|number, beta2?: perilune.Tensor|number, eps?: perilune.Tensor|number, weight_decay?: perilune.Tensor|number, step: perilune.Tensor|number}
+---@param options? {lr: perilune.Tensor|number|boolean, beta1?: perilune.Tensor|number|boolean, beta2?: perilune.Tensor|number|boolean, eps?: perilune.Tensor|number|boolean, weight_decay?: perilune.Tensor|number|boolean, step: perilune.Tensor|number|boolean}
 ---@return perilune.Tensor w
 ---@return perilune.Tensor m
 ---@return perilune.Tensor v
@@ -2559,7 +2599,7 @@ function pl.adamw_update(w, g, m, v, options) end
 ---@param g perilune.Tensor
 ---@param m perilune.Tensor
 ---@param v perilune.Tensor
----@param options? {lr: perilune.Tensor|number, beta1?: perilune.Tensor|number, beta2?: perilune.Tensor|number, eps?: perilune.Tensor|number, weight_decay?: perilune.Tensor|number, step: perilune.Tensor|number}
+---@param options? {lr: perilune.Tensor|number|boolean, beta1?: perilune.Tensor|number|boolean, beta2?: perilune.Tensor|number|boolean, eps?: perilune.Tensor|number|boolean, weight_decay?: perilune.Tensor|number|boolean, step: perilune.Tensor|number|boolean}
 ---@return perilune.Tensor w
 ---@return perilune.Tensor m
 ---@return perilune.Tensor v

@@ -25,6 +25,10 @@ describe("classes", function()
     expect(metrics.confusion_matrix(scores, labels)):to_equal { { 1, 0, 0 }, { 0, 1, 0 }, { 1, 0, 1 } }
     expect(metrics.confusion_matrix(pl.tensor { 0, 1 }, pl.tensor { 0, 0 }, 2)):to_equal { { 1, 1 }, { 0, 0 } }
     expect(function() metrics.confusion_matrix(labels, labels) end):to_raise "number of classes"
+    local part = pl.tensor { 1, -100, 2, 0 }
+    expect(metrics.confusion_matrix(scores, part, nil, { ignore_index = -100 })):to_equal { { 1, 0, 0 }, { 0, 1, 0 }, { 0, 0, 1 } }
+    expect(metrics.f1(scores, part, { ignore_index = -100 }):item()):to_be_near(1)
+    expect(function() metrics.confusion_matrix(scores, part):tolist() end):to_raise "class -100"
   end)
 
   it("f1", function()
@@ -46,6 +50,7 @@ describe("numbers", function()
     expect(metrics.r2(y, target):item()):to_be_near(1 - 5 / 2)
     expect(metrics.r2(target, target):item()):to_be_near(1)
     expect(function() metrics.mse(y:unsqueeze(1), target) end):to_raise "differ"
+    expect(function() metrics.mse(y:unsqueeze(1), target:unsqueeze(0)) end):to_raise "{3, 1} and {1, 3} differ"
   end)
 
   it("perplexity and throughput", function()

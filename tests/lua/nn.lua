@@ -367,6 +367,22 @@ describe("initialisers", function()
     expect(init.eye({ 2, 3 })):to_equal { { 1, 0, 0 }, { 0, 1, 0 } }
   end)
 
+  it("dirac is the identity of a convolution", function()
+    local x = pl.randn({ 2, 4, 5, 5 })
+    expect((x:conv2d(init.dirac { 4, 4, 3, 3 }, nil, { padding = 1 }) - x):abs():max():item()):to_be(0)
+    expect((x:conv2d(init.dirac({ 4, 2, 3, 3 }, { groups = 2 }), nil, { padding = 1, groups = 2 }) - x):abs():max():item()):to_be(0)
+    expect(init.dirac { 2, 3, 2 }):to_equal { { { 0, 1 }, { 0, 0 }, { 0, 0 } }, { { 0, 0 }, { 0, 1 }, { 0, 0 } } } -- as torch's
+    expect(function() init.dirac { 2, 3 } end):to_raise "3 to 5 dims"
+    expect(function() init.dirac({ 3, 3, 1 }, { groups = 2 }) end):to_raise "equal groups"
+  end)
+
+  it("sparse has as many zeros in each column", function()
+    local w = init.sparse({ 50, 30 }, 0.33)
+    expect(w:eq(0):to("i64"):sum(0):eq(17):all():item()):to_be(true)
+    expect(w:std():item()):to_be_near(0.01 * math.sqrt(33 / 50), 1e-3)
+    expect(w:eq(0)[{ {}, 0 }]:eq(w:eq(0)[{ {}, 1 }]):all():item()):to_be(false)
+  end)
+
   it("layers start as PyTorch's", function()
     local layer = nn.Linear(400, 300)
     local _, _, low, high = facts(layer.weight)

@@ -218,6 +218,8 @@ describe("custom", function()
   end)
 
   it("checks what its backward gives", function()
+    local both = pl.custom { forward = function(x) return x, x end, backward = function(g) return g end }
+    expect(function() return both(pl.ones { 2 }) end):to_raise "returned 2 values"
     local wrong = pl.custom { forward = function(x) return x:sum() end, backward = function(g) return g end }
     local x = pl.ones { 3 }
     expect(function() pl.grad(wrong(x), { x }) end):to_raise "gradient of shape {}"

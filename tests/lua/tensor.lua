@@ -45,6 +45,15 @@ local device = pl.zeros({}).device
 -- The text of a value, as it reads on the CPU.
 local function show(x) return (tostring(x):gsub(device, "cpu", 1)) end
 
+describe("arange", function()
+  it("counts whole numbers exactly", function()
+    expect(pl.arange(9007199254740993, 9007199254740995)):to_equal { 9007199254740993, 9007199254740994 }
+    expect(pl.arange(7, -2, -3)):to_equal { 7, 4, 1 }
+    expect(pl.arange(0, 7, 3)):to_equal { 0, 3, 6 }
+    expect(pl.arange(3, 1).shape):to_equal { 0 }
+  end)
+end)
+
 describe("printing", function()
   it("shows shape, dtype and device", function()
     expect(show(pl.tensor { 1, 2 })):to_be "tensor {2} i64 cpu   1 2"
@@ -99,6 +108,22 @@ describe("indexing", function()
 
   it("picks rows by a tensor", function()
     expect(x[pl.tensor { 2, 0 }]):to_equal { { 8, 9, 10, 11 }, { 0, 1, 2, 3 } }
+    expect(x[{ {}, pl.tensor { { 3, 0 } } }]):to_equal { { { 3, 0 } }, { { 7, 4 } }, { { 11, 8 } } }
+    expect(x[pl.tensor(2)]):to_equal { 8, 9, 10, 11 }
+  end)
+
+  it("reads tensors side by side in step, as PyTorch", function()
+    local y = pl.arange(24):reshape(2, 3, 4)
+    expect(x[{ pl.tensor { 2, 0, 2 }, pl.tensor { 1, 3, 0 } }]):to_equal { 9, 3, 8 }
+    expect(y[{ pl.tensor { 1, 0 }, pl.tensor { 2, 0 } }]):to_equal { { 20, 21, 22, 23 }, { 0, 1, 2, 3 } }
+    expect(y[{ {}, pl.tensor { { 1 }, { 2 } }, pl.tensor { { 3 }, { 0 } } }]):to_equal { { { 7 }, { 8 } }, { { 19 }, { 20 } } }
+    expect(y[{ pl.tensor { 1, 0 }, pl.tensor { 2, 0 }, pl.tensor { 3, 1 } }]):to_equal { 23, 1 }
+    local f = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }
+    local both = pl.grad(f[{ pl.tensor { 1, 1 }, pl.tensor { 0, 0 } }]:sum(), { f })
+    expect(both):to_equal { { 0, 0 }, { 2, 0 } }
+    expect(function() return x[{ pl.tensor { 2, 0 }, pl.tensor { 1, 3, 0 } }] end):to_raise "shapes {2} and {3}"
+    expect(function() return y[{ pl.tensor { 1 }, {}, pl.tensor { 0 } }] end):to_raise "apart from each other"
+    expect(function() return x[{ pl.tensor { 2 }, pl.tensor { 4 } }]:item() end):to_raise "out of range"
   end)
 
   it("raises out of range", function()
@@ -181,6 +206,29 @@ describe("promotion", function()
     expect((pl.ones({ 2 }, { dtype = "i32" }) + 0.5).dtype):to_be "f32"
     expect((pl.ones({ 2 }, { dtype = "i64" }) / 2).dtype):to_be "f32"
   end)
+
+  it("lets a scalar tensor give way, as a number does", function()
+    expect((pl.ones({ 2 }, { dtype = "bf16" }) * pl.tensor(1.5)).dtype):to_be "bf16"
+    expect((pl.tensor(1.5) * pl.ones({ 2 }, { dtype = "i64" })).dtype):to_be "f32"
+    expect((pl.tensor(1.5) * pl.tensor(1.5, { dtype = "f64" })).dtype):to_be "f64"
+    -- What gave way has a gradient of its own dtype.
+    local s = pl.tensor(2.0)
+    local g = pl.grad((s * pl.tensor({ 1.0, 3.0 }, { dtype = "bf16" })):sum(), { s })
+    expect(g.dtype):to_be "f32"
+    expect(g:item()):to_be_near(4)
+  end)
+
+  it("takes true and false for bools", function()
+    local mask = pl.tensor { true, false }
+    expect(mask:eq(true)):to_equal { true, false }
+    expect(mask:masked_fill(mask, false)):to_equal { false, false }
+    local y = pl.where(mask, true, false)
+    expect(y.dtype):to_be "bool"
+    expect(y):to_equal { true, false }
+    expect((mask + true).dtype):to_be "bool"
+    expect(pl.tensor { 1.5, 2.5 } * true):to_be_near { 1.5, 2.5 }
+    expect((mask + 1).dtype):to_be "i64"
+  end)
 end)
 
 describe("broadcasting", function()
@@ -193,6 +241,61 @@ describe("broadcasting", function()
 
   it("refuses other shapes", function()
     expect(function() return pl.zeros { 2, 3 } + pl.zeros { 2 } end):to_raise "do not broadcast"
+  end)
+end)
+
+describe("arguments that say nothing or too much", function()
+  local x = pl.arange(6):view(2, 3)
+
+  it("are errors, not left out", function()
+    expect(function() return x:roll({ 1, 2 }) end):to_raise "without dims there is one"
+    expect(function() return x:flip({ 0, -2 }) end):to_raise "named twice"
+    expect(function() return x:take_along(1, pl.zeros({ 3, 1 }, { dtype = "i64" })) end):to_raise "broadcast in all but dim 1"
+  end)
+
+  it("keepdim counts without a dim too", function()
+    expect(x:argmax(nil, { keepdim = true })):to_equal { { 5 } }
+    expect(x:argmin(nil, { keepdim = true }).shape):to_equal { 1, 1 }
+  end)
+end)
+
+describe("einsum", function()
+  local a, b = pl.randn { 2, 3, 3 }, pl.randn { 3, 4 }
+
+  it("takes dots, diagonals and dims of size 1", function()
+    expect((pl.einsum("...ij,jk->...ik", { a, b }) - a:matmul(b)):abs():max():item()):to_be_below(1e-6)
+    expect(pl.einsum("bii->bi", { a })):to_equal(a:diagonal():tolist())
+    expect(pl.einsum("...", { a }).shape):to_equal { 2, 3, 3 }
+    expect(pl.einsum("b...->b", { a })):to_be_near(a:sum({ 1, 2 }):tolist(), 1e-5)
+    expect(pl.einsum("ij,ij->j", { pl.ones { 1, 4 }, b })):to_be_near(b:sum(0):tolist(), 1e-6)
+  end)
+
+  it("names what does not fit", function()
+    expect(function() return pl.einsum("bij->b", { b }) end):to_raise "names 3 dims of shape {3, 4}"
+    expect(function() return pl.einsum("ii", { b }) end):to_raise "'i' is 3 and 4 in one operand"
+    expect(function() return pl.einsum("...i,...i", { a, b }) end):to_raise "'i' is 3 in one operand and 4 in another"
+    expect(function() return pl.einsum("...i,...i", { a, pl.zeros { 5, 3 } }) end):to_raise "a dim of '...' is 3 in one operand and 5 in another"
+    expect(function() return pl.einsum("..i", { a }) end):to_raise "'.' is no letter"
+    expect(function() return pl.einsum("i->j", { pl.zeros { 3 } }) end):to_raise "'j' on the right"
+  end)
+end)
+
+describe("selecting by a mask", function()
+  it("has a gradient", function()
+    local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }
+    local y = (x * x):masked_select(x:gt(1.5))
+    expect(y):to_be_near { 4, 9, 16 }
+    expect(pl.grad(y:sum(), { x })):to_be_near { { 0, 4 }, { 6, 8 } }
+    expect(function() return x:masked_select(pl.tensor { true, false }) end):to_raise "same shape"
+  end)
+end)
+
+describe("dropout", function()
+  it("with p = 1 keeps nothing, and no gradient", function()
+    local x = pl.tensor { 1.0, -2.0 }
+    local y = x:dropout(1)
+    expect(y):to_equal { 0, 0 }
+    expect(pl.grad(y:sum(), { x })):to_equal { 0, 0 }
   end)
 end)
 

@@ -58,6 +58,12 @@ impl Data {
         Data { dtype, ..self.clone() }
     }
 
+    /// Its first element, of rank 0.
+    #[must_use]
+    fn first(&self) -> Data {
+        Data { dims: Vec::new(), values: self.values[..1].to_vec(), ..self.clone() }
+    }
+
     fn json(&self) -> Json {
         // JSON has no words for these.
         let values: Vec<Json> =
@@ -415,7 +421,7 @@ fn permutations(rng: &mut Pcg, dims: &[usize], dim: usize, of: usize) -> Vec<f64
     values
 }
 
-/// Two-operand ops on every pair of dtypes, and with numbers.
+/// Two-operand ops on every pair of dtypes, one of them of rank 0 too, and with numbers.
 pub fn promotion_cases() -> Vec<Case> {
     let mut out = Vec::new();
     for name in ["add", "sub", "mul", "div", "maximum", "eq", "lt", "floor_div", "remainder", "pow", "where"] {
@@ -433,6 +439,10 @@ pub fn promotion_cases() -> Vec<Case> {
         for x in DType::ALL {
             for y in DType::ALL {
                 push(format!("{x} {y}"), Arg::Tensor(few(x, false)), Arg::Tensor(few(y, true)));
+                if matches!(name, "add" | "mul" | "div" | "maximum" | "pow" | "where") {
+                    push(format!("scalar {x} {y}"), Arg::Tensor(few(x, false).first()), Arg::Tensor(few(y, true)));
+                    push(format!("{x} scalar {y}"), Arg::Tensor(few(x, false)), Arg::Tensor(few(y, true).first()));
+                }
             }
             for n in [Number::Int(2), Number::Float(1.5)] {
                 let text = n.as_f64();

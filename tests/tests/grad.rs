@@ -3,7 +3,7 @@
 
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Grad, Op};
-use perilune_core::{DType, HostTensor, grad};
+use perilune_core::{DType, HostTensor, Shape, grad};
 use perilune_engine::Engine;
 use perilune_tests::case::{self, Case, Variant};
 use perilune_tests::harness::{self, Layout};
@@ -16,7 +16,7 @@ const STEP: f64 = 2e-4;
 fn stops(op: &Op) -> Option<&'static str> {
     match op.name {
         "detach" => Some("that is its purpose"),
-        "unique" | "masked_select" => Some("runs on the host"),
+        "unique" => Some("runs on the host"),
         _ => None,
     }
 }
@@ -210,6 +210,58 @@ fn gradients_match_finite_differences() {
 fn gradients_of_gradients_match_finite_differences() {
     let n = sweep(1, |op| op.smooth && has_gradient(op));
     assert!(n > 700, "only {n} checks");
+}
+
+/// Zeros among the factors, where dividing by them says nothing: each product's gradient, and of `prod` that of the gradient.
+#[test]
+fn products_with_zeros_have_gradients() {
+    let mut e = harness::engine(1);
+    let factors = [2.0, -0.5, 1.5, 3.0, -1.25, 0.75];
+    for op in ["prod", "cumprod"].map(|name| ops::by_name(name).unwrap()) {
+        for zeros in [&[][..], &[0], &[2], &[5], &[1, 4], &[2, 3], &[0, 2, 5], &[0, 1, 2, 3, 4, 5]] {
+            let mut values = factors.to_vec();
+            zeros.iter().for_each(|z| values[*z] = 0.0);
+            // The second row has none.
+            values.extend(factors);
+            let mut case =
+                case::cases(op).into_iter().find(|c| c.variant == Variant::Full && c.key.contains("1")).unwrap();
+            case.key = format!("{} with zeros at {zeros:?}", op.name);
+            let d = case.tensors_mut().next().unwrap();
+            (d.dims, d.values) = (vec![2, 6], values);
+            let orders = if op.name == "prod" || zeros.is_empty() { 0..=1 } else { 0..=0 };
+            for order in orders {
+                let n = check(&mut e, &case, order).unwrap_or_else(|m| panic!("{}, order {order}: {m}", case.key));
+                assert!(n > 3, "{}", case.key);
+            }
+        }
+    }
+}
+
+/// Where a root is flat: norms and deviations that are 0 have the gradient 0, not NaN, and so have their gradients.
+#[test]
+fn norms_of_zeros_have_gradient_zero() {
+    for (name, options) in [
+        ("std", vec![]),
+        ("norm", vec![]),
+        ("norm", vec![("p", harness::float(0.5))]),
+        ("norm", vec![("p", harness::float(1.5))]),
+        ("norm", vec![("p", harness::float(3.0))]),
+    ] {
+        let mut e = harness::engine(1);
+        // A row of zeros, which is one of equal values too, beside one that is not.
+        let x = HostTensor::from_f64(DType::F32, Shape::of(&[2, 3]), &[0.0, 0.0, 0.0, 1.0, -2.0, 0.5]);
+        let x = e.from_host(&x).unwrap();
+        let y = harness::call(&mut e, name, &[harness::t(x), harness::ints(&[1])], &options).unwrap();
+        let y = e.graph.sum_all(y).unwrap();
+        let dx = gradients(&mut e, y, &[x], true).unwrap()[0].unwrap();
+        let s = e.graph.square(dx).unwrap();
+        let s = e.graph.sum_all(s).unwrap();
+        let ddx = gradients(&mut e, s, &[x], false).unwrap()[0].unwrap();
+        let (dx, ddx) = (e.read_node(dx).unwrap().to_f64(), e.read_node(ddx).unwrap().to_f64());
+        assert_eq!(dx[..3], [0.0; 3], "{name} {options:?}");
+        assert!(dx[3..].iter().all(|d| d.is_finite() && *d != 0.0), "{name} {options:?}: {dx:?}");
+        assert!(ddx.iter().all(|d| d.is_finite()), "{name} {options:?}: {ddx:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Element types and the promotion rules between them.
 //!
 //! The lattice is PyTorch's: bool < u8 < i32 < i64 < {f16, bf16} < f32 < f64, where f16 with bf16 meets at f32.
+//! A tensor of rank 0 gives way to one with dims, unless its category (bool, integer, float) is higher.
 //! A Lua number is *weak*: it takes the tensor's dtype unless its category (bool, integer, float) is higher, and then
 //! the default dtype of that category (i64 or f32).
 
@@ -133,6 +134,11 @@ impl DType {
             (DType::F16, DType::BF16) => DType::F32,
             _ => high,
         }
+    }
+
+    /// The common dtype of a tensor with dims, of dtype `self`, and one of rank 0.
+    pub fn promote_scalar(self, scalar: DType) -> DType {
+        if scalar.category() <= self.category() { self } else { DType::promote(self, scalar) }
     }
 
     /// The dtype of a weak number of category `number` combined with a tensor of dtype `self`.

@@ -20,7 +20,7 @@ use perilune_core::graph::Node;
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
-use perilune_core::ops::loss::OF_CLASSES;
+use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Code, Kernel, Library, Operand, Origin, Program, Region, Source, Storage, ValueId};
@@ -88,10 +88,7 @@ impl Cells {
                 let (message, cure) = match what {
                     What::Classes(ignored) => (
                         format!("a target is class {value}, but there are {size} classes"),
-                        format!(
-                            "classes count from 0: here 0 to {}, or {ignored} (ignore_index) to leave one out",
-                            size - 1
-                        ),
+                        cure_of_class(size, *ignored),
                     ),
                     What::Elements => (
                         format!("index {value} is out of range for a dim of size {size}"),

@@ -373,11 +373,11 @@ impl Engine {
                 inputs.push(self.read_node(*id)?);
             }
         }
-        let mut out = SmallVec::new();
+        let mut values = args.values.clone();
         for t in f(&inputs, args)? {
-            out.push(self.from_host(&t)?);
+            values.push(Arg::Tensor(self.from_host(&t)?));
         }
-        Ok(out)
+        Ok(ops::call(&mut self.graph, op, &Args { op, values })?)
     }
 
     /// Where a span of nodes that the backward pass is to compute again begins.

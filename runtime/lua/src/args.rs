@@ -43,6 +43,7 @@ pub fn signature(op: &'static Op) -> &'static Signature {
 pub enum Operand {
     Tensor(Rc<Host>, RefGuard),
     Number(Number),
+    Bool(bool),
 }
 
 /// A reference copied out of a Lua tensor. The Lua value stays on the caller's stack, so it stays counted.
@@ -63,6 +64,7 @@ impl Operand {
         Ok(match self {
             Operand::Tensor(_, r) => Arg::Tensor(r.node(engine)?),
             Operand::Number(n) => Arg::Number(*n),
+            Operand::Bool(b) => Arg::Tensor(truth(engine, *b)),
         })
     }
 
@@ -71,8 +73,14 @@ impl Operand {
         Ok(match self {
             Operand::Tensor(_, r) => r.node(engine)?,
             Operand::Number(n) => engine.graph.scalar(*n, like.promote_number(n.category())),
+            Operand::Bool(b) => truth(engine, *b),
         })
     }
+}
+
+/// `true` or `false` among tensors: a bool of rank 0, which gives way to every other dtype.
+fn truth(engine: &mut Engine, b: bool) -> NodeId {
+    engine.graph.constant(f64::from(u8::from(b)), DType::Bool)
 }
 
 impl FromLua for Operand {
@@ -80,6 +88,7 @@ impl FromLua for Operand {
         match &value {
             Value::Integer(i) => Ok(Operand::Number(Number::Int(*i))),
             Value::Number(n) => Ok(Operand::Number(Number::Float(*n))),
+            Value::Boolean(b) => Ok(Operand::Bool(*b)),
             Value::UserData(u) => match u.borrow::<Tensor>() {
                 Ok(t) => Ok(Operand::Tensor(t.host().clone(), RefGuard(t.what))),
                 Err(_) => Err(wrong_operand(lua, &value)),
@@ -98,7 +107,6 @@ fn wrong_operand(lua: &Lua, value: &Value) -> mlua::Error {
         Value::Nil => Some("nil is what a misspelt name, or a function without `return`, gives"),
         Value::Table(_) => Some("pl.tensor(t) makes a tensor of a list"),
         Value::String(_) => Some("tonumber(s) makes a number of a text"),
-        Value::Boolean(_) => Some("mask:to(\"f32\") makes 0 and 1 of a bool tensor"),
         _ => None,
     };
     let message = format!("a tensor and {} do not combine: both sides must be tensors or numbers", show(value));
@@ -234,6 +242,7 @@ pub fn parse(
 /// An argument whose tensors are not nodes yet.
 pub enum Pending {
     Ready(Arg),
+    Bool(bool),
     Tensor(RefGuard),
     Tensors(Vec<RefGuard>),
 }
@@ -249,6 +258,7 @@ impl Parsed {
         for v in self.values {
             values.push(match v {
                 Pending::Ready(v) => v,
+                Pending::Bool(b) => Arg::Tensor(truth(engine, b)),
                 Pending::Tensor(r) => Arg::Tensor(r.node(engine)?),
                 Pending::Tensors(rs) => Arg::Tensors(rs.into_iter().map(|r| r.node(engine)).collect::<Result<_, _>>()?),
             });
@@ -281,6 +291,7 @@ fn convert(ty: &Ty, v: &Value) -> Option<Pending> {
         Ty::Operand => match v {
             Value::Integer(i) => ready(Arg::Number(Number::Int(*i))),
             Value::Number(n) => ready(Arg::Number(Number::Float(*n))),
+            Value::Boolean(b) => Some(Pending::Bool(*b)),
             _ => tensor(v).map(Pending::Tensor),
         },
         Ty::Tensors => {

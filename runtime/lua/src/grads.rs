@@ -118,7 +118,7 @@ pub fn backward(lua: &Lua, this: &Tensor, (seed, opts): (Value, Value)) -> mlua:
     Ok(())
 }
 
-/// `pl.grad(y, {xs}, [{create_graph, allow_unused, seed}])` -> gradients, in order.
+/// `pl.grad(y, {xs}, [{create_graph, allow_unused}])` -> gradients, in order.
 pub fn grad(lua: &Lua, (y, xs, opts): (Value, Value, Value)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let (create, allow_unused) = create_graph(lua, "grad", opts)?;
@@ -257,9 +257,15 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
     let host = host.clone();
     lua.create_function(move |lua, args: MultiValue| {
         let before = std::mem::replace(&mut host.engine.borrow_mut().graph.no_grad, true);
-        let out = forward.call::<Value>(args.clone());
+        let out = forward.call::<MultiValue>(args.clone());
         host.engine.borrow_mut().graph.no_grad = before;
-        let out = out?;
+        let mut out = out?;
+        if out.len() > 1 {
+            let message = format!("its forward returned {} values; it must return one tensor", out.len());
+            let hint = "pl.cat or pl.stack joins several into one, which can be parted behind the call";
+            return Err(errors::argument(&host, lua, &name, message, Some(hint.into())));
+        }
+        let out = out.pop_front().unwrap_or(Value::Nil);
         let y = match &out {
             Value::UserData(u) => u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)),
             _ => None,

@@ -1,7 +1,9 @@
 //! `x[i]` and `x[{ {lo, hi}, j, pl.newaxis }]`: coordinates from 0, ranges half-open, negative from the back.
 //!
 //! An entry of the list is an integer (the dim vanishes), a range `{lo, hi}` or `{lo, hi, step}` with nil or absent ends
-//! allowed by `{}` (all), `pl.newaxis`, or an integer tensor of one dim (rows are picked). Dims beyond the list stay whole.
+//! allowed by `{}` (all), `pl.newaxis`, or an integer tensor, whose dims take the place of the one that it picks from. Index
+//! tensors side by side are read in step, as in PyTorch: `x[{rows, columns}]` is one element a pair. Dims beyond the list
+//! stay whole.
 
 use crate::args::{as_int, show};
 use crate::errors;
@@ -134,10 +136,14 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
             format!("{used} indices for a tensor of shape {}, which has {rank} dims", g.shape(x)),
         ));
     }
-    let mut rows = rows.iter();
     let (mut y, mut at) = (x, 0);
-    for e in entries {
-        match e {
+    let groups: Vec<&[Entry]> = entries.chunk_by(|a, b| matches!((a, b), (Entry::Rows(_), Entry::Rows(_)))).collect();
+    if groups.iter().filter(|group| matches!(group[0], Entry::Rows(_))).count() > 1 {
+        return Err(Error::argument("x[…]", "index tensors apart from each other have no one meaning")
+            .hint("index one dim after the other, or bring the dims side by side with x:transpose"));
+    }
+    for group in groups {
+        match &group[0] {
             Entry::New => {
                 y = g.unsqueeze(y, at)?;
                 at += 1;
@@ -153,16 +159,42 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
                 at += 1;
             }
             Entry::Rows(_) => {
-                let Some(&ids) = rows.next() else { continue };
-                if g.dtype(ids) == perilune_core::DType::Bool {
-                    return Err(Error::dtype("x[…]", "a bool tensor is no index")
-                        .hint("x:masked_select(mask) picks elements, x:where chooses"));
-                }
-                let ids = op_index::as_index(g, "x[…]", ids)?;
-                y = op_index::index_select(g, y, at, ids)?;
-                at += 1;
+                y = pick(g, y, at, rows)?;
+                at += g.shape(rows[0]).rank();
             }
         }
     }
     Ok(y)
+}
+
+/// The elements of the dims from `at` on that index tensors of one shape name together; that shape takes their place.
+fn pick(g: &mut Graph, x: NodeId, at: usize, rows: &[NodeId]) -> Result<NodeId> {
+    let shape = g.shape(rows[0]);
+    let mut y = x;
+    for (k, &ids) in rows.iter().enumerate() {
+        if g.dtype(ids) == perilune_core::DType::Bool {
+            return Err(Error::dtype("x[…]", "a bool tensor is no index")
+                .hint("x:masked_select(mask) picks elements, x:where chooses"));
+        }
+        let ids = op_index::as_index(g, "x[…]", ids)?;
+        if g.shape(ids) != shape {
+            let message = format!("index tensors side by side are of shapes {shape} and {}", g.shape(ids));
+            return Err(Error::shape("x[…]", format!("{message}; they must be equal")));
+        }
+        let flat = g.reshape(ids, &[shape.numel()])?;
+        if k == 0 {
+            y = op_index::index_select(g, y, at, flat)?;
+            continue;
+        }
+        // Of each slice that is picked already, one slice of the next dim.
+        let rest = g.shape(y).with(at + 1, 1);
+        let mut along = vec![1; rest.rank()];
+        along[at] = shape.numel();
+        let flat = g.reshape(flat, &along)?;
+        let flat = g.expand(flat, rest)?;
+        y = op_index::gather(g, y, at + 1, flat)?;
+        y = movement::reshape(g, y, rest.remove(at + 1))?;
+    }
+    let own = g.shape(y);
+    g.reshape(y, &[&own.dims()[..at], shape.dims(), &own.dims()[at + 1..]].concat())
 }

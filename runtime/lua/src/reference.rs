@@ -7,23 +7,51 @@ use perilune_core::ops::{self, Op, Param, Results, Ty};
 use std::fmt::Write;
 
 /// `cross_entropy(logits, target, [{ignore_index, …}])` and the doc.
-pub fn help(lua: &Lua, name: Value) -> mlua::Result<String> {
+pub fn help(_: &Lua, name: Value) -> mlua::Result<String> {
     let Value::String(name) = name else {
-        let names: Vec<&str> = public().map(|o| o.name).collect();
+        let names: Vec<&str> = own().map(|f| f.name).chain(public().map(|o| o.name)).collect();
         return Ok(names.join(" "));
     };
     let name = name.to_string_lossy();
     let short = name.trim_start_matches("pl.");
     match ops::by_name(short).filter(|o| !o.sig.is_empty()) {
         Some(op) => Ok(format!("{}\n  {}", args::usage(op), op.doc.replace('\n', "\n  "))),
-        None => {
-            let near = did_you_mean(short, public().map(|o| o.name))
-                .map(|n| format!(" Did you mean {n}?"))
-                .unwrap_or_default();
-            let _ = lua;
-            Ok(format!("no op is called {name}.{near}"))
-        }
+        None => Ok(own().find(|f| f.name == short).map_or_else(
+            || {
+                let near = did_you_mean(short, public().map(|o| o.name).chain(own().map(|f| f.name)));
+                let near = near.map(|n| format!(" Did you mean {n}?")).unwrap_or_default();
+                format!("no op is called {name}.{near}")
+            },
+            |f| format!("{}\n  {}", f.call, f.doc.join("\n  ")),
+        )),
     }
+}
+
+/// A function that is no op, as the stubs' head has it.
+struct Own {
+    /// `tensor`, or `item` of `Tensor:item`.
+    name: &'static str,
+    call: &'static str,
+    doc: Vec<&'static str>,
+    /// Name and type of each parameter.
+    params: Vec<(&'static str, &'static str)>,
+}
+
+fn own() -> impl Iterator<Item = Own> {
+    let (mut doc, mut params) = (Vec::new(), Vec::new());
+    STUBS_HEAD.lines().filter_map(move |line| {
+        if let Some(text) = line.strip_prefix("---@param ") {
+            params.extend(text.split_once(' '));
+        } else if let Some(text) = line.strip_prefix("---").filter(|t| !t.starts_with('@')) {
+            doc.push(text);
+        } else if !line.starts_with("---") {
+            let (doc, params) = (std::mem::take(&mut doc), std::mem::take(&mut params));
+            let call = line.strip_prefix("function ")?.trim_end_matches(" end");
+            let name = call.split(['.', ':', '(']).nth(1)?;
+            return Some(Own { name, call, doc, params });
+        }
+        None
+    })
 }
 
 fn public() -> impl Iterator<Item = &'static Op> {
@@ -33,7 +61,7 @@ fn public() -> impl Iterator<Item = &'static Op> {
 fn lua_type(ty: &Ty) -> String {
     match ty {
         Ty::Tensor => "perilune.Tensor".into(),
-        Ty::Operand => "perilune.Tensor|number".into(),
+        Ty::Operand => "perilune.Tensor|number|boolean".into(),
         Ty::Tensors => "perilune.Tensor[]".into(),
         Ty::Int => "perilune.Whole".into(),
         Ty::Float | Ty::Number => "number".into(),
@@ -129,7 +157,7 @@ pub fn stubs() -> String {
     out
 }
 
-/// The reference page: every op with signature, doc and options.
+/// The reference page: every op with signature, doc and options, then the functions that are no ops.
 pub fn reference_markdown() -> String {
     let mut out = String::from(
         "# Reference: tensor operations\n\nMade from the op registry by `perilune reference`; edit the op, not this page.\n\
@@ -149,6 +177,17 @@ pub fn reference_markdown() -> String {
         for p in &sig.params[sig.positional..] {
             let default = p.default_text.map(|d| format!(", default {d}")).unwrap_or_default();
             let _ = writeln!(out, "- `{}`: {}{default}", p.name, args::want(&p.ty));
+        }
+    }
+    out.push_str("\n# Reference: tensors, States, steps, gradients\n\nFunctions that are no ops. A `?` marks what may be absent.\n");
+    for f in own().filter(|f| !FILES.contains(&format!("\n## {}\n", f.name))) {
+        let _ = writeln!(out, "\n## {}\n\n    {}", f.name, f.call);
+        if !f.doc.is_empty() {
+            let _ = writeln!(out, "\n{}", f.doc.join("\n"));
+        }
+        for (i, (name, ty)) in f.params.iter().enumerate() {
+            let gap = if i == 0 { "\n" } else { "" };
+            let _ = writeln!(out, "{gap}- `{name}`: {}", ty.replace("perilune.", ""));
         }
     }
     out.push_str(FILES);

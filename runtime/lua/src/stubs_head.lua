@@ -28,18 +28,23 @@ local Tensor = {}
 ---@param dim? integer
 ---@return integer ...
 function Tensor:size(dim) end
+---How many elements.
 ---@return integer
 function Tensor:numel() end
+---How many dims.
 ---@return integer
 function Tensor:dim() end
 ---The one value there is, evaluated now; a boolean if the tensor is bool.
 ---@return number
 function Tensor:item() end
+---All elements, evaluated now: a nested list, or of a scalar the number.
 ---@return any
 function Tensor:tolist() end
+---Adds gradients of this scalar to `.grad` of every trainable State that it depends on. With a seed of its shape it may be any tensor.
 ---@param seed? perilune.Tensor|number
 ---@param options? {create_graph?: boolean}
 function Tensor:backward(seed, options) end
+---Writes a State at the end of the step; what was recorded before keeps the old value.
 ---@param value perilune.Tensor|number
 function Tensor:assign(value) end
 
@@ -62,30 +67,41 @@ function Tensor:free() end
 ---@field version string
 local pl = {}
 
+---A tensor of a number, a boolean, a list of them (nested, all rows of one length) or of another tensor: i64 of whole numbers, f32 if
+---one has a point, bool of booleans, unless a dtype is given.
 ---@param value any
 ---@param options? {dtype?: perilune.DType}
 ---@return perilune.Tensor
 function pl.tensor(value, options) end
+---A buffer that changes, with the value of x: a weight (`trainable`, the default for floats) or something to keep. `w:assign(v)` writes it.
 ---@param x perilune.Tensor
 ---@param options? {trainable?: boolean, role?: "weights"|"optimizer"|"buffers"} role is for pl.memory() alone
 ---@return perilune.State
 function pl.state(x, options) end
+---Whether x is a tensor (a State is one).
 ---@param x any
 ---@return boolean
 function pl.is_tensor(x) end
+---Whether x is a State.
 ---@param x any
 ---@return boolean
 function pl.is_state(x) end
+---One step: runs fn(...), evaluates the tensors that it returns, then writes what it assigned. If fn raises, every State is as before.
 ---@param fn function
 ---@return any ...
 function pl.step(fn, ...) end
+---Whether a step is open.
 ---@return boolean
 function pl.in_step() end
+---Ends the implicit step of a plain loop, as `opt:step()` does: assignments are written, what the script still holds is evaluated.
 function pl.end_step() end
+---Evaluates tensors now and returns them. In a step that splits its plan.
 ---@return any ...
 function pl.eval(...) end
+---Evaluates tensors when the open step ends, so that they can be read behind it.
 ---@return any ...
 function pl.keep(...) end
+---Runs fn(...); what it records is a constant to gradients.
 ---@param fn function
 ---@return any ...
 function pl.no_grad(fn, ...) end
@@ -101,13 +117,17 @@ function pl.checkpoint(fn, ...) end
 ---@param fn function
 ---@return any ...
 function pl.autocast(dtype, fn, ...) end
+---Starts the random numbers anew: the same seed and the same calls give the same numbers on every device.
 ---@param n integer
 function pl.seed(n) end
+---Gradients of the scalar y with respect to each of xs. With `create_graph` they can be differentiated again; with `allow_unused` nil
+---stands for what y does not depend on, which otherwise is an error.
 ---@param y perilune.Tensor
 ---@param xs perilune.Tensor[]
 ---@param options? {create_graph?: boolean, allow_unused?: boolean}
 ---@return perilune.Tensor? ...
 function pl.grad(y, xs, options) end
+---Compares the gradients of all that fn returns with finite differences in f64: true, or an error that names the worst element.
 ---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
 ---@param inputs perilune.Tensor[]
 ---@param options? {eps?: number, tolerance?: number}
@@ -124,6 +144,8 @@ function pl.kernel(options) end
 ---@param options? {rtol?: number, atol?: number}
 ---@return boolean
 function pl.kernel_check(kernel, arguments, options) end
+---A function with a backward of its own. forward(...) takes tensors and other values and returns one tensor; backward(g, ...) takes
+---the gradient of that and the same arguments, and returns a gradient (or nil) for each tensor among them.
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
@@ -135,6 +157,7 @@ function pl.clock() end
 ---@param ... perilune.Tensor|{source?: boolean}
 ---@return string
 function pl.plan(...) end
+---Counts of plans, cache hits and misses, runs and splits, and the bytes that are held.
 ---@return table
 function pl.stats() end
 ---Opens a prompt here, with the locals of this function, where there is a terminal; elsewhere it is passed by with a warning.
@@ -153,23 +176,28 @@ function pl.memory() end
 ---@param budget string|integer|nil as in "20GiB", or bytes
 ---@return integer? before
 function pl.memory_budget(budget) end
+---Sets switches from here on, or while fn(...) runs; see the guide.
 ---@param switches {fusion?: boolean, print_plan?: boolean|"source", check_nan?: boolean, report_misses?: boolean}
 ---@param fn? function
 ---@return any ...
 function pl.switches(switches, fn, ...) end
+---Options of a function of your own: `given` over `defaults`; unknown names are errors with a suggestion.
 ---@param op string
 ---@param given table?
 ---@param defaults table
 ---@return any options
 function pl.options(op, given, defaults) end
+---Raises an error as the library's own are: op, message, cure, and the caller's line.
 ---@param op string
 ---@param message string
 ---@param hint? string
 ---@param at? function where the fault is written, if it is not the line being run
 function pl.error(op, message, hint, at) end
+---The table that a recipe returns: its name, params and parts. Misspelt parts are errors.
 ---@param recipe table
 ---@return any recipe the table, to which the recipe's functions are added
 function pl.recipe(recipe) end
+---The params of a plain script, settable by `--set`.
 ---@param defaults table
 ---@return table<string, any>
 function pl.params(defaults) end
@@ -182,6 +210,7 @@ function pl.load(path) end
 ---@param path string
 ---@param tensors perilune.Tensor|table<string, perilune.Tensor>
 function pl.save(path, tensors) end
+---What an op or a function is: signature, options, what it does.
 ---@param name? string
 ---@return string
 function pl.help(name) end

@@ -53,7 +53,8 @@ def all_dims(x, d):
 def arg(x, dim, keepdim, f):
     flat = x.detach().to(torch.float64).numpy()
     if dim is None:
-        return torch.tensor(int(f(flat.reshape(-1))))
+        at = torch.tensor(int(f(flat.reshape(-1))))
+        return at.reshape([1] * x.dim()) if keepdim else at
     if x.dim() == 0:
         return torch.tensor(0)
     out = torch.from_numpy(np.asarray(f(flat, axis=dim), dtype=np.int64))
@@ -357,9 +358,9 @@ OPS = {
     "tril": lambda a: torch.tril(a.x, a.diagonal),
     "triu": lambda a: torch.triu(a.x, a.diagonal),
     "tile": lambda a: torch.tile(a.x, a.repeats),
-    "repeat_interleave": lambda a: torch.repeat_interleave(a.x, a.repeats, a.dim),
+    "repeat_interleave": lambda a: torch.repeat_interleave(a.x, a.repeats[0] if len(a.repeats) == 1 else torch.tensor(a.repeats), a.dim),
     "gather": lambda a: torch.gather(a.x, a.dim, a.index),
-    "take_along": lambda a: torch.gather(a.x, a.dim, a.index),
+    "take_along": lambda a: torch.take_along_dim(a.x, a.index, a.dim),
     "scatter": scatter,
     "scatter_add": scatter_add,
     "index_select": lambda a: torch.index_select(a.x, a.dim, a.index),

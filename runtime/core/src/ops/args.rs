@@ -257,17 +257,12 @@ impl Args {
 
     /// All tensors and numbers among the arguments as nodes: numbers become slots of the dtype their partners give.
     pub fn operands(&self, g: &mut Graph) -> Result<SmallVec<[NodeId; 4]>> {
-        let mut tensor: Option<DType> = None;
-        for v in &self.values {
-            if let Value::Tensor(id) = v {
-                let d = g.dtype(*id);
-                // A mask in front (`where`) takes no part in promotion with the values behind it.
-                tensor = Some(tensor.map_or(d, |t| DType::promote(t, d)));
-            }
-        }
-        let Some(tensor) = tensor else {
+        let tensors: SmallVec<[NodeId; 4]> =
+            self.values.iter().filter_map(|v| if let Value::Tensor(id) = v { Some(*id) } else { None }).collect();
+        if tensors.is_empty() {
             return Err(Error::argument(self.op.name, "needs at least one tensor").hint("make one with pl.tensor(…)"));
-        };
+        }
+        let tensor = g.common(&tensors);
         let mut out = SmallVec::new();
         for (i, v) in self.values.iter().enumerate() {
             out.push(match v {

@@ -68,16 +68,26 @@ impl Graph {
         logical_and = e::LOGICAL_AND, logical_or = e::LOGICAL_OR,
     }
 
+    /// The dtype in which tensors meet.
+    pub fn common(&self, xs: &[NodeId]) -> DType {
+        let (mut wide, mut scalar) = (None, None);
+        for &x in xs {
+            let meet = if self.shape(x).is_scalar() { &mut scalar } else { &mut wide };
+            *meet = Some(meet.map_or(self.dtype(x), |d| DType::promote(d, self.dtype(x))));
+        }
+        match (wide, scalar) {
+            (Some(wide), Some(scalar)) => wide.promote_scalar(scalar),
+            (one, other) => one.or(other).unwrap_or(DType::F32),
+        }
+    }
+
     /// Records a `Map` op: promotes the operands to one dtype, checks that they broadcast.
     pub fn map(&mut self, op: &'static Op, xs: &[NodeId]) -> Result<NodeId> {
         let Class::Map(f) = op.class else {
             return Err(Error::argument(op.name, "this is a bug: not an elementwise op"));
         };
         let skip = usize::from(f == e::MapFn::Where);
-        let mut dtype = self.dtype(xs[skip]);
-        for &x in &xs[skip + 1..] {
-            dtype = DType::promote(dtype, self.dtype(x));
-        }
+        let mut dtype = self.common(&xs[skip..]);
         match f.domain() {
             Domain::Float | Domain::Code => dtype = dtype.to_float(),
             Domain::Number if dtype == DType::Bool => dtype = DType::I64,

@@ -160,8 +160,17 @@ pub static ARANGE: Op = Op {
         if step.as_f64() == 0.0 || !(start.as_f64() + stop.as_f64() + step.as_f64()).is_finite() {
             return Err(Error::argument("arange", "start, stop and step must be finite and step must not be 0"));
         }
-        let ints = matches!((start, stop, step), (Number::Int(_), Number::Int(_), Number::Int(_)));
-        let n = ((stop.as_f64() - start.as_f64()) / step.as_f64()).ceil().max(0.0);
+        // Whole numbers are counted as such: f64 does not hold all of them.
+        let whole = match (start, stop, step) {
+            (Number::Int(a), Number::Int(b), Number::Int(step)) => {
+                let (span, step) =
+                    ((i128::from(b) - i128::from(a)) * i128::from(step.signum()), i128::from(step).abs());
+                Some((span + step - 1).div_euclid(step).max(0) as f64)
+            }
+            _ => None,
+        };
+        let ints = whole.is_some();
+        let n = whole.unwrap_or_else(|| ((stop.as_f64() - start.as_f64()) / step.as_f64()).ceil().max(0.0));
         if n > (1u64 << 48) as f64 {
             return Err(Error::argument("arange", format!("would have {n} elements")));
         }

@@ -468,6 +468,13 @@ pub static ERF: Op = Op {
     ..MAP
 };
 
+/// `op`, or of bools alone `logical`: sums and products of bools are bools, as in PyTorch.
+fn or_logical(g: &mut Graph, a: &super::Args, op: &'static Op, logical: &'static Op) -> Result<super::Out> {
+    let xs = a.operands(g)?;
+    let bools = xs.iter().all(|&x| g.dtype(x) == DType::Bool);
+    g.map(if bools { logical } else { op }, &xs).map(one)
+}
+
 /// Rounding of an integer tensor is the tensor.
 fn rounded(g: &mut Graph, op: &'static Op, x: NodeId) -> Result<NodeId> {
     if g.dtype(x).is_float() { g.map(op, &[x]) } else { Ok(x) }
@@ -506,8 +513,9 @@ pub static ROUND: Op = Op {
 pub static ADD: Op = Op {
     name: "add",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around.",
+    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.",
     class: Class::Map(MapFn::Add),
+    call: Some(|g, a| or_logical(g, a, &ADD, &LOGICAL_OR)),
     grad: rule!(|g, c| c.grad, c.grad),
     samples: BINARY,
     smooth: true,
@@ -517,7 +525,7 @@ pub static ADD: Op = Op {
 pub static SUB: Op = Op {
     name: "sub",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around.",
+    doc: "x (...), y (...) -> broadcast: x - y. Also the operator `-`. Integers wrap around, bools become i64.",
     class: Class::Map(MapFn::Sub),
     grad: rule!(|g, c| c.grad, g.neg(c.grad)?),
     samples: BINARY,
@@ -528,8 +536,9 @@ pub static SUB: Op = Op {
 pub static MUL: Op = Op {
     name: "mul",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around.",
+    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.",
     class: Class::Map(MapFn::Mul),
+    call: Some(|g, a| or_logical(g, a, &MUL, &LOGICAL_AND)),
     grad: Grad::Rule(|g, c| {
         let dx = if c.needs[0] { Some(g.mul(c.grad, c.x(1))?) } else { None };
         let dy = if c.needs[1] { Some(g.mul(c.grad, c.x(0))?) } else { None };
@@ -677,6 +686,7 @@ pub static MAXIMUM: Op = Op {
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast: the larger of the two; NaN if either is. Equal values share the gradient.",
     class: Class::Map(MapFn::Maximum),
+    call: Some(|g, a| or_logical(g, a, &MAXIMUM, &LOGICAL_OR)),
     grad: Grad::Rule(|g, c| {
         let first = g.gt(c.x(0), c.x(1))?;
         winner(g, c, first)
@@ -690,6 +700,7 @@ pub static MINIMUM: Op = Op {
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast: the smaller of the two; NaN if either is. Equal values share the gradient.",
     class: Class::Map(MapFn::Minimum),
+    call: Some(|g, a| or_logical(g, a, &MINIMUM, &LOGICAL_AND)),
     grad: Grad::Rule(|g, c| {
         let first = g.lt(c.x(0), c.x(1))?;
         winner(g, c, first)
@@ -796,7 +807,7 @@ pub static WHERE: Op = Op {
     call: Some(|g, a| {
         let cond = a.tensor(0)?;
         let like = match (a.opt_tensor(1), a.opt_tensor(2)) {
-            (Some(x), Some(y)) => DType::promote(g.dtype(x), g.dtype(y)),
+            (Some(x), Some(y)) => g.common(&[x, y]),
             (Some(x), None) | (None, Some(x)) => g.dtype(x),
             (None, None) => DType::Bool,
         };

@@ -4,6 +4,7 @@
 //! index ramps. Additions happen in index order, so results do not depend on threads. An index out of range is an error
 //! at run time that names the index, the dim and the recipe line.
 
+use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
 use super::{Args, Class, Grad, Op, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
@@ -85,9 +86,24 @@ pub static GATHER: Op = Op {
 pub static TAKE_ALONG: Op = Op {
     name: "take_along",
     sig: "x: tensor, dim: int, index: tensor",
-    doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather` (NumPy's take_along_axis).",
-    call: Some(call_gather),
-    samples: &["f(3,4), 1, i(4;3,2)"],
+    doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): as `gather`, but x and index broadcast in the other dims\n\
+          (NumPy's take_along_axis).",
+    call: Some(|g, a| {
+        let (x, index) = (a.tensor(0)?, as_index(g, a.op.name, a.tensor(2)?)?);
+        let (sx, si) = (g.shape(x), g.shape(index));
+        let at = sx.axis(a.op.name, a.int(1)?)?;
+        let others = |s: Shape| (s.rank() == sx.rank()).then(|| s.with(at, 1));
+        let common = others(si).and_then(|i| Shape::broadcast(&sx.with(at, 1), &i));
+        let Some(common) = common else {
+            let message =
+                format!("index {si} and x {sx} must have the same number of dims, and broadcast in all but dim {at}");
+            return Err(Error::shape(a.op.name, message));
+        };
+        let x = g.expand(x, common.with(at, sx.dims()[at]))?;
+        let index = g.expand(index, common.with(at, si.dims()[at]))?;
+        gather(g, x, at, index).map(one)
+    }),
+    samples: &["f(3,4), 1, i(4;3,2)", "f(3,4), 1, i(4;1,2)", "f(1,4), 1, i(4;3,2)", "f(3,1,2), 0, i(3;2,4,1)"],
     smooth: true,
     ..Op::BASE
 };
@@ -250,13 +266,16 @@ pub static MASKED_FILL: Op = Op {
 pub static ONE_HOT: Op = Op {
     name: "one_hot",
     sig: "ids: tensor, classes: int",
-    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside gives a row of zeros.",
+    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to\n\
+          classes - 1 is an error when the step runs.",
     call: Some(|g, a| {
         let ids = as_index(g, "one_hot", a.tensor(0)?)?;
         let n = a.int(1)?;
         let Some(n) = usize::try_from(n).ok().filter(|n| *n > 0) else {
             return Err(Error::argument("one_hot", format!("classes is {n}; it must be 1 or more")));
         };
+        let which = OF_CLASSES.iter().position(|op| *op == "one_hot").unwrap_or(0) as i64;
+        let ids = g.push(&CLASS_IDS, &[ids], &[n as i64, which, IGNORES_NONE])?;
         one_hot(g, ids, n).and_then(|y| g.cast(y, DType::I64)).map(one)
     }),
     samples: &["i(4;3), 4", "i(4;2,3), 5", "i(4;0), 3"],
@@ -313,7 +332,7 @@ pub static NONZERO: Op = Op {
             .collect();
         Ok(vec![HostTensor::from_i64(Shape::of(&[at.len(), rank]), &coords)])
     }),
-    call: Some(|_, a| Err(Error::argument(a.op.name, "this is a bug: a host op was recorded"))),
+    call: Some(|_, a| a.tensor(1).map(one)),
     samples: &["i(2;3,4)", "b(5)", "i(2;0)"],
     ..Op::BASE
 };
@@ -329,12 +348,15 @@ pub static MASKED_SELECT: Op = Op {
             let message = format!("x {} and mask {} must have the same shape", x.shape, mask.shape);
             return Err(Error::shape("masked_select", message));
         }
-        let at = positions(mask);
-        let size = x.dtype.size();
-        let bytes = at.iter().flat_map(|&p| x.bytes[p * size..(p + 1) * size].iter().copied()).collect();
-        Ok(vec![HostTensor::new(x.dtype, Shape::of(&[at.len()]), bytes)])
+        let at: Vec<i64> = positions(mask).into_iter().map(|p| p as i64).collect();
+        Ok(vec![HostTensor::from_i64(Shape::of(&[at.len()]), &at)])
     }),
-    call: Some(|_, a| Err(Error::argument(a.op.name, "this is a bug: a host op was recorded"))),
+    // The host says where the elements are; taking them has a gradient.
+    call: Some(|g, a| {
+        let x = a.tensor(0)?;
+        let flat = g.reshape(x, &[g.shape(x).numel()])?;
+        index_select(g, flat, 0, a.tensor(2)?).map(one)
+    }),
     samples: &["f(3,4), b(3,4)", "f(5), b(5)"],
     ..Op::BASE
 };

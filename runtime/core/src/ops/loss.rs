@@ -191,11 +191,22 @@ fn per_row(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape, dtype: i.dtype(0) })
 }
 
-/// The losses whose ids are checked, in the order of `CLASS_IDS`' second attribute.
-pub const OF_CLASSES: [&str; 2] = ["cross_entropy", "nll_loss"];
+/// The ops whose ids are checked, in the order of `CLASS_IDS`' second attribute.
+pub const OF_CLASSES: [&str; 3] = ["cross_entropy", "nll_loss", "one_hot"];
+
+/// The ignored id of an op that ignores none.
+pub const IGNORES_NONE: i64 = i64::MIN;
+
+/// What to do about an id that names no class.
+pub fn cure_of_class(classes: i64, ignored: i64) -> String {
+    match ignored {
+        IGNORES_NONE => format!("classes count from 0: here 0 to {}", classes - 1),
+        id => format!("classes count from 0: here 0 to {}, or {id} (ignore_index) to leave one out", classes - 1),
+    }
+}
 
 /// Inputs: ids i64; `attrs`: [number of classes, which of `OF_CLASSES`, ignored id]. The ids themselves, each from 0 to the
-/// number of classes - 1 or the ignored one, or an error in the name of the loss.
+/// number of classes - 1 or the ignored one, or an error in the name of the op.
 pub static CLASS_IDS: Op =
     Op { name: "class_ids", class: Class::Library, infer: create::same, amp: Amp::Keep, ..Op::BASE };
 

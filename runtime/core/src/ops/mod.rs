@@ -19,6 +19,7 @@ pub mod attention;
 pub mod cast;
 pub mod conv;
 pub mod create;
+pub mod einsum;
 pub mod elementwise;
 pub mod fp8;
 pub mod index;
@@ -137,6 +138,7 @@ pub enum Class {
     /// Output `attrs[0]` (from 1) of the many-valued op that is its input.
     Part,
     Function,
+    /// A function of the tensors' values, on the host. `call` then sees what it gave behind the arguments.
     Host(fn(&[HostTensor], &Args) -> Result<Vec<HostTensor>>),
 }
 

@@ -531,8 +531,7 @@ pub static FLIP: Op = Op {
     infer: same,
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
-        for &d in a.ints(1)? {
-            let at = g.shape(x).axis("flip", d)?;
+        for at in super::reduce::axes(g, "flip", x, Some(a.ints(1)?))? {
             x = g.push(&FLIP, &[x], &[at as i64])?;
         }
         Ok(one(x))
@@ -565,8 +564,15 @@ pub static ROLL: Op = Op {
             cat(g, &[tail, head], at)
         };
         let Some(dims) = a.opt_ints(2) else {
+            let &[shift] = shifts else {
+                return Err(Error::argument(
+                    "roll",
+                    format!("{} shifts and no dims; without dims there is one", shifts.len()),
+                )
+                .hint("say which dims: x:roll({1, 2}, {0, 1})"));
+            };
             let flat = g.reshape(x, &[shape.numel()])?;
-            let y = roll1(g, flat, 0, shifts.first().copied().unwrap_or(0))?;
+            let y = roll1(g, flat, 0, shift)?;
             return reshape(g, y, shape).map(one);
         };
         if dims.len() != shifts.len() {
@@ -926,13 +932,15 @@ pub static TILE: Op = Op {
 
 pub static REPEAT_INTERLEAVE: Op = Op {
     name: "repeat_interleave",
-    sig: "x: tensor, repeats: int, dim: int?",
-    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor.",
+    sig: "x: tensor, repeats: ints, dim: int?",
+    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as\n\
+          often as a list of N numbers says, which makes their sum of them.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
-        let Ok(r) = usize::try_from(a.int(1)?) else {
-            return Err(Error::argument("repeat_interleave", "repeats must be 0 or more"));
-        };
+        let repeats = a.ints(1)?;
+        if let Some(r) = repeats.iter().find(|r| **r < 0) {
+            return Err(Error::argument("repeat_interleave", format!("repeats is {r}; it must be 0 or more")));
+        }
         let at = match a.opt_int(2) {
             Some(d) => g.shape(x).axis("repeat_interleave", d)?,
             None => {
@@ -942,11 +950,24 @@ pub static REPEAT_INTERLEAVE: Op = Op {
             }
         };
         let shape = g.shape(x);
-        let y = g.unsqueeze(x, at + 1)?;
-        let y = expand(g, y, shape.insert(at + 1, r)?)?;
-        reshape(g, y, shape.with(at, shape.dims()[at] * r)).map(one)
+        let n = shape.dims()[at];
+        if let &[r] = repeats {
+            let y = g.unsqueeze(x, at + 1)?;
+            let y = expand(g, y, shape.insert(at + 1, r as usize)?)?;
+            return reshape(g, y, shape.with(at, n * r as usize)).map(one);
+        }
+        if repeats.len() != n {
+            return Err(Error::argument("repeat_interleave", format!("{} repeats for {n} elements", repeats.len()))
+                .hint("give one number for all, or one for each"));
+        }
+        let mut parts: SmallVec<[NodeId; 8]> = SmallVec::new();
+        for (i, &r) in repeats.iter().enumerate().filter(|(_, r)| **r > 0) {
+            let part = slice(g, x, at, i, i + 1, 1)?;
+            parts.push(expand(g, part, shape.with(at, r as usize))?);
+        }
+        if parts.is_empty() { slice(g, x, at, 0, 0, 1) } else { cat(g, &parts, at) }.map(one)
     }),
-    samples: &["f(2,3), 2, 1", "f(2,3), 3, 0", "f(4), 2", "f(3), 0"],
+    samples: &["f(2,3), 2, 1", "f(2,3), 3, 0", "f(4), 2", "f(3), 0", "f(3,2), [2,0,1], 0", "f(2,2), [1,3,0,2]"],
     smooth: true,
     ..Op::BASE
 };
@@ -962,16 +983,20 @@ pub static DIAGONAL: Op = Op {
         if rank < 2 || shape.dims()[rank - 1] != shape.dims()[rank - 2] {
             return Err(Error::shape("diagonal", format!("needs a square matrix in the last two dims, not {shape}")));
         }
-        let n = shape.dims()[rank - 1];
-        let mut dims: Vec8 = shape.dims()[..rank - 2].into();
-        dims.push(n * n);
-        let flat = g.reshape(x, &dims)?;
-        if n == 0 {
-            return Ok(one(flat));
-        }
-        slice(g, flat, rank - 2, 0, n * n, n + 1).map(one)
+        diagonal(g, x).map(one)
     }),
     samples: &["f(3,3)", "f(2,4,4)", "f(1,1)"],
     smooth: true,
     ..Op::BASE
 };
+
+/// The diagonal of the last two dims, which are of one size.
+pub fn diagonal(g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    let shape = g.shape(x);
+    let rank = shape.rank();
+    let n = shape.dims()[rank - 1];
+    let mut dims: Vec8 = shape.dims()[..rank - 2].into();
+    dims.push(n * n);
+    let flat = g.reshape(x, &dims)?;
+    if n == 0 { Ok(flat) } else { slice(g, flat, rank - 2, 0, n * n, n + 1) }
+}

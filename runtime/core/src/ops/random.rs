@@ -262,12 +262,12 @@ pub static RANDN_LIKE: Op = Op {
 pub static DROPOUT: Op = Op {
     name: "dropout",
     sig: "x: tensor, p: float = 0.5",
-    doc: "x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1); at 0 the\n\
+    doc: "x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the\n\
           result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).",
     call: Some(|g, a| {
         let p = a.float(1)?;
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("p is {p}; it must be at least 0 and below 1")));
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument("dropout", format!("p is {p}; it must be from 0 to 1")));
         }
         let x = g.to_float(a.tensor(0)?)?;
         if p == 0.0 {
@@ -289,7 +289,8 @@ fn dropout(g: &mut Graph, x: NodeId, p: f64) -> Result<Out> {
     let keep = g.ge(u, limit)?;
     g.island(x, |g, x| {
         let work = g.dtype(x);
-        let scale = g.scalar(Number::Float(1.0 / (1.0 - p)), work);
+        // With p = 1 nothing is kept, and nothing is scaled by infinity.
+        let scale = g.scalar(Number::Float(if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }), work);
         let y = g.mul(x, scale)?;
         let zero = g.constant_like(0.0, y);
         g.where_(keep, y, zero)
@@ -326,8 +327,8 @@ mod tests {
         let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(0.0))]);
         assert_eq!(super::super::call(&mut g, &DROPOUT, &args).unwrap()[0], x);
         assert_eq!(g.rng.occurrence, 1);
-        let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(1.0))]);
+        let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(1.5))]);
         let e = super::super::call(&mut g, &DROPOUT, &args).unwrap_err();
-        assert_eq!(e.to_string(), "dropout: p is 1; it must be at least 0 and below 1");
+        assert_eq!(e.to_string(), "dropout: p is 1.5; it must be from 0 to 1");
     }
 }

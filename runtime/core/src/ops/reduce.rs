@@ -128,11 +128,41 @@ pub static SUM: Op = Op {
     ..PRIMITIVE
 };
 
+/// Gradient of a product: for each element the product of the others, by division where they are not zero. The zeros' own
+/// values stand in it as factors, so that it can be differentiated once more where elements are zero.
+fn product_of_the_others(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
+    let x = c.x(0);
+    let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
+    let is_zero = g.eq(x, zero)?;
+    let safe = g.where_(is_zero, one, x)?;
+    let zeros = g.where_(is_zero, x, zero)?;
+    let product = g.push(&PROD, &[safe], c.attrs)?;
+    let hits = g.cast(is_zero, DType::I64)?;
+    let (count, sum) = (g.push(&SUM, &[hits], c.attrs)?, g.push(&SUM, &[zeros], c.attrs)?);
+    let number = |g: &mut Graph, n: i64| g.constant(n as f64, DType::I64);
+    let (none, single, two) = (number(g, 0), number(g, 1), number(g, 2));
+    let (no_zero, one_zero, two_zeros) = (g.eq(count, none)?, g.eq(count, single)?, g.eq(count, two)?);
+    // What the zeros contribute to the gradient of another element, and to that of a zero.
+    let apart = g.where_(one_zero, sum, zero)?;
+    let apart = g.where_(no_zero, one, apart)?;
+    let one_zero = spread(g, one_zero, x, c.attrs)?;
+    let two_zeros = spread(g, two_zeros, x, c.attrs)?;
+    let sum = spread(g, sum, x, c.attrs)?;
+    let other = g.sub(sum, zeros)?;
+    let among = g.where_(two_zeros, other, zero)?;
+    let among = g.where_(one_zero, one, among)?;
+    let d = g.mul(c.grad, product)?;
+    let (d, apart) = (spread(g, d, x, c.attrs)?, spread(g, apart, x, c.attrs)?);
+    let quotient = g.div(d, safe)?;
+    let (of_zero, of_other) = (g.mul(d, among)?, g.mul(quotient, apart)?);
+    Ok(smallvec![Some(g.where_(is_zero, of_zero, of_other)?)])
+}
+
 pub static PROD: Op = Op {
     name: "prod",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
     doc: "x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing\n\
-          is 1. The gradient divides by the element: it is NaN where an element is 0.",
+          is 1.",
     class: Class::Reduce(ReduceFn::Prod),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -141,11 +171,7 @@ pub static PROD: Op = Op {
         let x = g.cast(x, dtype)?;
         over(g, &PROD, x, &axes, a.bool(2)).map(one)
     }),
-    grad: Grad::Rule(|g, c| {
-        let d = g.mul(c.grad, c.out)?;
-        let d = spread(g, d, c.x(0), c.attrs)?;
-        Ok(smallvec![Some(g.div(d, c.x(0))?)])
-    }),
+    grad: Grad::Rule(product_of_the_others),
     amp: Amp::Full,
     samples: &["p(2,3)", "p(2,3,4), 1", "p(2,3), 0, keepdim=true", "p(2,0), 1", "p()"],
     smooth: true,
@@ -288,6 +314,15 @@ pub static MEAN: Op = Op {
     ..FUSED
 };
 
+/// `f` of what is not negative, 0 at 0 with gradient 0: roots have none there, and a norm of zeros shall not make NaN.
+fn rooted(g: &mut Graph, x: NodeId, f: impl FnOnce(&mut Graph, NodeId) -> Result<NodeId>) -> Result<NodeId> {
+    let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
+    let flat = g.eq(x, zero)?;
+    let safe = g.where_(flat, one, x)?;
+    let y = f(g, safe)?;
+    g.where_(flat, zero, y)
+}
+
 /// Mean of squared deviations; `attrs[2]` is what is taken off the count.
 fn variance(g: &mut Graph, x: NodeId, attrs: &[i64]) -> Result<NodeId> {
     let axes = unmask(attrs[0]);
@@ -319,10 +354,11 @@ pub static VAR: Op = Op {
 pub static STD: Op = Op {
     name: "std",
     sig: "x: tensor, dims: ints?, *, unbiased: bool = true, keepdim: bool = false",
-    doc: "x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`.",
+    doc: "x (...) -> the standard deviation over `dims` (all when absent): the square root of `var`. Its gradient is 0 where\n\
+          it is 0.",
     class: Class::Fused(|g, x, attrs| {
         let v = variance(g, x[0], attrs)?;
-        let s = g.sqrt(v)?;
+        let s = rooted(g, v, |g, v| g.sqrt(v))?;
         let dtype = g.dtype(x[0]);
         g.cast(s, dtype).map(one)
     }),
@@ -335,7 +371,8 @@ pub static STD: Op = Op {
 pub static NORM: Op = Op {
     name: "norm",
     sig: "x: tensor, dims: ints?, *, p: float = 2, keepdim: bool = false",
-    doc: "x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.",
+    doc: "x (...) -> (sum |x|^p)^(1/p) over `dims` (all when absent); p may be math.huge (largest |x|), 1 or any p > 0.\n\
+          The gradient of a norm that is 0 is 0.",
     class: Class::Fused(|g, x, attrs| {
         let (axes, keep, p) = (unmask(attrs[0]), attrs[1] != 0, f64::from_bits(attrs[2] as u64));
         let dtype = g.dtype(x[0]);
@@ -343,17 +380,17 @@ pub static NORM: Op = Op {
         let y = if p == 2.0 {
             let s = g.square(w)?;
             let s = g.sum(s, &axes, keep)?;
-            g.sqrt(s)?
+            rooted(g, s, |g, s| g.sqrt(s))?
         } else if p.is_infinite() {
             let m = g.abs(w)?;
             g.max(m, &axes, keep)?
         } else {
             let m = g.abs(w)?;
             let c = g.constant_like(p, m);
-            let m = if p == 1.0 { m } else { g.pow(m, c)? };
+            let m = if p == 1.0 { m } else { rooted(g, m, |g, m| g.pow(m, c))? };
             let s = g.sum(m, &axes, keep)?;
             let c = g.constant_like(1.0 / p, s);
-            if p == 1.0 { s } else { g.pow(s, c)? }
+            if p == 1.0 { s } else { rooted(g, s, |g, s| g.pow(s, c))? }
         };
         g.cast(y, dtype).map(one)
     }),
@@ -449,15 +486,18 @@ pub fn arg(g: &mut Graph, x: NodeId, at: usize, max: bool, keepdim: bool) -> Res
 }
 
 fn position(g: &mut Graph, a: &super::Args, max: bool) -> Result<super::Out> {
-    let (mut x, mut dim) = (a.tensor(0)?, a.opt_int(1));
-    if dim.is_none() {
-        let n = g.shape(x).numel();
-        x = g.reshape(x, &[n])?;
-        dim = Some(0);
-    }
-    let at = g.shape(x).axis(a.op.name, dim.unwrap_or(0))?;
+    let x = a.tensor(0)?;
+    let shape = g.shape(x);
+    let Some(dim) = a.opt_int(1) else {
+        let flat = g.reshape(x, &[shape.numel()])?;
+        no_empty(g, a.op.name, flat, &[0])?;
+        let y = arg(g, flat, 0, max, false)?;
+        let kept: Axes = if a.bool(2) { smallvec![1; shape.rank()] } else { Axes::new() };
+        return g.reshape(y, &kept).map(one);
+    };
+    let at = shape.axis(a.op.name, dim)?;
     no_empty(g, a.op.name, x, &[at])?;
-    arg(g, x, at, max, a.bool(2) && !a.is_none(1)).map(one)
+    arg(g, x, at, max, a.bool(2)).map(one)
 }
 
 pub static ARGMAX: Op = Op {
@@ -466,7 +506,7 @@ pub static ARGMAX: Op = Op {
     doc: "x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
           counts as largest.",
     call: Some(|g, a| position(g, a, true)),
-    samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0"],
+    samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE
 };
 
@@ -476,7 +516,7 @@ pub static ARGMIN: Op = Op {
     doc: "x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
           counts as smallest.",
     call: Some(|g, a| position(g, a, false)),
-    samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0"],
+    samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE
 };
 

@@ -4,6 +4,7 @@
 //! store), so results do not depend on threads.
 
 use super::{Class, Grad, Op, create, one};
+use crate::DType;
 use crate::amp::Amp;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -49,15 +50,30 @@ pub static CUMPROD: Op = Op {
     name: "cumprod",
     sig: "x: tensor, dim: int",
     doc: "x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools\n\
-          multiply in i64. The gradient divides by the element: it is NaN where an element is 0.",
+          multiply in i64. The second derivative is exact where no element is 0, the first everywhere.",
     results: crate::ops::Results::One,
     class: Class::Library,
     infer: create::same,
     call: Some(record),
     grad: Grad::Rule(|g, c| {
+        // What follows a zero is zero, so up to the first one division serves; at it, products without it do.
+        let (x, at) = (c.x(0), c.attrs);
+        let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
+        let is_zero = g.eq(x, zero)?;
+        let hits = g.cast(is_zero, DType::I64)?;
+        let count = g.push(&CUMSUM, &[hits], at)?;
+        let single = g.constant(1.0, DType::I64);
+        let first = g.eq(count, single)?;
+        let first = g.logical_and(is_zero, first)?;
+        let without = g.where_(first, one, x)?;
+        let without = g.push(&CUMPROD, &[without], at)?;
+        let d = g.mul(c.grad, without)?;
+        let of_first = from_the_end(g, d, c.attr(0))?;
         let d = g.mul(c.grad, c.out)?;
         let d = from_the_end(g, d, c.attr(0))?;
-        Ok(smallvec![Some(g.div(d, c.x(0))?)])
+        let safe = g.where_(is_zero, one, x)?;
+        let d = g.div(d, safe)?;
+        Ok(smallvec![Some(g.where_(first, of_first, d)?)])
     }),
     amp: Amp::Full,
     samples: &["p(2,3), 1", "p(2,3,4), 1", "p(5), 0", "p(3,0), 1", "i(4;5), -1"],

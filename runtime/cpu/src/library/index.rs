@@ -11,7 +11,7 @@ use crate::pool::Shared;
 use crate::region::walk;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
-use perilune_core::ops::loss::OF_CLASSES;
+use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
 use perilune_core::{Layout, Shape};
 use std::borrow::Cow;
 
@@ -61,8 +61,7 @@ pub fn class_ids(c: &Call) -> Result<()> {
     if let Some(at) = ids.iter().position(|&id| (id < 0 || id >= n) && id != ignored) {
         let message = format!("target {at} is class {}, but there are {n} classes", ids[at]);
         let of = OF_CLASSES[c.attr(1) as usize];
-        return Err(Error::argument(of, message)
-            .hint(format!("classes count from 0: here 0 to {}, or {ignored} (ignore_index) to leave one out", n - 1)));
+        return Err(Error::argument(of, message).hint(cure_of_class(n, ignored)));
     }
     c.output::<i64>().copy_from_slice(&ids);
     Ok(())
