@@ -6,7 +6,7 @@
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
 //! which stays in the first or second cache while the rows go by; the left side is read where it lies, unless its rows would push each
-//! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
+//! other out of the cache (`pack_pays`): then it is packed first. Both are asked for ahead, from task to task too. Tasks that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
 use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, tiles};
