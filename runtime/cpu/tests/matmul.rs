@@ -143,6 +143,15 @@ fn packed_products_do_not_depend_on_layout() {
     check(&mut rng, DType::F32, (290, 256, 16_384), (Sliced, Dense));
 }
 
+/// Tasks in pieces, which find the right side copied: also where blocks of columns of different widths are the same memory.
+#[test]
+fn pieces_of_a_task_share_the_right_side() {
+    let mut rng = Rng(13);
+    for (i, &lie) in ALL.iter().enumerate() {
+        check(&mut rng, DType::F32, (600, 100, 300), (ALL[(i + 3) % ALL.len()], lie));
+    }
+}
+
 /// Batches with few matrices, which are cut up, and with many, which are dealt out, against one matrix at a time.
 #[test]
 fn batches_are_products_one_by_one() {

@@ -49,6 +49,30 @@ pub fn ask(at: *const f32) {
     let _ = at;
 }
 
+/// As `ask`, for the second cache: there is time, and the first one is full.
+#[inline(always)]
+pub fn ask_early(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// As `ask`, for a line that will be written.
+#[inline(always)]
+pub fn ask_to_write(at: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast_const().cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// `rows` rows of `cols` elements; the output is dense unless the body says otherwise.
 pub type Kernel = unsafe fn(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 

@@ -6,10 +6,10 @@
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
 //! which stays in the first or second cache while the rows go by; the left side is read where it lies, unless its rows would push each
-//! other out of the cache (`pack_pays`): then it is packed first. Tasks that follow each other share rows if there are more
+//! other out of the cache (`pack_pays`): then it is packed first. Both are asked for ahead, from task to task too. Tasks that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
-use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, VECTORS, tiles};
+use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, tiles};
 use super::{Matrices, Sizes};
 use crate::library::Call;
 use crate::pool::{Shared, Tasks};
@@ -44,8 +44,10 @@ const AHEAD: usize = 64;
 const TAIL: [usize; 5] = [0, 4, 6, 7, 8];
 /// Cuts that this makes.
 const TAIL_CUTS: usize = TAIL.len() - 2;
-/// The widest tile.
-const WIDEST: usize = 16 * VECTORS;
+/// All tiles of a task, in eighths.
+const WHOLE: usize = TAIL[TAIL_CUTS + 1];
+/// Elements of the right side that a thread keeps for the next piece of a task.
+const KEPT: usize = 1 << 16;
 
 /// The length of a chunk.
 fn chunk(k: usize) -> usize {
@@ -82,7 +84,8 @@ impl Cut {
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
-        let row_parts = wanted.div_ceil(s.batch * col_parts).max(if by_rows { threads } else { 1 });
+        // Few: each copies its columns of the right side. What that costs in balance, the tails give back.
+        let row_parts = (2 * threads).div_ceil(s.batch * col_parts).max(if by_rows { threads } else { 1 });
         let rows = s.m.div_ceil(row_parts.min(most));
         let cut =
             Cut { rows, cols: columns(s.n), row_parts: s.m.div_ceil(rows), col_parts, group: 1, by_rows, tails: 0 };
@@ -119,9 +122,9 @@ impl Cut {
             Some(k) => {
                 let (task, end) = (v - k * TAIL_CUTS, start(k + 1) - k * TAIL_CUTS - TAIL_CUTS);
                 let piece = (task + 1).saturating_sub(end);
-                if task + 1 < end { (task, 0, TAIL[TAIL_CUTS + 1]) } else { (end - 1, TAIL[piece], TAIL[piece + 1]) }
+                if task + 1 < end { (task, 0, WHOLE) } else { (end - 1, TAIL[piece], TAIL[piece + 1]) }
             }
-            None => (v, 0, TAIL[TAIL_CUTS + 1]),
+            None => (v, 0, WHOLE),
         }
     }
 
@@ -156,50 +159,65 @@ impl Block {
 }
 
 impl Block {
-    /// The lines of the first `len` rows and `cols` columns, a `part`-th of `parts` of them, to be asked for within `runs`
-    /// runs; none unless rows or columns lie along memory.
-    fn bursts(self, (len, cols): (usize, usize), part: usize, parts: usize, runs: usize) -> Bursts {
-        let (rows, length, step) = match (self.rows, self.cols) {
+    /// The lines of the first `len` rows and `cols` columns, to be asked for within `runs` runs; none unless rows or columns
+    /// lie along memory.
+    fn bursts(self, (len, cols): (usize, usize), runs: usize) -> Bursts {
+        let (rows, length, row) = match (self.rows, self.cols) {
             (step, 1) => (len, cols, step),
             (1, step) => (cols, len, step),
             _ => (0, 0, 0),
         };
         let per_row = length.div_ceil(BURST_ELEMENTS).max(1);
-        // Small numbers: a division of 32 bits is fast.
-        let share = |part: usize| (rows * per_row * part) as u32 / parts as u32;
-        let (first, end) = (share(part) as usize, share(part + 1) as usize);
-        let at = (first % per_row * BURST_ELEMENTS) as isize + (first / per_row) as isize * step;
-        Bursts {
-            at: self.at.wrapping_offset(at),
-            left: per_row - first % per_row,
-            row: step,
-            per_row,
-            count: end - first,
-            each: (end - first).div_ceil(runs),
-        }
+        Bursts { at: self.at, left: per_row, row, per_row, count: rows * per_row, runs, due: 0 }
     }
 }
 
-/// A panel of the right side: a chunk of K by the columns of a tile.
+/// A thread's memory.
+#[derive(Default)]
+struct Own {
+    /// Sums of a chunk between two of its panels.
+    parts: Vec<f32>,
+    /// Panels of the right side: some steps of K by the columns of a tile. All of a block's stay if they are few, as the next
+    /// piece of a task has the same.
+    panels: Vec<Line>,
+    /// First element and columns of the right side whose panels are all there.
+    of: Option<(*const f32, usize)>,
+}
+
+#[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Panel([MaybeUninit<f32>; STEPS * WIDEST]);
+struct Line(#[expect(dead_code, reason = "read through pointers")] [f32; 16]);
+
+impl Own {
+    /// Room for panels of that many elements.
+    fn room(&mut self, elements: usize) -> *mut f32 {
+        let lines = elements.div_ceil(16);
+        if self.panels.len() < lines {
+            self.of = None;
+            self.panels.resize(lines, Line([0.0; 16]));
+        }
+        self.panels.as_mut_ptr().cast()
+    }
+}
 
 /// The tiles of `m` rows: all of about the same height.
 #[derive(Clone, Copy)]
 struct Heights {
-    m: usize,
     tiles: usize,
+    /// Rows of most tiles, and how many tiles have one more: the first ones.
+    low: usize,
+    more: usize,
 }
 
 impl Heights {
     fn new(m: usize, tallest: usize) -> Heights {
-        Heights { m, tiles: m.div_ceil(tallest) }
+        let tiles = m.div_ceil(tallest);
+        Heights { tiles, low: m / tiles, more: m % tiles }
     }
 
     /// First row and number of rows of a tile.
     fn tile(self, t: usize) -> (usize, usize) {
-        let (low, more) = (self.m / self.tiles, self.m % self.tiles);
-        (t * low + t.min(more), low + usize::from(t < more))
+        (t * self.low + t.min(self.more), self.low + usize::from(t < self.more))
     }
 }
 
@@ -264,8 +282,7 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
 thread_local! {
     /// A packed left side; at most [`PACKED`] elements, or [`ROWS`] rows.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    /// Sums of a chunk between two of its panels.
-    static PARTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+    static OWN: Cell<Own> = const { Cell::new(Own { parts: Vec::new(), panels: Vec::new(), of: None }) };
 }
 
 /// Whether the left side is packed first: if many columns go by it and its rows begin at places that share few lines of
@@ -310,54 +327,69 @@ fn tasks(
     (out, out_step): (impl Fn(usize, usize, usize) -> *mut f32 + Sync, usize),
     packed: Option<&[f32]>,
 ) {
+    // Both sides of the product that a block belongs to, from the block on.
+    let sides = |(k, i, j): (usize, usize, usize)| {
+        let (left, right) = operands(k);
+        (left.from(i, 0), right.from(0, j))
+    };
+    let place = |task: usize| {
+        let (k, i, j) = cut.part(task);
+        (k, i * cut.rows, j * cut.cols)
+    };
+    let count = cut.count(s.batch);
     c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &Tasks| {
-        let mut parts = PARTS.take();
+        let mut own = Own { of: None, ..OWN.take() };
+        let mut known = None;
         while let Some(piece) = tasks.claim() {
             let (task, lo, hi) = cut.piece(piece, s.batch);
-            let (first, i, j) = cut.part(task);
-            let (i, j) = (i * cut.rows, j * cut.cols);
-            for k in first..s.batch.min(first + cut.group) {
-                let (left, right) = operands(k);
+            let (first, i, j) = place(task);
+            let end = s.batch.min(first + cut.group);
+            for k in first..end {
+                let this = match known {
+                    Some((at, sides)) if at == (k, i, j) => sides,
+                    _ => sides((k, i, j)),
+                };
+                // What this thread will do next, if no other one is faster.
+                let then = if k + 1 < end {
+                    (k + 1, i, j)
+                } else if hi == WHOLE && task + 1 < count {
+                    place(task + 1)
+                } else {
+                    (k, i, j)
+                };
+                let next = if then == (k, i, j) { this } else { sides(then) };
+                known = Some((then, next));
                 let packed = packed.map(|all| all[i * s.k..].as_ptr());
                 // SAFETY: `plan::check` holds the operands' layouts within their values; tasks are disjoint blocks of
                 // the result, which shares no memory with the operands.
                 unsafe {
                     let out = out(k, i, j);
-                    let (m, n) = (cut.rows.min(s.m - i), cut.cols.min(s.n - j));
-                    block(
-                        t,
-                        (m, n, s.k),
-                        (lo, hi),
-                        left.from(i, 0),
-                        packed,
-                        right.from(0, j),
-                        out,
-                        out_step,
-                        &mut parts,
-                    );
+                    let size = (cut.rows.min(s.m - i), cut.cols.min(s.n - j), s.k);
+                    block(t, size, (lo, hi), this, next, packed, out, out_step, &mut own);
                 }
             }
         }
-        PARTS.set(parts);
+        OWN.set(own);
     });
 }
 
 /// `m` rows by `n` columns of a product, or the tiles from `lo` to `hi` eighths of them; rows of the result are `step`
-/// elements apart.
+/// elements apart. `next`: what will be multiplied after that.
 unsafe fn block(
     t: &Tiles,
     (m, n, k): (usize, usize, usize),
     (lo, hi): (usize, usize),
-    a: Block,
+    (a, b): (Block, Block),
+    next: (Block, Block),
     packed: Option<*const f32>,
-    b: Block,
     out: *mut f32,
     step: usize,
-    parts: &mut Vec<f32>,
+    own: &mut Own,
 ) {
-    let mut panel = Panel([const { MaybeUninit::uninit() }; STEPS * WIDEST]);
-    let panel = panel.0.as_mut_ptr().cast::<f32>();
     let (chunk, widest) = (chunk(k), t.by_size.len());
+    let keeps = packed.is_none() && n <= widest * t.lanes && k * n.next_multiple_of(t.lanes) <= KEPT;
+    let room = own.room(if keeps { k } else { STEPS } * widest * t.lanes);
+    let kept = keeps && own.of == Some((b.at, n));
     // Columns of the tile that begins at column `j`: all about as wide.
     let width = |j: usize| {
         let vectors = (n - j).div_ceil(t.lanes);
@@ -372,15 +404,15 @@ unsafe fn block(
             let vectors = cols.div_ceil(t.lanes);
             // What is packed is cut alike for tiles of all widths.
             let heights = Heights::new(m, t.tallest(if packed.is_some() { widest } else { vectors }));
-            let (first, last) = (heights.tiles * lo / TAIL[TAIL_CUTS + 1], heights.tiles * hi / TAIL[TAIL_CUTS + 1]);
+            let (first, last) = (heights.tiles * lo / WHOLE, heights.tiles * hi / WHOLE);
             if first == last {
                 j += cols;
                 continue;
             }
             let (top, end) = (heights.tile(first).0, heights.tile(last - 1).0 + heights.tile(last - 1).1);
             let part_row = vectors * t.lanes;
-            if steps < whole && parts.len() < (end - top) * part_row {
-                parts.resize((end - top) * part_row, 0.0);
+            if steps < whole && own.parts.len() < (end - top) * part_row {
+                own.parts.resize((end - top) * part_row, 0.0);
             }
             for q in (0..whole).step_by(steps) {
                 let (p, len) = (p + q, steps.min(whole - q));
@@ -388,8 +420,12 @@ unsafe fn block(
                 let (y, y_step) = if right.cols == 1 && cols % t.lanes == 0 && m <= IN_PLACE {
                     (right.at, right.rows)
                 } else {
-                    // SAFETY: the caller's promise; a panel holds its steps by the widest tile.
-                    unsafe { copy(t, right, len, cols, panel, part_row) };
+                    let panel = room.wrapping_add(if keeps { p * part_row } else { 0 });
+                    if !kept {
+                        // SAFETY: the caller's promise; there is room for all steps, or for those of a panel, by the widest tile.
+                        unsafe { copy(t, right, len, cols, panel, part_row) };
+                        own.of = keeps.then_some((b.at, n));
+                    }
                     (panel.cast_const(), part_row as isize)
                 };
                 // The panel after this one.
@@ -400,18 +436,18 @@ unsafe fn block(
                 } else {
                     (p + len, 0)
                 };
-                let next_len = steps.min(k.saturating_sub(next_p));
-                let ahead = b.from(next_p, next_j);
+                let (left_then, right_then) =
+                    if next_p < k { (a.from(top, next_p), b.from(next_p, next_j)) } else { next };
+                let next_len = steps.min(k - if next_p < k { next_p } else { 0 });
+                let mut bursts = right_then.bursts((next_len, width(next_j)), (last - first) * len.div_ceil(RUN));
                 for tile in first..last {
-                    let runs = len.div_ceil(RUN);
-                    let bursts = ahead.bursts((next_len, width(next_j)), tile - first, last - first, runs);
                     let (i, rows) = heights.tile(tile);
                     let left = match packed {
                         // SAFETY: as long as the rows, in the order of `pack`.
                         Some(all) => Block { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize },
                         None => a.from(i, p),
                     };
-                    let below = left.from(rows, 0);
+                    let below = if tile + 1 < last { left.from(rows, 0) } else { left_then };
                     let next = match (left.rows, left.cols) {
                         // What is packed is read in order.
                         _ if packed.is_some() => {
@@ -426,7 +462,7 @@ unsafe fn block(
                     // SAFETY: the caller's promise; the right side has whole vectors, in the panel or because `cols` does, and
                     // so have the sums in parts, if there are some.
                     unsafe {
-                        tile(&Job {
+                        let job = Job {
                             k: len,
                             n: cols,
                             a: left.at,
@@ -437,13 +473,13 @@ unsafe fn block(
                             c: out.add(i * step + j),
                             c_row: step,
                             add: p > q,
-                            part: parts.as_mut_ptr().wrapping_add((i - top) * part_row),
+                            part: own.parts.as_mut_ptr().wrapping_add((i - top) * part_row),
                             part_row,
                             begun: q > 0,
                             goes_on: q + len < whole,
                             next,
-                            ahead: bursts,
-                        });
+                        };
+                        tile(&job, &mut bursts);
                     }
                 }
             }

@@ -5,7 +5,7 @@
 //! its size nor on the instruction set.
 
 use crate::loops::vector::Vector;
-use crate::loops::{Isa, ask};
+use crate::loops::{Isa, ask, ask_early, ask_to_write};
 
 /// What a tile computes: `k` steps of as many rows as it has, and `n` columns of its vectors.
 pub struct Job {
@@ -31,11 +31,10 @@ pub struct Job {
     pub goes_on: bool,
     /// What will be needed next: a line is asked for in each step.
     pub next: Lines,
-    /// What will be copied next: some lines are asked for in each run.
-    pub ahead: Bursts,
 }
 
-/// Cache lines in rows that are a number of bursts long.
+/// What will be copied next, in rows that are a number of bursts long. A burst is a few cache lines; tile after tile and run
+/// after run they are asked for, evenly: all at once would have the processor wait, since it can wait for few lines at a time.
 #[derive(Clone, Copy)]
 pub struct Bursts {
     /// The first line of the next burst, and how many bursts follow in its row, itself included.
@@ -44,22 +43,28 @@ pub struct Bursts {
     /// From row to row.
     pub row: isize,
     pub per_row: usize,
-    /// How many there are, and how many of them for each run.
+    /// How many there are, and how many runs to ask for them.
     pub count: usize,
-    pub each: usize,
+    pub runs: usize,
+    /// What is due: one burst for each `runs`.
+    pub due: usize,
 }
 
+/// Elements of a cache line.
+const LINE: usize = 16;
 /// Lines of a burst, and elements of it.
-const BURST: usize = 4;
-pub const BURST_ELEMENTS: usize = BURST * 16;
+const BURST: usize = 2;
+pub const BURST_ELEMENTS: usize = BURST * LINE;
 
 impl Bursts {
-    /// Asks for what a run asks for: all at once would have the processor wait, since it can wait for few lines at a time.
+    /// Asks for what a run asks for.
     #[inline(always)]
     fn ask(&mut self) {
-        for _ in 0..self.each.min(self.count) {
+        self.due += self.count;
+        while self.due >= self.runs {
+            self.due -= self.runs;
             for k in 0..BURST {
-                ask(self.at.wrapping_add(k * (BURST_ELEMENTS / BURST)));
+                ask_early(self.at.wrapping_add(k * LINE));
             }
             self.at = self.at.wrapping_add(BURST_ELEMENTS);
             self.left -= 1;
@@ -67,7 +72,6 @@ impl Bursts {
                 self.at = self.at.wrapping_sub(self.per_row * BURST_ELEMENTS).wrapping_offset(self.row);
                 self.left = self.per_row;
             }
-            self.count -= 1;
         }
     }
 }
@@ -86,7 +90,7 @@ pub const RUN: usize = 16;
 
 /// # Safety
 /// The job's memory must be valid for the rows and vectors of the tile, and the instruction set be there.
-pub type Tile = unsafe fn(&Job);
+pub type Tile = unsafe fn(&Job, &mut Bursts);
 
 /// The tiles of an instruction set.
 pub struct Tiles {
@@ -98,9 +102,6 @@ pub struct Tiles {
     /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
     pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
-
-/// Vectors of a row at most.
-pub const VECTORS: usize = 4;
 
 impl Tiles {
     /// Rows of a tile of that many vectors at most.
@@ -121,7 +122,7 @@ pub fn tiles(isa: Isa) -> Option<&'static Tiles> {
 }
 
 #[inline(always)]
-unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
+unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job, bursts: &mut Bursts) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); N]; M];
@@ -134,19 +135,23 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
                 }
             }
         }
-        if !job.goes_on {
-            for i in 0..M {
-                // By the time of the store they are there.
-                ask(job.c.wrapping_add(i * job.c_row));
-                ask(job.c.wrapping_add(i * job.c_row + job.n - 1));
-            }
-        }
+        // By the time of the store they are there; two runs ask for them.
+        let mut results = if job.goes_on { M } else { 0 };
         let mut steps = job.k;
         let mut rows = job.next.at;
-        let mut ahead = job.ahead;
+        let mut ahead = *bursts;
         while steps > 0 {
             let run = RUN.min(steps);
             ahead.ask();
+            if results < M {
+                for i in 0..M.div_ceil(2) {
+                    let row = job.c.wrapping_add((results + i).min(M - 1) * job.c_row);
+                    for line in (0..N * V::LANES).step_by(LINE) {
+                        ask_to_write(row.wrapping_add(line));
+                    }
+                }
+                results += M.div_ceil(2);
+            }
             let mut next = rows;
             for _ in 0..run {
                 ask(next);
@@ -167,6 +172,7 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(job: &Job) {
             rows = rows.wrapping_offset(job.next.row);
             steps -= run;
         }
+        *bursts = ahead;
         if job.goes_on {
             for i in 0..M {
                 for j in 0..N {
@@ -211,20 +217,20 @@ unsafe fn rows<V: Vector>(from: *const f32, step: isize, (len, cols): (usize, us
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Job, Tiles, rows, tile};
+    use super::{Bursts, Job, Tiles, rows, tile};
     use crate::loops::vector::{Narrow, Wide};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn narrow<const M: usize, const N: usize>(job: &Job) {
+    unsafe fn narrow<const M: usize, const N: usize>(job: &Job, bursts: &mut Bursts) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<Narrow, M, N>(job) }
+        unsafe { tile::<Narrow, M, N>(job, bursts) }
     }
 
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn wide<const M: usize, const N: usize>(job: &Job) {
+    unsafe fn wide<const M: usize, const N: usize>(job: &Job, bursts: &mut Bursts) {
         // SAFETY: the caller's promise.
-        unsafe { tile::<Wide, M, N>(job) }
+        unsafe { tile::<Wide, M, N>(job, bursts) }
     }
 
     #[target_feature(enable = "avx2,fma")]
