@@ -415,6 +415,7 @@ local function take_step(run, get_batches)
   if failed and run.opt then run.opt.count = failed[1] end
   if failed and run.ema then run.ema.count = failed[2] end
   run.unfinished = { counts(run) }
+  if failed then pl.native.at(0) end
   if run.opt then run.opt.measured = run.on_nan == "skip" end
   local samples = 0
   local values = evaluated(function()

@@ -23,6 +23,7 @@ local schedule = require "perilune.optim.schedule"
 ---@field groups {options: table, params: table[]}[]
 ---@field clip_norm number?
 ---@field clip_value number?
+---@field place integer the recipe line that made it
 ---@field measured boolean? whether a step works out the norm of all gradients although nothing is clipped
 ---@field norm perilune.Tensor? that norm, of the step being recorded
 local Optimizer = {}
@@ -127,7 +128,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
   else
     parsed = { { entries = clip.entries(op, target), given = {} } }
   end
-  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {} }, meta)
+  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = pl.native.place() }, meta)
   local seen, total = {}, 0
   for i, group in ipairs(parsed) do
     local merged = {}
@@ -236,6 +237,8 @@ function Optimizer:step(opts)
   local op = "optim." .. self.kind
   local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
   local scale, scaler = o.scale, o.scaler
+  -- In the standard loop no line of the recipe is being run: then the line that made the optimizer stands for the update.
+  local before = pl.native.at(self.place)
   if scaler then
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
     scale = (scale or 1) / scaler.factor:detach()
@@ -279,6 +282,7 @@ function Optimizer:step(opts)
   end
   if scaler then scaler:update(ok) end
   self.count = self.count + 1
+  pl.native.at(before)
   if not pl.in_step() then pl.end_step() end
   return (self.clip_norm or self.measured) and norm or nil
 end

@@ -85,11 +85,11 @@ def rows(op, n, c, small=True, **options):
 
 def cases():
     for d in (64, 96, 128, 256):
-        yield attention(2, 4, 4, 512, 512, d, small=d == 64, causal=1)
         yield attention(1, 4, 4, 333, 333, d, causal=1)
-        yield attention(1, 4, 4, 256, 389, d, small=d == 96)
-        yield attention(1, 4, 4, 512, 512, d, small=d == 128, window=100)
         yield attention(1, 6, 2, 450, 450, d, small=d == 64, causal=1, gqa=1)
+        yield attention(1, 4, 4, 256, 389, d, small=d == 96)
+    for d in (64, 128):
+        yield attention(1, 4, 4, 512, 512, d, small=d == 128, window=100)
         yield attention(2, 2, 2, 500, 500, d, small=d == 64, causal=1, documents=True)
     yield attention(1, 8, 8, 4096, 4096, 64, small=False, causal=1)
     yield attention(1, 4, 1, 2048, 2048, 128, small=False, causal=1, gqa=1)
@@ -97,12 +97,12 @@ def cases():
     for op in ("layer_norm", "rms_norm", "softmax", "log_softmax"):
         for n, c in ((512, 768), (1000, 1600), (257, 1000), (63, 4096), (500, 7), (130, 65)):
             yield rows(op, n, c)
-        yield rows(op, 8192, 1024, small=False)
-        yield rows(op, 64, 50304, small=False)
+        yield rows(op, 4096, 1024, small=False)
+        yield rows(op, 32, 50304, small=False)
     for n, c in ((256, 1000), (77, 13), (100, 4097)):
         yield rows("cross_entropy", n, c)
         yield rows("cross_entropy", n, c, smoothing=0.1)
-    yield rows("cross_entropy", 512, 50304, small=False)
+    yield rows("cross_entropy", 256, 50304, small=False)
     for tanh in (0, 1):
         yield rows("gelu", 512, 3072, tanh=tanh)
         yield rows("gelu", 77, 131, tanh=tanh)
@@ -232,6 +232,7 @@ def main():
     p.add_argument("--keep", help="a folder for the files, to look at")
     p.add_argument("--all", action="store_true", help="print every result, not the worst of each op")
     args = p.parse_args()
+    start = time.time()
     torch.manual_seed(11)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
@@ -252,6 +253,7 @@ def main():
     del file
 
     script = os.path.join(HERE, "accuracy.lua")
+    print(f"inputs made in {time.time() - start:.1f} s", flush=True)
     start = time.time()
     subprocess.run([os.path.abspath(args.perilune), "run", script, "--device", args.device], cwd=folder, check=True)
     ours = read(os.path.join(folder, "outputs.safetensors"))
@@ -268,6 +270,7 @@ def main():
             pair = [errors(x, want, DTYPES[dtype]) for x in (got, rival[key])]
             found.setdefault((case.op, dtype, key, case.name(dtype)), []).append(pair)
 
+    print(f"compared with f64 and PyTorch after {time.time() - start:.1f} s", flush=True)
     wrong, worst = [], {}
     for (op, dtype, key, name), pairs in found.items():
         # Of ours and of PyTorch's: the largest error of all draws, and the root mean square of all.

@@ -10,18 +10,70 @@ use perilune_cuda::library::pool;
 use perilune_cuda::{Paper, attention, conv};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Null};
+use perilune_plan::memory::Offsets;
+use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null};
 use perilune_tests::machine;
+use std::any::Any;
 use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Plans as a GPU does, keeps what it plans, and computes nothing: whatever is read is 0.
+/// Plans as a GPU does, gives out addresses as a GPU does, keeps what it plans, and computes nothing: whatever is read is 0.
 #[derive(Default)]
 struct Plans {
     gpu: Paper,
     made: RefCell<Vec<Arc<Program>>>,
+    heap: Rc<RefCell<Offsets>>,
+    runs: Rc<RefCell<Runs>>,
+}
+
+/// Of each program, the addresses that it ran over.
+type Runs = HashMap<*const Program, Vec<Vec<usize>>>;
+
+#[derive(Debug)]
+struct Place {
+    heap: Rc<RefCell<Offsets>>,
+    at: usize,
+    room: usize,
+    nbytes: usize,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.heap.borrow_mut().give(self.at, self.room);
+    }
+}
+
+impl DeviceBuffer for Place {
+    fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct Noted {
+    program: Arc<Program>,
+    runs: Rc<RefCell<Runs>>,
+}
+
+impl Executable for Noted {
+    fn run(
+        &self,
+        inputs: &[Buffer],
+        _: &[u64],
+        outputs: &[Buffer],
+        _: Option<&mut [f64]>,
+    ) -> std::result::Result<(), Failure> {
+        let at = |b: &Buffer| b.as_any().downcast_ref::<Place>().unwrap().at;
+        let places = inputs.iter().chain(outputs).map(at).collect();
+        self.runs.borrow_mut().entry(Arc::as_ptr(&self.program)).or_default().push(places);
+        Ok(())
+    }
 }
 
 impl Backend for Plans {
@@ -42,11 +94,13 @@ impl Backend for Plans {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Null.alloc(nbytes)
+        let room = nbytes.max(1).next_multiple_of(512);
+        let at = self.heap.borrow_mut().take(room);
+        Ok(Rc::new(Place { heap: self.heap.clone(), at, room, nbytes }))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        Null.upload(bytes)
+        self.alloc(bytes.len())
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
@@ -59,13 +113,13 @@ impl Backend for Plans {
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         self.made.borrow_mut().push(program.clone());
-        Null.compile(program)
+        Null.compile(program.clone())?;
+        Ok(Box::new(Noted { program, runs: self.runs.clone() }))
     }
 }
 
-/// What three steps of a recipe in bf16 plan.
-fn plans(file: &str, params: &[(&str, &str)]) -> Vec<Arc<Program>> {
-    let backend = Rc::new(Plans::default());
+/// Steps of a recipe in bf16, the numbers of each read one step later.
+fn train(backend: &Rc<Plans>, file: &str, params: &[(&str, &str)], steps: usize) {
     let options = RuntimeOptions {
         backend: backend.clone(),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
@@ -75,10 +129,40 @@ fn plans(file: &str, params: &[(&str, &str)]) -> Vec<Arc<Program>> {
     let runtime = Runtime::new(options).unwrap();
     let Ok(Loaded::Recipe(recipe)) = runtime.load(&Path::new("../recipes").join(file)) else { panic!("{file}") };
     let run = recipe.start(None, Some("bf16"), None).unwrap_or_else(|e| panic!("{e}"));
-    for _ in 0..3 {
-        run.step().unwrap_or_else(|e| panic!("{e}"));
+    let mut before = None;
+    for _ in 0..steps {
+        let now = run.step().unwrap_or_else(|e| panic!("{e}"));
+        before.replace(now).map(|r| run.read(&r).unwrap());
     }
+}
+
+/// What three steps of a recipe plan.
+fn plans(file: &str, params: &[(&str, &str)]) -> Vec<Arc<Program>> {
+    let backend = Rc::new(Plans::default());
+    train(&backend, file, params, 3);
     backend.made.take()
+}
+
+/// A step is replayed as one graph where it runs over addresses that it has run over before, and 64 sets of them are kept: batches
+/// and results must come to lie where earlier ones lay.
+#[test]
+fn addresses_come_back() {
+    let small = [("size", "tiny"), ("vocab", "512"), ("context", "64"), ("batch", "4")];
+    let images = [("size", "tiny"), ("classes", "10"), ("pixels", "32"), ("batch", "8")];
+    let large = [("size", "124M"), ("batch", "4")];
+    // Not among them: digits.lua, where 114 sets came in 200 steps. Handles that Lua has not collected yet hold on to addresses.
+    for (file, params) in
+        [("gpt2.lua", &large[..]), ("gpt2.lua", &small), ("llama.lua", &small), ("resnet50.lua", &images)]
+    {
+        let backend = Rc::new(Plans::default());
+        train(&backend, file, params, 300);
+        let runs = backend.runs.borrow();
+        let most = runs.values().max_by_key(|r| r.len()).unwrap();
+        assert!(most.len() >= 50, "{file}");
+        let kinds: BTreeSet<&Vec<usize>> = most[most.len() - 200..].iter().collect();
+        println!("{file}: {} runs, {} sets of addresses in the last 200", most.len(), kinds.len());
+        assert!(kinds.len() <= 64, "{file}: {} sets of addresses in 200 steps", kinds.len());
+    }
 }
 
 fn check(name: &str, file: &str, params: &[(&str, &str)]) {
@@ -95,9 +179,7 @@ fn check(name: &str, file: &str, params: &[(&str, &str)]) {
         );
         assert!(arena <= live + live / 20, "{name}: an arena of {arena} bytes for {live}");
         let start = std::time::Instant::now();
-        if std::env::var("DRY").is_err() {
-            machine::compiles(name, &p)
-        };
+        machine::compiles(name, &p);
         println!("  compiled in {:.1} s", start.elapsed().as_secs_f64());
     }
 }

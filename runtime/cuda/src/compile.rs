@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// Runs that go launch by launch, and wait where an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
 /// Captured graphs of a program, for as many sets of addresses.
-const GRAPHS: usize = 4;
+const GRAPHS: usize = 64;
 /// Products of fewer operations are not timed, even where timing is asked for.
 const WORTH_TIMING: f64 = 1e8;
 /// Words of a `Fault` (kernels/device/fault.cuh).

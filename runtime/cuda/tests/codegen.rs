@@ -83,6 +83,20 @@ fn strategies(p: &Program) -> BTreeSet<String> {
     labels(p).iter().map(|l| l.split('_').next().unwrap_or("").to_string()).collect()
 }
 
+/// Functions with a long way for rare arguments are not unrolled: an edit of a recipe's kernel shall run within 300 ms.
+#[test]
+fn long_functions_are_written_once_a_pack() {
+    let mut s = Sketch::default();
+    let x = s.leaf(DType::F32, &[1024, 1024]);
+    for (op, packs) in [("sin", "k < 1;"), ("cos", "k < 1;"), ("tan", "k < 1;"), ("erf", "k < 4;")] {
+        let y = s.call(op, &[t(x)]);
+        let y = s.call("exp", &[t(y)]);
+        let all = works(&s.program(&[y], true));
+        let text = &all[0].launches[0].function.text;
+        assert!(text.contains(packs), "{op}: {text}");
+    }
+}
+
 #[test]
 fn softmax_norms_and_losses_compile() {
     let mut programs = Vec::new();

@@ -484,6 +484,9 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
+    // The recipe line being run, as a number, and the one that stands for it where none is.
+    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
+    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {

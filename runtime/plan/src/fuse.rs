@@ -22,6 +22,9 @@ use std::collections::HashMap;
 
 /// Nodes in one cluster: a bound on kernel size, far above what a training step reaches.
 const MAX_NODES: usize = 256;
+/// Readings from memory in one cluster that walks rows, a thread of which keeps much of a row in registers. Norms and losses have
+/// about ten; updates of many States that wait for a loss over rows of their length would have any number.
+const MAX_ROW_LOADS: usize = 12;
 /// Work an element may cost to be computed again instead of stored and loaded (see `MapFn::flops`).
 const MAX_RECOMPUTE: usize = 96;
 /// Work of one random number.
@@ -63,6 +66,8 @@ pub struct Cluster {
     /// Batches of a column reduction, once one has fixed it.
     pub batch: Option<usize>,
     pub nodes: Vec<NodeId>,
+    /// Readings from memory.
+    loads: usize,
     /// Merged into another cluster.
     into: Option<usize>,
 }
@@ -354,13 +359,18 @@ impl Fuser<'_> {
                 cols: ask.cols,
                 batch: ask.batch,
                 nodes: Vec::new(),
+                loads: 0,
                 into: None,
             });
             (self.out.clusters.len() - 1, Level::Full)
         });
         for (base, layout) in reads {
             let m = self.low.graph.shape(*base).numel();
-            if self.out.cluster_of(*base) != Some(k) && reading(layout, n, m) == Reading::Same && level == Level::Full {
+            if self.out.cluster_of(*base) == Some(k) {
+                continue;
+            }
+            self.out.clusters[k].loads += usize::from(m > 1);
+            if reading(layout, n, m) == Reading::Same && level == Level::Full {
                 self.loaders.insert(*base, k);
             }
         }
@@ -458,10 +468,11 @@ impl Fuser<'_> {
 
     fn compatible(&self, peers: &[usize], ask: Ask) -> bool {
         let mut sum = ask;
-        let mut nodes = 1;
+        let (mut nodes, mut loads) = (1, 0);
         for &k in peers {
             let c = &self.out.clusters[k];
             nodes += c.nodes.len();
+            loads += c.loads;
             if c.numel != self.out.clusters[peers[0]].numel {
                 return false;
             }
@@ -473,7 +484,7 @@ impl Fuser<'_> {
                 }
             }
         }
-        nodes <= MAX_NODES
+        nodes <= MAX_NODES && (sum.cols.is_none() || loads <= MAX_ROW_LOADS)
     }
 
     /// Merges compatible clusters of one depth and fixes what is asked.
@@ -484,8 +495,9 @@ impl Fuser<'_> {
             let c = &mut self.out.clusters[k];
             c.into = Some(keep);
             sum = Ask { cols: sum.cols.or(c.cols), batch: sum.batch.or(c.batch) };
-            let nodes = std::mem::take(&mut c.nodes);
+            let (nodes, loads) = (std::mem::take(&mut c.nodes), c.loads);
             self.out.clusters[keep].nodes.extend(nodes);
+            self.out.clusters[keep].loads += loads;
             if let Some(users) = self.users.remove(&Maker::Cluster(k)) {
                 self.users.entry(Maker::Cluster(keep)).or_default().extend(users);
             }
