@@ -28,16 +28,39 @@ function ops.log_softmax(x) return x.x:log_softmax(-1), { "x" } end
 function ops.cross_entropy(x, o) return pl.cross_entropy(x.x, x.target, { label_smoothing = o.smoothing }), { "x" } end
 function ops.gelu(x, o) return x.x:gelu { approximate = o.tanh == 1 and "tanh" or "none" }, { "x" } end
 
-local out = {}
-for _, name in ipairs(order) do
+local function solve(name)
   local x, options = cases[name], {}
   for key, number in name:gmatch "/(%w+):([%d%.]+)" do options[key] = tonumber(number) end
   local y, wanted = ops[name:match "^[%w_]+"](x, options)
   local from = {}
   for i, k in ipairs(wanted) do from[i] = x[k] end
   -- The gradient of (y * grad):sum() for y is grad, to the bit.
-  local grads = { pl.grad(x.grad and (y * x.grad):sum() or y, from) }
-  out[name .. "/y"] = y
-  for i, k in ipairs(wanted) do out[name .. "/d" .. k] = grads[i] end
+  return y, wanted, { pl.grad(x.grad and (y * x.grad):sum() or y, from) }
+end
+
+-- One step for each op and dtype, so that what a GPU lacks is compiled on all cores at once.
+local groups, kinds = {}, {}
+for _, name in ipairs(order) do
+  local kind = name:match "^[%w_]+" .. name:match "/(%w+)/%d+$"
+  if not groups[kind] then
+    groups[kind] = {}
+    kinds[#kinds + 1] = kind
+  end
+  table.insert(groups[kind], name)
+end
+
+local out = {}
+for _, kind in ipairs(kinds) do
+  local keys = {}
+  local results = { pl.step(function()
+    local all = {}
+    for _, name in ipairs(groups[kind]) do
+      local y, wanted, grads = solve(name)
+      keys[#keys + 1], all[#all + 1] = name .. "/y", y
+      for i, k in ipairs(wanted) do keys[#keys + 1], all[#all + 1] = name .. "/d" .. k, grads[i] end
+    end
+    return table.unpack(all)
+  end) }
+  for i, key in ipairs(keys) do out[key] = results[i] end
 end
 pl.save("outputs.safetensors", out)

@@ -95,7 +95,7 @@ def cases():
     yield attention(1, 4, 1, 2048, 2048, 128, small=False, causal=1, gqa=1)
     yield attention(4, 4, 4, 200, 200, 40, causal=1)
     for op in ("layer_norm", "rms_norm", "softmax", "log_softmax"):
-        for n, c in ((512, 768), (1000, 1600), (257, 1000), (63, 4096), (500, 7), (130, 65)):
+        for n, c in ((512, 768), (257, 1000), (63, 4096), (130, 65)):
             yield rows(op, n, c)
         yield rows(op, 4096, 1024, small=False)
         yield rows(op, 32, 50304, small=False)
