@@ -226,11 +226,12 @@ impl Trainer<'_> {
             self.settle().err().unwrap_or(failure)
         };
         let spoilt = std::mem::take(&mut self.spoilt);
-        let Some(watch) = &self.watch else { return Err(failure) };
+        let Some(watch) = &mut self.watch else { return Err(failure) };
         let ended = hurry::ended(&failure);
         let failure = hurry::explain(failure, "in a step or an evaluation");
         if ended && self.trial.is_none() && !watch.can_step_back() {
             // There is a newer version to go on with, or the run is to stop, with a checkpoint.
+            watch.look_at_once();
             self.owed = None;
             self.run.set_rng(self.rng);
             self.events.warning(&failure.message());

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// A save this long after a build began is a newer one, and not a late word of the version that is being built.
 const NEWER: Duration = Duration::from_secs(1);
 
+/// What `perilune_core::interrupt` raises.
+const INTERRUPTED: &str = "interrupted";
+
 /// What may be asked to end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Work {
@@ -82,13 +85,13 @@ pub fn during<T>(runtime: &Runtime, work: Work, wished: bool, f: impl FnOnce() -
 
 /// Whether this is how something ends that was asked to.
 pub fn ended(failure: &Failure) -> bool {
-    matches!(failure, Failure::Recipe(e) if e.message == "interrupted")
+    matches!(failure, Failure::Recipe(e) if e.message == INTERRUPTED)
 }
 
 /// What was asked to end says what it was; any other failure is as it was.
 pub fn explain(failure: Failure, was: &str) -> Failure {
     match failure {
-        Failure::Recipe(e) if e.message == "interrupted" => {
+        Failure::Recipe(e) if e.message == INTERRUPTED => {
             let message =
                 format!("this version was still {was} when a newer one was saved, or the run was asked to stop");
             let hint = Some("look for a loop that does not end".to_string());

@@ -351,6 +351,15 @@ impl<'a> Watch<'a> {
         hurry::during(self.runtime, Work::Step(time), wished, f)?
     }
 
+    /// The next look finds what was saved: something was ended for its sake, so the save is long over.
+    pub fn look_at_once(&mut self) {
+        if let Some(l) = &mut self.listener
+            && l.heard()
+        {
+            l.touched = Instant::now().checked_sub(SETTLE).or(l.touched);
+        }
+    }
+
     /// Whether saves are listened to.
     pub fn listens(&self) -> bool {
         self.listener.is_some()

@@ -403,6 +403,30 @@ fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
     assert_eq!(again.status, Some(0), "{}{}", again.out, again.err);
 }
 
+/// The first version of all has none before it: its evaluation is ended once, and the newer version goes on.
+#[test]
+fn an_endless_evaluation_of_the_first_version_gives_way() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    let text = FIRST.text().replace("train = set:split(\"train\", 0.75, p.seed)", "valid = set:batch(80), train = set");
+    let text = text.replace("local calls", "recipe.eval_every = 50\nlocal evaluations = 0\nlocal calls");
+    let evaluate = "function recipe.evaluate(...)\n  evaluations = evaluations + 1\n  if evaluations > 2 then while true do end end\n  \
+                    return recipe.loss(...)\nend\nreturn recipe";
+    p.file("edited.lua", text.replace("return recipe", evaluate));
+    let mut run = Running::start(&p, &ARGS);
+    let last = [run.next("eval"), run.next("eval")][1]["step"].as_u64().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    save(&p, "edited.lua", &text);
+    let warned = run.next("warning");
+    let message = warned["message"].as_str().unwrap();
+    assert!(message.contains("edited.lua:") && message.contains("was still in a step or an evaluation"), "{warned}");
+    let applied = run.next("reload");
+    assert!(applied["ok"] == true && applied["step"].as_u64() == Some(last + 50), "{applied}");
+    run.until(last + 200);
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+}
+
 /// A version begins with the library as it is, whatever the one before wrote to it; one that is taken back finds what it wrote.
 #[test]
 fn a_version_finds_no_trace_of_the_one_before() {
