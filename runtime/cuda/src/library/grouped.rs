@@ -172,7 +172,7 @@ pub fn rows(c: &mut Call, props: &Props) -> Result<()> {
     let tile = Tile::of(props);
     let (left, right) = (readable(c, &stacked(&x), false)?, readable(c, &w, true)?);
     let (tiles_m, tiles_n) = (most_tiles(rows, groups, tile.rows), n.div_ceil(tile.cols));
-    let sizes = [0, n, k, 0, tiles_n];
+    let sizes = [0, n, k, tiles_m, tiles_n];
     let call = format!("grouped_rows<{}, {}, {}>", tile.text(), typed(c.out_dtype()), right.down);
     launch(c, &tile, ["x", "w"], &call, [left, right], (&e, rows), sizes, tiles_m * tiles_n)
 }
