@@ -15,7 +15,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from attention_lab import Gpu  # noqa: E402
+import attention_lab  # noqa: E402
 
 START = time.time()
 
@@ -276,9 +276,10 @@ def main():
     global torch
     import torch
 
+    attention_lab.torch = torch
     todo = sys.argv[1:] or ["check", "time", "sweep"]
     torch.manual_seed(1)
-    gpu = Gpu()
+    gpu = attention_lab.Gpu()
     gpu.arch = torch.cuda.get_device_capability()
     hopper = gpu.arch == (9, 0)
     tiles = SWEEP if "sweep" in todo else [WARPS, WARPGROUPS]

@@ -115,7 +115,7 @@ fn readable(c: &mut Call, x: &Input, either: bool) -> Result<Side> {
         let step = if dims.dims()[across] == 1 { 0 } else { s[across] };
         let matrix = if matrices == 1 { 0 } else { s[0] };
         let lies = s[along] == 1 && whole(step) && whole(matrix) && step.unsigned_abs() <= LONGEST;
-        (lies && dims.dims()[along].is_multiple_of(UNIT) && x.aligned >= 2 * UNIT).then(|| (step, matrix))
+        (lies && dims.dims()[along].is_multiple_of(UNIT) && x.aligned >= 2 * UNIT).then_some((step, matrix))
     };
     let ways: &[(usize, usize)] = if either { &[(2, 1), (1, 2)] } else { &[(2, 1)] };
     for &(along, across) in ways {
