@@ -32,14 +32,19 @@ SWEEP = [
     ("Warpgroups", 128, 128, 64, 4, 256, 1),
     ("Warpgroups", 128, 256, 64, 4, 256, 1),
     ("Warpgroups", 256, 128, 64, 4, 512, 1),
+    ("Boxes", 128, 128, 64, 3, 256, 2),
+    ("Boxes", 128, 256, 64, 4, 256, 1),
+    ("Boxes", 256, 128, 64, 4, 512, 1),
+    ("Boxes", 192, 128, 64, 4, 384, 1),
+    ("Boxes", 128, 256, 64, 3, 256, 1),
 ]
 PLAIN = 64
 
 
 def call_of(op, tile, t, down):
     kind, rows, cols, deep, stages, *_ = tile
-    shape = f"library::{kind}<{rows}, {cols}, {deep}, {stages}>"
-    return f"grouped_rows<{shape}, {t}, {str(down).lower()}>" if op == "rows" else f"grouped_sums<{shape}, {t}>"
+    shape = f"library::{kind}<{rows}, {cols}, {deep}, {stages}>, {t}" + (f", {str(down).lower()}" if op == "rows" else "")
+    return f"grouped_{op}{'_boxes' if kind == 'Boxes' else ''}<{shape}>"
 
 
 def text(op, tile, t, down=True):
@@ -49,14 +54,15 @@ def text(op, tile, t, down=True):
                 f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Ends e, "
                 f"const __grid_constant__ library::Product p, {more}Fault* fault, u32 kernel) {{\n    "
                 f"library::grouped_{op}_plain(x, w, ends, out, e, p,{given} fault, kernel);\n}}\n")
-    header = "grouped_wg" if tile[0] == "Warpgroups" else "grouped"
+    header = {"Warps": "grouped", "Warpgroups": "grouped_wg", "Boxes": "grouped_tma"}[tile[0]]
+    side = "const __grid_constant__ tensor::TensorMap" if tile[0] == "Boxes" else f"const {t}*"
     return (f'#include "matmul/{header}.cuh"\nextern "C" __global__ void __launch_bounds__({tile[5]}, {tile[6]}) KERNEL('
-            f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Grouped p, "
+            f"{side} x, {side} w, const i64* ends, {t}* out, const __grid_constant__ library::Grouped p, "
             f"Fault* fault, u32 kernel) {{\n    library::{call_of(op, tile, t, down)}(x, w, ends, out, p, fault, kernel);\n}}\n")
 
 
 def shared_bytes(tile):
-    return 0 if tile == PLAIN else tile[4] * (tile[1] + tile[2]) * tile[3] * 2
+    return 0 if tile == PLAIN else tile[4] * ((tile[1] + tile[2]) * tile[3] * 2 + 16 * (tile[0] == "Boxes"))
 
 
 def most_tiles(rows, groups, side):
@@ -67,7 +73,7 @@ def up(n):
     return -(-n // 8) * 8
 
 
-def launch_of(op, tile, x, w, ends, out, fault, groups):
+def launch_of(gpu, op, tile, x, w, ends, out, fault, groups):
     """Arguments of `Gpu.launch`. x (T, K), w (E, K, N) or (T, N); columns of 16-bit operands are padded if they must be."""
     t = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}[x.dtype]
     rows, k, n = x.shape[0], x.shape[1], w.shape[-1]
@@ -94,6 +100,13 @@ def launch_of(op, tile, x, w, ends, out, fault, groups):
         tall = ceil(out.shape[1], tile[1])
         sizes, blocks = (out.shape[1], n_of(out), 0, tall, wide), groups * tall * wide
     p = head + numbers + struct.pack("<6i", *sizes, 0)
+    if tile[0] == "Boxes":
+        deep = tile[3]
+        if op == "rows":
+            x = gpu.map(x[None, None], k_of(x), tile[1])
+            w = gpu.map(w[None], n_of(out), deep) if down else gpu.map(w.transpose(1, 2)[None], sizes[2], tile[2])
+        else:
+            x, w = gpu.map(x[None, None], out.shape[1], deep), gpu.map(w[None, None], n_of(out), deep)
     return text(op, tile, t, down), (blocks, 1, 1), tile[5], shared_bytes(tile), [x, w, ends, out, p, fault, 0]
 
 
@@ -162,6 +175,8 @@ def check(gpu, tiles):
                 at = torch.tensor(ends, device="cuda")
                 scale = want_of(op, x.nan_to_num().abs(), w.nan_to_num().abs(), ends)
                 for tile in mine:
+                    if tile != PLAIN and tile[0] == "Boxes" and k == 0:
+                        continue
                     if tile == PLAIN:
                         a, b = x, w.transpose(1, 2).contiguous().transpose(1, 2) if turned else w
                     elif turned:
@@ -173,7 +188,7 @@ def check(gpu, tiles):
                         room = torch.full((want.numel() + 64,), poison, device="cuda").to(dtype)
                         out = room[: want.numel()].view(want.shape)
                         fault = torch.zeros(3, dtype=torch.int64, device="cuda")
-                        gpu.launch(*launch_of(op, tile, a, b, at, out, fault, e))
+                        gpu.launch(*launch_of(gpu, op, tile, a, b, at, out, fault, e))
                         torch.cuda.synchronize()
                         behind = room[want.numel():]
                         clean = bool(behind.isnan().all()) if poison != poison else bool((behind == 7).all())
@@ -196,7 +211,7 @@ def check(gpu, tiles):
                 w = torch.randn(*((2, 16, 16) if op == "rows" else (10, 16)), device="cuda").bfloat16()
                 out = torch.empty(*((10, 16) if op == "rows" else (2, 16, 16)), device="cuda").bfloat16()
                 fault = torch.zeros(3, dtype=torch.int64, device="cuda")
-                gpu.launch(*launch_of(op, tile, x, w, torch.tensor(ends, device="cuda"), out, fault, 2))
+                gpu.launch(*launch_of(gpu, op, tile, x, w, torch.tensor(ends, device="cuda"), out, fault, 2))
                 torch.cuda.synchronize()
                 said = fault.tolist()
                 done += 1
@@ -262,9 +277,9 @@ def timing(gpu, tiles):
             if gpu.codes[text("rows", tile, "bf16")][0] is None:
                 continue
             try:
-                ready = [launch_of("rows", tile, x, w, at, y, fault, e),
-                         launch_of("rows", tile, d, w.transpose(1, 2), at, dx, fault, e),
-                         launch_of("sums", tile, x, d, at, dw, fault, e)]
+                ready = [launch_of(gpu, "rows", tile, x, w, at, y, fault, e),
+                         launch_of(gpu, "rows", tile, d, w.transpose(1, 2), at, dx, fault, e),
+                         launch_of(gpu, "sums", tile, x, d, at, dw, fault, e)]
                 print(f"    {' '.join(map(str, tile)):32} {shown([milliseconds(lambda: gpu.launch(*r)) for r in ready])}", flush=True)
             except RuntimeError as error:
                 print(f"    {tile}: {error}", flush=True)

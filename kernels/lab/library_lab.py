@@ -46,13 +46,14 @@ class Device:
             )
             for k in group:
                 raw = module.get_function(f"f_{k}")
+                raw.max_dynamic_shared_size_bytes = 96 << 10
                 self.functions[k] = (raw.kernel.ptr, raw)
         print(len(names), "functions compiled")
 
-    def launch(self, k, grid, block, args):
+    def launch(self, k, grid, block, shared, args):
         slots = (ctypes.c_void_p * max(1, len(args)))(*[ctypes.cast(a, ctypes.c_void_p) for a in args])
         status = self.cuda.cuLaunchKernel(
-            ctypes.c_void_p(self.functions[k][0]), grid, 1, 1, block, 1, 1, 0, ctypes.c_void_p(0), slots, None
+            ctypes.c_void_p(self.functions[k][0]), grid, 1, 1, block, 1, 1, shared, ctypes.c_void_p(0), slots, None
         )
         if status:
             sys.exit(f"cuLaunchKernel of f_{k}: error {status}")
@@ -74,7 +75,7 @@ class Case:
             elif word == "launch":
                 self.launches.append([int(x) for x in rest] + [[]])
             else:
-                self.launches[-1][3].append((word, rest))
+                self.launches[-1][4].append((word, rest))
 
     def prepare(self, device, inputs):
         """A function that runs the launches; outputs and workspace start as rubbish."""
@@ -86,7 +87,7 @@ class Case:
         out, scratch, fault = room(self.output[0], 0xEE), room(self.scratch, 0xCC), room(64, 0)
         values = [t.data_ptr() for t in inputs] + [out.data_ptr()]
         keep, calls = [], []
-        for k, grid, block, given in self.launches:
+        for k, grid, block, shared, given in self.launches:
             args = []
             for word, rest in given:
                 if word == "value":
@@ -109,7 +110,7 @@ class Case:
                     a = ctypes.c_uint64(keep[-1].data_ptr())
                 keep.append(a)
                 args.append(ctypes.pointer(a))
-            calls.append((k, grid, block, args))
+            calls.append((k, grid, block, shared, args))
         torch.cuda.synchronize()
 
         def run():

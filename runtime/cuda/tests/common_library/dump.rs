@@ -1,12 +1,12 @@
 //! Writes cases to disk for whatever can run them: each as launches, inputs, and the CPU's result.
 //!
 //! A case is a text file `NAME.case` and binary files beside it. Lines: `label`, `input BYTES DTYPE`, `output BYTES DTYPE`,
-//! `scratch BYTES`, then for each launch `launch FUNCTION GRID BLOCK` and its arguments in order. Functions are
+//! `scratch BYTES`, then for each launch `launch FUNCTION GRID BLOCK SHARED` and its arguments in order. Functions are
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 
 use super::Call;
 use perilune_cpu::Cpu;
-use perilune_cuda::launch::{Arg, Word};
+use perilune_cuda::launch::{Arg, Props, Word};
 use perilune_plan::Backend;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -26,7 +26,9 @@ impl<'a> Dump<'a> {
     }
 
     pub fn write(&mut self, c: &Call) {
-        let (work, name) = (c.work(), format!("c{:05}", self.cases));
+        // Who compiles them knows sm_90, but not what sm_90a has beside it.
+        let props = Props { arch: (8, 0), ..Props::H200 };
+        let (work, name) = (c.work_on(&props), format!("c{:05}", self.cases));
         self.cases += 1;
         let mut text = format!("label {}\n", c.label);
         let file = |part: &str, bytes: &[u8]| {
@@ -52,7 +54,7 @@ impl<'a> Dump<'a> {
                 let text = l.function.text.replace("KERNEL", &format!("f_{k}"));
                 std::fs::write(self.to.join(format!("f_{k}.cu")), text).expect("written");
             }
-            let _ = writeln!(text, "launch {k} {} {}", l.grid[0], l.block[0]);
+            let _ = writeln!(text, "launch {k} {} {} {}", l.grid[0], l.block[0], l.shared_bytes);
             for a in &l.args {
                 let _ = match a {
                     Arg::Value(v, at) => writeln!(text, "value {} {at}", v.0),
