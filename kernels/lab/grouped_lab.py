@@ -6,7 +6,7 @@ Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/library/
 there and others, compiled by NVRTC and launched through the driver. `check` compares with products in f64 and demands equal
 bits from two runs into poisoned outputs, nothing written behind them, nothing taken from the NaN that lies between what a
 group may read, and a report of bad ends. `time` compares with torch's grouped_mm (CUTLASS), and with one product of all
-rows. `sweep` times other tiles. Exit status 1 if a check fails.
+rows. `sweep` times other tiles; KIND=Warps takes only those. Exit status 1 if a check fails.
 """
 
 import os
@@ -32,11 +32,6 @@ SWEEP = [
     ("Warpgroups", 128, 128, 64, 4, 256, 1),
     ("Warpgroups", 128, 256, 64, 4, 256, 1),
     ("Warpgroups", 256, 128, 64, 4, 512, 1),
-    ("Boxes", 128, 128, 64, 3, 256, 2),
-    ("Boxes", 128, 256, 64, 4, 256, 1),
-    ("Boxes", 256, 128, 64, 4, 512, 1),
-    ("Boxes", 192, 128, 64, 4, 384, 1),
-    ("Boxes", 128, 256, 64, 3, 256, 1),
 ]
 PLAIN = 64
 
@@ -44,7 +39,7 @@ PLAIN = 64
 def call_of(op, tile, t, down):
     kind, rows, cols, deep, stages, *_ = tile
     shape = f"library::{kind}<{rows}, {cols}, {deep}, {stages}>, {t}" + (f", {str(down).lower()}" if op == "rows" else "")
-    return f"grouped_{op}{'_boxes' if kind == 'Boxes' else ''}<{shape}>"
+    return f"grouped_{op}<{shape}>"
 
 
 def text(op, tile, t, down=True):
@@ -54,15 +49,14 @@ def text(op, tile, t, down=True):
                 f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Ends e, "
                 f"const __grid_constant__ library::Product p, {more}Fault* fault, u32 kernel) {{\n    "
                 f"library::grouped_{op}_plain(x, w, ends, out, e, p,{given} fault, kernel);\n}}\n")
-    header = {"Warps": "grouped", "Warpgroups": "grouped_wg", "Boxes": "grouped_tma"}[tile[0]]
-    side = "const __grid_constant__ tensor::TensorMap" if tile[0] == "Boxes" else f"const {t}*"
+    header = "grouped_wg" if tile[0] == "Warpgroups" else "grouped"
     return (f'#include "matmul/{header}.cuh"\nextern "C" __global__ void __launch_bounds__({tile[5]}, {tile[6]}) KERNEL('
-            f"{side} x, {side} w, const i64* ends, {t}* out, const __grid_constant__ library::Grouped p, "
+            f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Grouped p, "
             f"Fault* fault, u32 kernel) {{\n    library::{call_of(op, tile, t, down)}(x, w, ends, out, p, fault, kernel);\n}}\n")
 
 
 def shared_bytes(tile):
-    return 0 if tile == PLAIN else tile[4] * ((tile[1] + tile[2]) * tile[3] * 2 + 16 * (tile[0] == "Boxes"))
+    return 0 if tile == PLAIN else tile[4] * (tile[1] + tile[2]) * tile[3] * 2
 
 
 def most_tiles(rows, groups, side):
@@ -73,7 +67,7 @@ def up(n):
     return -(-n // 8) * 8
 
 
-def launch_of(gpu, op, tile, x, w, ends, out, fault, groups):
+def launch_of(op, tile, x, w, ends, out, fault, groups):
     """Arguments of `Gpu.launch`. x (T, K), w (E, K, N) or (T, N); columns of 16-bit operands are padded if they must be."""
     t = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64"}[x.dtype]
     rows, k, n = x.shape[0], x.shape[1], w.shape[-1]
@@ -100,13 +94,6 @@ def launch_of(gpu, op, tile, x, w, ends, out, fault, groups):
         tall = ceil(out.shape[1], tile[1])
         sizes, blocks = (out.shape[1], n_of(out), 0, tall, wide), groups * tall * wide
     p = head + numbers + struct.pack("<6i", *sizes, 0)
-    if tile[0] == "Boxes":
-        deep = tile[3]
-        if op == "rows":
-            x = gpu.map(x[None, None], k_of(x), tile[1])
-            w = gpu.map(w[None], n_of(out), deep) if down else gpu.map(w.transpose(1, 2)[None], sizes[2], tile[2])
-        else:
-            x, w = gpu.map(x[None, None], out.shape[1], deep), gpu.map(w[None, None], n_of(out), deep)
     return text(op, tile, t, down), (blocks, 1, 1), tile[5], shared_bytes(tile), [x, w, ends, out, p, fault, 0]
 
 
@@ -165,6 +152,8 @@ def check(gpu, tiles):
         for rows, k, n, ends in SHAPES:
             for op, turned in (("rows", False), ("rows", True), ("sums", False)):
                 e, last = len(ends), ends[-1]
+                if op == "sums" and k == 0:
+                    continue  # of nothing nothing is launched
                 x = torch.randn(rows, k, device="cuda").to(dtype)
                 w = torch.randn(*((e, k, n) if op == "rows" else (rows, n)), device="cuda").to(dtype)
                 want = want_of(op, x, w, ends)
@@ -175,8 +164,6 @@ def check(gpu, tiles):
                 at = torch.tensor(ends, device="cuda")
                 scale = want_of(op, x.nan_to_num().abs(), w.nan_to_num().abs(), ends)
                 for tile in mine:
-                    if tile != PLAIN and tile[0] == "Boxes" and k == 0:
-                        continue
                     if tile == PLAIN:
                         a, b = x, w.transpose(1, 2).contiguous().transpose(1, 2) if turned else w
                     elif turned:
@@ -188,7 +175,7 @@ def check(gpu, tiles):
                         room = torch.full((want.numel() + 64,), poison, device="cuda").to(dtype)
                         out = room[: want.numel()].view(want.shape)
                         fault = torch.zeros(3, dtype=torch.int64, device="cuda")
-                        gpu.launch(*launch_of(gpu, op, tile, a, b, at, out, fault, e))
+                        gpu.launch(*launch_of(op, tile, a, b, at, out, fault, e))
                         torch.cuda.synchronize()
                         behind = room[want.numel():]
                         clean = bool(behind.isnan().all()) if poison != poison else bool((behind == 7).all())
@@ -211,7 +198,7 @@ def check(gpu, tiles):
                 w = torch.randn(*((2, 16, 16) if op == "rows" else (10, 16)), device="cuda").bfloat16()
                 out = torch.empty(*((10, 16) if op == "rows" else (2, 16, 16)), device="cuda").bfloat16()
                 fault = torch.zeros(3, dtype=torch.int64, device="cuda")
-                gpu.launch(*launch_of(gpu, op, tile, x, w, torch.tensor(ends, device="cuda"), out, fault, 2))
+                gpu.launch(*launch_of(op, tile, x, w, torch.tensor(ends, device="cuda"), out, fault, 2))
                 torch.cuda.synchronize()
                 said = fault.tolist()
                 done += 1
@@ -277,9 +264,9 @@ def timing(gpu, tiles):
             if gpu.codes[text("rows", tile, "bf16")][0] is None:
                 continue
             try:
-                ready = [launch_of(gpu, "rows", tile, x, w, at, y, fault, e),
-                         launch_of(gpu, "rows", tile, d, w.transpose(1, 2), at, dx, fault, e),
-                         launch_of(gpu, "sums", tile, x, d, at, dw, fault, e)]
+                ready = [launch_of("rows", tile, x, w, at, y, fault, e),
+                         launch_of("rows", tile, d, w.transpose(1, 2), at, dx, fault, e),
+                         launch_of("sums", tile, x, d, at, dw, fault, e)]
                 print(f"    {' '.join(map(str, tile)):32} {shown([milliseconds(lambda: gpu.launch(*r)) for r in ready])}", flush=True)
             except RuntimeError as error:
                 print(f"    {tile}: {error}", flush=True)
@@ -298,7 +285,8 @@ def main():
     gpu.arch = torch.cuda.get_device_capability()
     hopper = gpu.arch == (9, 0)
     tiles = SWEEP if "sweep" in todo else [WARPS, WARPGROUPS]
-    tiles = [t for t in tiles if hopper or t[0] == "Warps"]
+    kinds = os.environ.get("KIND", "Warps,Warpgroups" if hopper else "Warps").split(",")
+    tiles = [t for t in tiles if t[0] in kinds]
     texts = []
     for op, down in (("rows", True), ("rows", False), ("sums", True)):
         texts += [text(op, tile, t, down) for tile in tiles for t in ("bf16", "f16")]
