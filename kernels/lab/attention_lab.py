@@ -45,7 +45,8 @@ SIZES = [32, 64, 96, 128, 256]
 # Tiles of warpgroups (sm_90a): ("wg", groups, bn, stages, lean, blocks).
 WG_POINTERS = {
     "Forward": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("T*", "out"), ("f32*", "lse")],
-    "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dq")],
+    "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const T*", "grad"), ("const T*", "out"),
+                  ("const f32*", "lse"), ("float2*", "numbers"), ("T*", "dq")],
     "BackwardKv": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dk"),
                    ("T*", "dv")],
 }
@@ -95,8 +96,9 @@ def wg_text(p, size, tile, t, causal, window, documents=False):
     plan = f"attention::{PLANS[p].replace('Plan', 'WgPlan')}<{size}, {groups}, {bn}, {stages}"
     plan += ">" if p == "Forward" else f", {lower(lean)}>"
     kinds = {"MAP": "const __grid_constant__ attention::TensorMap"}
-    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for kind, name in WG_POINTERS[p])
-    args = ", ".join(name for _, name in WG_POINTERS[p])
+    names = [name + "s" * (kind != "MAP" and name == "grad") for kind, name in WG_POINTERS[p]]
+    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for (kind, _), name in zip(WG_POINTERS[p], names))
+    args = ", ".join(names)
     more, given = of_documents(documents)
     return (f'#include "attention/{NAMES[p]}_wg.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, {more}'
@@ -125,13 +127,8 @@ BOUNDS = ('#include "attention/documents.cuh"\n'
           "const attention::Numbers p) {\n    attention::document_bounds(ids, labels, bounds, p);\n}\n")
 
 
-def delta_text(size, t, wg):
+def delta_text(size, t):
     lanes = 1 << (size // 8 - 1).bit_length()
-    if wg:
-        return (f'#include "attention/rows.cuh"\n'
-                f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, '
-                f"const f32* lse, float2* numbers, const attention::Problem p) {{\n"
-                f"    attention::row_numbers<{t}, {lanes}>(grad, out, lse, numbers, p);\n}}\n")
     return (f'#include "attention/rows.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, '
             f"const attention::Problem p) {{\n    attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n")
@@ -319,7 +316,7 @@ class Case:
 
     def texts(self, tiles):
         kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
-        return kinds + [delta_text(self.size, self.dtype, self.wg(tiles))]
+        return kinds if self.wg(tiles) else [*kinds, delta_text(self.size, self.dtype)]
 
     def wg(self, tiles):
         return self.tile(tiles, "BackwardQ")[0] == "wg"
@@ -334,7 +331,7 @@ class Case:
         strides = []
         for x in (self.q, self.k, self.v, self.out, self.grad, self.dq, self.dk, self.dv):
             strides += x.stride()[:3]
-        length = self.s if p == "BackwardKv" else self.padded if p == "Numbers" else self.t
+        length = self.s if p == "BackwardKv" else self.t
         tiles = -(-length // rows)
         ints = [self.t, self.s, self.d, self.e, self.h, self.g, r, self.window, pairs, section]
         return struct.pack("<24q10ifi", *strides, *ints, 1 / math.sqrt(self.d), self.padded), pairs * tiles
@@ -356,11 +353,15 @@ class Case:
         split = 1 if tile[0] == "wg" else tile[5]
         return t, (blocks, split, 1), threads(tile), shared_bytes(p, self.size, tile), [*args, data]
 
-    def delta_launch(self, wg):
+    def delta_launch(self):
+        """What comes before the kernels of warps. (Those of warpgroups make it themselves.)"""
         per_block = 256 // (1 << (self.size // 8 - 1).bit_length())
-        data, blocks = self.problem("Numbers" if wg else "Delta", per_block)
-        args = [self.grad, self.out, *([self.lse, self.numbers] if wg else [self.delta]), data]
-        return delta_text(self.size, self.dtype, wg), (blocks, 1, 1), 256, 0, args
+        data, blocks = self.problem("Delta", per_block)
+        return delta_text(self.size, self.dtype), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
+
+    def backward_launches(self, gpu, tiles):
+        first = [] if self.wg(tiles) else [self.delta_launch()]
+        return first + [self.launches(gpu, p, self.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
 
     def bounds_launch(self):
         data = struct.pack("<15q2i", *[1] * 6, self.b, *[0] * 6, self.ids.stride(0), self.ids.stride(1), self.t, self.padded)
@@ -374,9 +375,8 @@ class Case:
             self.run_backward(gpu, tiles)
 
     def run_backward(self, gpu, tiles):
-        gpu.launch(*self.delta_launch(self.wg(tiles)))
-        for p in ("BackwardQ", "BackwardKv"):
-            gpu.launch(*self.launches(gpu, p, self.tile(tiles, p)))
+        for launch in self.backward_launches(gpu, tiles):
+            gpu.launch(*launch)
 
     def results(self):
         return {"out": self.out, "lse": self.lse, "dq": self.dq, "dk": self.dk, "dv": self.dv}
@@ -559,12 +559,11 @@ def rival(c, backend):
 
 
 def timing(gpu, tiles):
-    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; delta + dq + dk, dv")
+    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, behind delta for kernels of warps")
     for d, h, b, t in SHAPES:
         c = Case(b, h, h, t, t, d, d, True)
         work = 4 * b * h * t * t * d / 2 / 1e9
-        ready = [c.launches(gpu, p, c.tile(tiles, p)) for p in NAMES]
-        ready.insert(1, c.delta_launch(c.wg(tiles)))
+        ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
         forward, *each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
         backward = milliseconds(lambda: [gpu.launch(*x) for x in ready[1:]])
         line = f"d{d} {b}x{t}: ours {work / forward:.0f} / {2.5 * work / backward:.0f}"
@@ -577,7 +576,7 @@ def timing(gpu, tiles):
 
 
 def timing_documents(gpu, tiles):
-    print("\ncausal bf16 with documents, in ms: bounds; forward; delta + dq + dk, dv; in brackets without them")
+    print("\ncausal bf16 with documents, in ms: bounds; forward; dq + dk, dv; in brackets without them")
     for d, h, b, t in SHAPES:
         for kind in ("packed", "mixed", "one"):
             line = f"d{d} {b}x{t} {kind}:"
@@ -585,8 +584,7 @@ def timing_documents(gpu, tiles):
                 c = Case(b, h, h, t, t, d, d, True, documents=documents)
                 c.run(gpu, tiles)
                 ready = [c.bounds_launch()] if documents else []
-                ready += [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), c.delta_launch(c.wg(tiles))]
-                ready += [c.launches(gpu, p, c.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
+                ready += [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
                 each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
                 if documents:
                     line += f" {each.pop(0):.3f};"
@@ -637,8 +635,7 @@ def sweep(gpu, tiles):
                 continue
             c = Case(b, h, h, t, t, d, d, True)
             c.run(gpu, tiles)
-            for wg in (False, True):
-                gpu.launch(*c.delta_launch(wg))
+            gpu.launch(*c.delta_launch())
             right = [getattr(c, name).clone() for name in wrote[p]]
             work = products[p] * 2 * b * h * t * t * d / 2 / 1e9
             for tile in list_:
@@ -685,7 +682,7 @@ def main():
         texts += [t for spec in some_cases() for t in Case(*spec).texts(tiles)]
     if "sweep" in todo:
         texts += [text(p, d, tile, "bf16", True, False) for (p, d), list_ in SWEEP.items() for tile in list_]
-        texts += [delta_text(d, "bf16", wg) for d in (64, 128) for wg in (False, True)]
+        texts += [delta_text(d, "bf16") for d in (64, 128)]
     gpu.compile(texts)
     print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
     print("tiles: registers, local bytes, blocks an SM (bf16, causal where timed)")

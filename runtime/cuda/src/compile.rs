@@ -10,6 +10,7 @@ use crate::backend::{Machine, address, written};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
 use crate::dnn::{self, Plan};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
+use crate::joins::{Joins, Together};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::memory::CudaBuffer;
@@ -120,6 +121,8 @@ enum Step {
         /// One for each `Arg::Table`, in order.
         tables: Vec<Table>,
         fault: usize,
+        /// Whether its workspace is that of partials.
+        apart: bool,
     },
     Gemm {
         gemm: Gemm,
@@ -145,6 +148,8 @@ pub(crate) struct Compiled {
     replays: RefCell<VecDeque<(Vec<Address>, Option<Replay>)>>,
     slots: CudaBuffer,
     cells: Option<Rc<Cells>>,
+    /// Bytes of workspace: of partials that wait, and behind them of all else.
+    partials: usize,
     scratch: usize,
     runs: Cell<u64>,
     /// Inputs that it writes: States.
@@ -156,29 +161,39 @@ pub(crate) struct Compiled {
 /// What a kernel takes: launches, and products.
 enum Part {
     Work(Work),
+    /// Its workspace lies before that of the others, and outlives it: partials of sums that wait to be joined.
+    Apart(Work),
     Conv(Box<conv::Call>),
     Gemm(Box<Step>),
 }
 
 /// The functions that a program launches.
 pub(crate) fn functions(shared: &Rc<Machine>, program: &Program) -> Result<Vec<Arc<Function>>> {
-    Ok(launched(&Compiled::parts(shared, program)?))
+    Ok(launched(&Compiled::parts(shared, program)?.0))
 }
 
 fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
-    let launches = parts.iter().flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] });
+    let launches = parts.iter().flat_map(|(_, p)| match p {
+        Part::Work(w) | Part::Apart(w) => &w.launches[..],
+        Part::Conv(_) | Part::Gemm(_) => &[],
+    });
     launches.map(|l| l.function.clone()).collect()
 }
 
 impl Compiled {
-    /// What each kernel takes, with its number, in order.
-    fn parts(shared: &Rc<Machine>, program: &Program) -> Result<Vec<(usize, Part)>> {
+    /// What each kernel takes, with its number, in order; and the bytes of workspace for sums that wait.
+    fn parts(shared: &Rc<Machine>, program: &Program) -> Result<(Vec<(usize, Part)>, usize)> {
         let props = &shared.device.props;
         let mut parts: Vec<(usize, Part)> = Vec::new();
+        let mut joins = Joins::default();
+        let together = |(k, launches): Together| (k, Part::Apart(Work { launches, scratch_bytes: 0 }));
         for (k, kernel) in program.kernels.iter().enumerate() {
+            parts.extend(joins.before(program, kernel).map(together));
             match kernel {
                 Kernel::Region(r) => {
-                    parts.push((k, Part::Work(codegen::regions(program, std::slice::from_ref(r), props)?)))
+                    let now = joins.region(program, k, r, props);
+                    parts.extend(now.before.map(together));
+                    parts.push((k, if now.waits { Part::Apart(now.work) } else { Part::Work(now.work) }));
                 }
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(program, list, props)?))),
                 Kernel::Library(l) if conv::is(l.op) => {
@@ -214,11 +229,12 @@ impl Compiled {
                 }
             }
         }
-        Ok(parts)
+        parts.extend(joins.take().map(together));
+        Ok((parts, joins.most))
     }
 
     pub fn new(shared: &Rc<Machine>, program: Arc<Program>) -> Result<Compiled> {
-        let parts = Compiled::parts(shared, &program)?;
+        let (parts, partials) = Compiled::parts(shared, &program)?;
         let mut entries = entries(shared, &launched(&parts))?;
         let mut steps = Vec::new();
         let mut scratch = 0;
@@ -240,9 +256,12 @@ impl Compiled {
                     scratch = scratch.max(call.scratch + plan.workspace);
                     steps.push((k, Step::Conv { plan, call: *call }));
                 }
-                Part::Work(work) => {
-                    scratch = scratch.max(work.scratch_bytes);
-                    for launch in work.launches {
+                Part::Work(ref work) | Part::Apart(ref work) => {
+                    let apart = matches!(part, Part::Apart(_));
+                    if !apart {
+                        scratch = scratch.max(work.scratch_bytes);
+                    }
+                    for launch in work.launches.iter().cloned() {
                         if launch.grid.contains(&0) {
                             continue;
                         }
@@ -277,7 +296,7 @@ impl Compiled {
                             faults.push((kernel.origin(), op, what));
                         }
                         let fault = faults.len().saturating_sub(1);
-                        steps.push((k, Step::Launch { launch, entry, tables, fault }));
+                        steps.push((k, Step::Launch { launch, entry, tables, fault, apart }));
                     }
                 }
             }
@@ -302,6 +321,7 @@ impl Compiled {
             replays: RefCell::default(),
             slots,
             cells,
+            partials,
             scratch,
             runs: Cell::new(0),
             program,
@@ -422,15 +442,16 @@ impl Compiled {
     /// Queues one step.
     fn queue(&self, step: &Step, places: &[Address]) -> Result<()> {
         let at = |v: &ValueId| places[v.0 as usize];
+        let apart = matches!(step, Step::Launch { apart: true, .. });
+        let scratch = self.shared.scratch.borrow().base + if apart { 0 } else { self.partials as u64 };
         let place = |a: &Arg| match a {
             Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
-            Arg::Scratch(n) => self.shared.scratch.borrow().base + *n as u64,
+            Arg::Scratch(n) => scratch + *n as u64,
             _ => 0,
         };
         match step {
             Step::Conv { plan, call } => {
                 let Some(dnn) = self.shared.dnn() else { return Ok(()) };
-                let scratch = self.shared.scratch.borrow().base;
                 let (x, w, y) = (place(&call.x), place(&call.w), place(&call.y));
                 dnn.run(plan, dnn::Addresses { x, w, y, scratch: scratch + call.scratch as u64 })
             }
@@ -455,7 +476,7 @@ impl Compiled {
                 }
                 Ok(())
             }
-            Step::Launch { launch, entry, tables, fault } => {
+            Step::Launch { launch, entry, tables, fault, .. } => {
                 let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
@@ -509,7 +530,7 @@ impl Compiled {
         let first = |e| (0, e);
         let shared = &self.shared;
         shared.arena.borrow_mut().ensure(self.program.arena_bytes).map_err(first)?;
-        shared.scratch.borrow_mut().ensure(self.scratch).map_err(first)?;
+        shared.scratch.borrow_mut().ensure(self.partials + self.scratch).map_err(first)?;
         let places = self.places(inputs, outputs).map_err(first)?;
         let bytes: Vec<u8> = slots[..self.program.slots.len()].iter().flat_map(|w| w.to_le_bytes()).collect();
         shared.device.upload(self.slots.address, &bytes).map_err(first)?;

@@ -171,11 +171,11 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     let inputs: Vec<Operand> = inputs.into_iter().chain(rest).collect();
     let w = work_on(&Props::H200, inputs, 3, true);
     let both = ["attention_backward_q_wg_d64_bf16_causal", "attention_backward_kv_wg_d64_bf16_causal"];
-    assert_eq!(labels(&w), ["attention_numbers_bf16", both[0], both[1]]);
+    assert_eq!(labels(&w), both);
     assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
     // The side that a block keeps comes in its rows, the other in steps.
     let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
-    let rows: Vec<u32> = w.launches[2].args[..4]
+    let rows: Vec<u32> = w.launches[1].args[..4]
         .iter()
         .map(|a| if let Arg::Map(_, boxes) = a { boxes.shape[1] } else { panic!("{a:?}") })
         .collect();
@@ -207,16 +207,10 @@ fn documents_take_one_small_launch_more() {
         let rest = [x(), x(), dense(3, &[3, 2, 4, 200])];
         let inputs: Vec<Operand> = vec![x(), x(), x()].into_iter().chain(rest).chain([ids]).collect();
         let w = work_on(props, inputs, 3, true);
-        let rows = if wg.is_empty() { "delta" } else { "numbers" };
-        assert_eq!(
-            labels(&w),
-            [
-                "attention_document_bounds".to_string(),
-                format!("attention_{rows}_bf16"),
-                format!("attention_backward_q{wg}_d64_bf16_causal_documents"),
-                format!("attention_backward_kv{wg}_d64_bf16_causal_documents"),
-            ]
-        );
+        let of_rows = wg.is_empty().then(|| "attention_delta_bf16".to_string());
+        let both = ["q", "kv"].map(|side| format!("attention_backward_{side}{wg}_d64_bf16_causal_documents"));
+        let bounds = "attention_document_bounds".to_string();
+        assert_eq!(labels(&w), [bounds].into_iter().chain(of_rows).chain(both).collect::<Vec<_>>());
     }
     // One document for all: nothing to choose.
     let one = Operand::Constant(0, Shape::of(&[3, 2, 200]), DType::I64);

@@ -63,19 +63,15 @@ pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
     output < outputs && Strides::of(layout).is_some()
 }
 
-/// The rows' delta, or for kernels of warpgroups their `numbers`.
-fn rows_function(size: u32, dtype: DType, numbers: bool) -> Function {
+/// The rows' delta. (Kernels of warpgroups make it themselves.)
+fn delta_function(size: u32, dtype: DType) -> Function {
     let (t, lanes) = (element(dtype), lanes(size));
-    let (name, params, args) = match numbers {
-        true => ("row_numbers", "const f32* lse, float2* numbers", "lse, numbers"),
-        false => ("row_delta", "f32* delta", "delta"),
-    };
     let text = format!(
         "#include \"attention/rows.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, {params}, const attention::Problem p) {{\n    \
-         attention::{name}<{t}, {lanes}>(grad, out, {args}, p);\n}}\n"
+         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, const attention::Problem p) {{\n    \
+         attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n"
     );
-    Function { label: format!("attention_{}_{t}", &name[4..]), text }
+    Function { label: format!("attention_delta_{t}"), text }
 }
 
 /// Lanes that share a row of `size` elements, 8 each.
@@ -442,28 +438,29 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let read = [q, k, v, grad.clone()];
     let by_groups = b.groups(Pass::BackwardQ, &x, &read).zip(b.groups(Pass::BackwardKv, &x, &read));
 
-    // What the rows' kernel makes for the other two.
+    // Of each row: its delta, or for kernels of warpgroups its numbers.
     let pairs = b.b * b.h;
-    let (length, bytes) = if by_groups.is_some() { (b.padded(), 8) } else { (b.t, 4) };
-    let rows = b.scratch(pairs * length * bytes);
-    let blocks = pairs * length.div_ceil(256 / lanes(b.size) as usize);
-    if blocks > i32::MAX as usize {
-        return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
-    }
-    if blocks > 0 {
-        let to = if by_groups.is_some() { vec![lse.clone(), rows.clone()] } else { vec![rows.clone()] };
-        b.work.launches.push(Launch {
-            function: Arc::new(rows_function(b.size, b.dtype, by_groups.is_some())),
-            grid: [blocks as u32, 1, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-            args: [vec![grad, out], to, vec![b.problem(&x, pairs, 1)]].concat(),
-        });
-    }
     let ((kernel_q, for_q), (kernel_kv, for_kv)) = match by_groups {
-        Some(((kq, q), (kkv, kv))) => ((kq, [q, vec![rows.clone()]].concat()), (kkv, [kv, vec![rows]].concat())),
+        Some(((kernel_q, q), (kernel_kv, kv))) => {
+            let numbers = b.scratch(pairs * b.padded() * 8);
+            ((kernel_q, [q, vec![grad, out, lse, numbers.clone()]].concat()), (kernel_kv, [kv, vec![numbers]].concat()))
+        }
         None => {
-            let read = [&read[..], &[lse, rows]].concat();
+            let delta = b.scratch(pairs * b.t * 4);
+            let blocks = pairs * b.t.div_ceil(256 / lanes(b.size) as usize);
+            if blocks > i32::MAX as usize {
+                return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
+            }
+            if blocks > 0 {
+                b.work.launches.push(Launch {
+                    function: Arc::new(delta_function(b.size, b.dtype)),
+                    grid: [blocks as u32, 1, 1],
+                    block: [256, 1, 1],
+                    shared_bytes: 0,
+                    args: vec![grad, out, delta.clone(), b.problem(&x, pairs, 1)],
+                });
+            }
+            let read = [&read[..], &[lse, delta]].concat();
             ((b.tile(Pass::BackwardQ)?, read.clone()), (b.tile(Pass::BackwardKv)?, read))
         }
     };

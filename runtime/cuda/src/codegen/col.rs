@@ -202,5 +202,5 @@ pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], cut: Columns) -> S
         g.text.close();
     }
     let threads = JOINED * STRIPS;
-    g.stage("col_join", feeds.len() * tiles, threads, threads)
+    Stage { joins: true, ..g.stage("col_join", feeds.len() * tiles, threads, threads) }
 }

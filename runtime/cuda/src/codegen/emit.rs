@@ -826,6 +826,7 @@ impl<'a> Emit<'a> {
             shared_bytes: 0,
             slots: self.slots,
             scratch: self.scratch,
+            joins: false,
         }
     }
 }
