@@ -59,7 +59,10 @@ pub fn row_pack(body: &Body, set: &BTreeSet<usize>) -> usize {
     let spaced = stores.next().is_some() || reads.iter().any(|r| r.lead.iter().any(|d| d.1 != 0));
     let fits = reads.iter().all(|r| r.access == Access::Vector)
         && body.full_stores().all(|k| body.pitch(k).is_some_and(|pitch| pitch.is_multiple_of(v)));
-    while !(spaced && fits) && !cols.is_multiple_of(v) {
+    if spaced && fits {
+        return v;
+    }
+    while !cols.is_multiple_of(v) {
         v /= 2;
     }
     v
