@@ -2,6 +2,7 @@
 //! and fills them up with zeros, and no kernel does nothing else.
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
 mod common;
 
 use common::*;

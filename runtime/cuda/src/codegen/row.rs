@@ -55,8 +55,7 @@ pub fn row_pack(body: &Body, set: &BTreeSet<usize>) -> usize {
         _ => None,
     };
     let reads: Vec<Reading> = set.iter().filter_map(read).collect();
-    let mut stores = body.full_stores();
-    let spaced = stores.next().is_some() || reads.iter().any(|r| r.lead.iter().any(|d| d.1 != 0));
+    let spaced = body.full_stores().next().is_some() || reads.iter().any(|r| r.lead.iter().any(|d| d.1 != 0));
     let fits = reads.iter().all(|r| r.access == Access::Vector)
         && body.full_stores().all(|k| body.pitch(k).is_some_and(|pitch| pitch.is_multiple_of(v)));
     if spaced && fits {

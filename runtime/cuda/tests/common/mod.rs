@@ -1,7 +1,5 @@
 //! What the code generation tests share: planning without a device, and compiling with NVRTC where it is installed.
 
-#![allow(dead_code)] // each test uses some of this
-
 pub mod nvrtc;
 
 use perilune_core::graph::{Graph, NodeId, Number};
