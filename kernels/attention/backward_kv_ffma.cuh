@@ -61,12 +61,11 @@ __device__ __forceinline__ void backward_kv_ffma(
             copies_end();
             if (P::BOTH) bring_floats<P, BN>(sg, grad, p.grad.row, query, p.t, p.e);
             copies_end();
-            f32 x[RM][RN], base[RN], del[RN];
+            f32 x[RM][RN], base[RN];
 #pragma unroll
             for (int j = 0; j < RN; j++) {
                 const i32 i = query + P::column() + j * P::TC;
                 base[j] = i < p.t ? lse[i] * LOG2E : 0.0f;
-                del[j] = i < p.t ? delta[i] : 0.0f;
             }
             copies_wait<1>();
             __syncthreads();
@@ -102,9 +101,12 @@ __device__ __forceinline__ void backward_kv_ffma(
             copies_end();
             // The weights are read back, so that they take no registers under two products.
 #pragma unroll
-            for (int i = 0; i < RM; i++)
+            for (int j = 0; j < RN; j++) {
+                const i32 c = query + P::column() + j * P::TC;
+                const f32 del = c < p.t ? delta[c] : 0.0f;
 #pragma unroll
-                for (int j = 0; j < RN; j++) *weight_at<P>(sw, i, j) *= x[i][j] - del[j];
+                for (int i = 0; i < RM; i++) *weight_at<P>(sw, i, j) *= x[i][j] - del;
+            }
             copies_wait<0>();
             __syncthreads();
             weighted_ffma<P, Piece<P, 32>::N>(ak, one, sw + P::row() * P::WIDE, sq + P::column() * 4);

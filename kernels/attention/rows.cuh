@@ -4,22 +4,41 @@
 
 namespace attention {
 
+// The sum of the products of 8 neighbouring elements of a row; of f32, of 4 if the row ends behind them.
+template <typename T>
+__device__ __forceinline__ f32 product_of_8(const T* x, const T* y, i32) {
+    const uint4 u = *(const uint4*)x, w = *(const uint4*)y;
+    const u32 a[4] = {u.x, u.y, u.z, u.w}, b[4] = {w.x, w.y, w.z, w.w};
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum += Half<T>::lo(a[i]) * Half<T>::lo(b[i]);
+        sum += Half<T>::hi(a[i]) * Half<T>::hi(b[i]);
+    }
+    return sum;
+}
+template <>
+__device__ __forceinline__ f32 product_of_8(const f32* x, const f32* y, i32 left) {
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        if (i >= left) break;
+        const float4 u = *(const float4*)(x + i), w = *(const float4*)(y + i);
+        sum += u.x * w.x + u.y * w.y + (u.z * w.z + u.w * w.w);
+    }
+    return sum;
+}
+
 // The sum over E of grad out of one row, in f32; 0 behind the last row. LANES neighbouring lanes take a row, 8 elements
 // each, and all have the sum.
 template <typename T, int LANES>
 __device__ __forceinline__ f32 row_product(const T* grad, const T* out, i32 pair, i32 row, const Problem& p) {
     const i32 batch = pair / p.heads, head = pair % p.heads, chunk = threadIdx.x % LANES * 8;
     f32 sum = 0.0f;
-    if (row < p.t && chunk < p.e) {
-        uint4 x = *(const uint4*)(grad + batch * p.grad.batch + head * p.grad.head + row * p.grad.row + chunk);
-        uint4 y = *(const uint4*)(out + batch * p.out.batch + head * p.out.head + row * p.out.row + chunk);
-        const u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum += Half<T>::lo(a[i]) * Half<T>::lo(b[i]);
-            sum += Half<T>::hi(a[i]) * Half<T>::hi(b[i]);
-        }
-    }
+    if (row < p.t && chunk < p.e)
+        sum = product_of_8(
+            grad + batch * p.grad.batch + head * p.grad.head + row * p.grad.row + chunk,
+            out + batch * p.out.batch + head * p.out.head + row * p.out.row + chunk, p.e - chunk);
 #pragma unroll
     for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
     return sum;
@@ -51,18 +70,19 @@ __device__ __forceinline__ void row_numbers(
     }
 }
 
-// Any view of 16-bit elements (or one number, where x is null) as a contiguous copy: for the rare operand whose rows are
-// not contiguous or not aligned to 16 bytes.
+// Any view of elements of 2 or 4 bytes (or one number, where x is null) as a contiguous copy: for the rare operand whose
+// rows are not contiguous or not aligned to 16 bytes.
 struct View {
     i64 dims[8], strides[8];
     i64 numel;
     i64 fill;
 };
 
-__device__ __forceinline__ void copy(const u16* x, u16* y, const View& p) {
+template <typename T>
+__device__ __forceinline__ void copy(const T* x, T* y, const View& p) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= p.numel) return;
-    u16 value = (u16)p.fill;
+    T value = (T)p.fill;
     if (x) {
         i64 from = 0, rest = at;
 #pragma unroll
