@@ -401,14 +401,14 @@ fn tiles_compile_without_spills() {
     compile(&rest.into_iter().map(|(i, mask)| ("sm_90a", dtype(i), mask)).collect::<Vec<_>>(), false);
 }
 
-/// Compiles the tiles of f32 that a GPU of that kind takes.
+/// Compiles the tiles of f32 that a GPU of that kind takes; for sm_80 all, since smaller ones of its kind take others.
 fn compile_f32(kinds: &[(&str, Mask)]) {
     let Some(nvrtc) = Nvrtc::open() else { return };
     each(kinds, |&(arch, mask)| {
         let props = props(arch);
-        let taken = FFMA.iter().filter(|t| Ffma::of(t.0, t.1, &props) == Some(t.2));
+        let taken = FFMA.iter().filter(|t| arch == "sm_80" || Ffma::of(t.0, t.1, &props) == Some(t.2));
         let texts: Vec<_> = taken.map(|&(pass, size, tile)| tile.function(pass, size, mask).text).collect();
-        assert_eq!(texts.len(), 3 * attention::SIZES.len());
+        assert!(texts.len() >= 3 * attention::SIZES.len());
         nvrtc.spill_free(&texts, arch);
     });
 }
