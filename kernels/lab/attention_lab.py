@@ -349,7 +349,7 @@ class Case:
         return tiles.of(p, self.size, self.causal, self.window > 0, self.documents is not None, self.dtype)
 
     def text(self, p, tile):
-        return text(p, self.size, tile, self.dtype, self.causal, self.window > 0, self.documents is not None, self.dtype)
+        return text(p, self.size, tile, self.dtype, self.causal, self.window > 0, self.documents is not None)
 
     def texts(self, tiles):
         kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
