@@ -4,15 +4,27 @@
 
 namespace attention {
 
-// The product of 8 elements with 8.
+// The sum of the products of 8 neighbouring elements of a row; of f32, of 4 if the row ends behind them.
 template <typename T>
-__device__ __forceinline__ f32 chunk_product(uint4 x, uint4 y) {
-    const u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
+__device__ __forceinline__ f32 product_of_8(const T* x, const T* y, i32) {
+    const uint4 u = *(const uint4*)x, w = *(const uint4*)y;
+    const u32 a[4] = {u.x, u.y, u.z, u.w}, b[4] = {w.x, w.y, w.z, w.w};
     f32 sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         sum += Half<T>::lo(a[i]) * Half<T>::lo(b[i]);
         sum += Half<T>::hi(a[i]) * Half<T>::hi(b[i]);
+    }
+    return sum;
+}
+template <>
+__device__ __forceinline__ f32 product_of_8(const f32* x, const f32* y, i32 left) {
+    f32 sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        if (i >= left) break;
+        const float4 u = *(const float4*)(x + i), w = *(const float4*)(y + i);
+        sum += u.x * w.x + u.y * w.y + (u.z * w.z + u.w * w.w);
     }
     return sum;
 }
@@ -28,9 +40,9 @@ __device__ __forceinline__ void row_delta(const T* grad, const T* out, f32* delt
     const i32 batch = pair / p.heads, head = pair % p.heads, chunk = threadIdx.x % LANES * 8;
     f32 sum = 0.0f;
     if (row < p.t && chunk < p.e)
-        sum = chunk_product<T>(
-            *(const uint4*)(grad + batch * p.grad.batch + head * p.grad.head + row * p.grad.row + chunk),
-            *(const uint4*)(out + batch * p.out.batch + head * p.out.head + row * p.out.row + chunk));
+        sum = product_of_8(
+            grad + batch * p.grad.batch + head * p.grad.head + row * p.grad.row + chunk,
+            out + batch * p.out.batch + head * p.out.head + row * p.out.row + chunk, p.e - chunk);
 #pragma unroll
     for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
     if (row < p.t && threadIdx.x % LANES == 0) delta[(i64)pair * p.t + row] = sum;
@@ -48,25 +60,26 @@ __device__ __forceinline__ float2 row_numbers(const T* grad, const T* out, const
     for (int k = 0; k < C / 32; k++) {
         const i32 chunk = k * 32 + threadIdx.x % 4 * 8;
         if (row >= p.t || chunk >= p.e) continue;
-        sum += chunk_product<T>(*(const uint4*)(grad + chunk), *(const uint4*)(out + chunk));
+        sum += product_of_8(grad + chunk, out + chunk, p.e - chunk);
     }
 #pragma unroll
     for (int i = 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
     return make_float2(row < p.t ? lse[(i64)pair * p.t + row] * LOG2E : 0.0f, sum);
 }
 
-// Any view of 16-bit elements (or one number, where x is null) as a contiguous copy: for the rare operand whose rows are
-// not contiguous or not aligned to 16 bytes.
+// Any view of elements of 2 or 4 bytes (or one number, where x is null) as a contiguous copy: for the rare operand whose
+// rows are not contiguous or not aligned to 16 bytes.
 struct View {
     i64 dims[8], strides[8];
     i64 numel;
     i64 fill;
 };
 
-__device__ __forceinline__ void copy(const u16* x, u16* y, const View& p) {
+template <typename T>
+__device__ __forceinline__ void copy(const T* x, T* y, const View& p) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= p.numel) return;
-    u16 value = (u16)p.fill;
+    T value = (T)p.fill;
     if (x) {
         i64 from = 0, rest = at;
 #pragma unroll
