@@ -15,7 +15,8 @@
 // Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
 // 2 each, weights BN / 4.
 #pragma once
-#include "attention/warpgroup.cuh"
+#include "attention/documents.cuh"
+#include "device/warpgroup.cuh"
 
 namespace attention {
 

@@ -13,8 +13,9 @@
 // Limits: shared memory (scores and v's products read both operands from it: 128 bytes a clock at BN = 64), then the
 // tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
 #pragma once
+#include "attention/documents.cuh"
 #include "attention/rows.cuh"
-#include "attention/warpgroup.cuh"
+#include "device/warpgroup.cuh"
 
 namespace attention {
 

@@ -654,8 +654,7 @@ def timing_f32(gpu, tiles):
             c = Case(b, h, h, t, t, d, d, causal, dtype="f32")
             c.run(gpu, tiles)
             work = 4 * b * h * t * t * d / (2 if causal else 1) / 1e9
-            ready = [c.launches(gpu, p, c.tile(tiles, p)) for p in NAMES]
-            ready.insert(1, c.delta_launch(False))
+            ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
             forward, *each = [milliseconds(lambda: gpu.launch(*x), 5) for x in ready]
             f, r = rival(c, SDPBackend.EFFICIENT_ATTENTION)
             print(f"d{d} {b}x{t} {'causal' if causal else 'full'}: ours {work / forward:.1f} / {2.5 * work / sum(each):.1f}"

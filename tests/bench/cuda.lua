@@ -78,6 +78,20 @@ cases.matmul_2048 = matmul(2048, 2048, 2048, "bf16")
 cases.matmul_llama_up = matmul(16384, 2048, 8192, "bf16")
 cases.matmul_f32_4096 = matmul(4096, 4096, 4096, "f32")
 
+-- 16384 tokens over 8 experts, of which the largest gets three times what the smallest does. With gradients: both of them.
+local function grouped(grad)
+  return function()
+    local x, w, g = bf16 { 16384, 2048 }, bf16 { 8, 2048, 2048 }, bf16 { 16384, 2048 }
+    local ends = pl.tensor { 1024, 3511, 5120, 8192, 10386, 11703, 14482, 16384 }
+    return once(function()
+      local y = pl.grouped_matmul(x, w, ends)
+      if not grad then return y end
+      return pl.grad((y * g):sum(), { x, w })
+    end)
+  end
+end
+cases.grouped_matmul, cases.grouped_matmul_grad = grouped(false), grouped(true)
+
 local function attention(b, h, t, d, grad, dtype)
   return function()
     local function rand() return pl.eval(pl.randn({ b, h, t, d }):to(dtype or "bf16")) end
