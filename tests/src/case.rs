@@ -128,7 +128,9 @@ impl Case {
     #[must_use]
     pub fn ints_as(&self, dtype: DType) -> Case {
         let mut c = self.clone();
-        c.tensors_mut().filter(|t| matches!(t.kind, Kind::Int(_) | Kind::Ends(_) | Kind::Perm)).for_each(|t| t.dtype = dtype);
+        c.tensors_mut()
+            .filter(|t| matches!(t.kind, Kind::Int(_) | Kind::Ends(_) | Kind::Perm))
+            .for_each(|t| t.dtype = dtype);
         c
     }
 

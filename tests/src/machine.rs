@@ -25,7 +25,7 @@ pub fn compiles(name: &str, p: &Program) {
             return;
         };
         let works = (0..p.kernels.len()).map(|k| paper::work(p, k, &props).unwrap_or_else(|e| panic!("{name}: {e}")).1);
-        let launches = works.flatten().flat_map(|w| w.launches).chain(paper::order(p, &props));
+        let launches = works.flatten().flat_map(|w| w.launches);
         let new = |f: &Arc<Function>| SEEN.lock().unwrap().insert((props.arch.0, f.text.clone()));
         let fresh: Vec<Arc<Function>> = launches.map(|l| l.function).filter(new).collect();
         // Texts of one kind are one program.

@@ -98,7 +98,11 @@ fn any_routing_has_one_plan_and_the_products_of_its_groups() {
                     for (i, (want, size)) in w.into_iter().enumerate() {
                         let off = (g.get_f64(i) - want).abs();
                         let room = eps * want.abs() + slack * size;
-                        assert!(off <= room, "{dtype} {dims:?} {ends:?}: {k}, element {i}: {} for {want}", g.get_f64(i));
+                        assert!(
+                            off <= room,
+                            "{dtype} {dims:?} {ends:?}: {k}, element {i}: {} for {want}",
+                            g.get_f64(i)
+                        );
                     }
                 }
             }

@@ -10,7 +10,6 @@ use crate::backend::{Machine, address, written};
 use crate::blas::{self, Addresses, Epilogue, Gemm, Product};
 use crate::dnn::{self, Plan};
 use crate::driver::{Address, Entry, Event, Module, Pinned, Replay, TensorMap};
-use crate::joins::{Joins, Together};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::memory::CudaBuffer;
@@ -125,8 +124,6 @@ enum Step {
         /// One for each `Arg::Table`, in order.
         tables: Vec<Table>,
         fault: usize,
-        /// Whether its workspace is that of partials.
-        apart: bool,
     },
     Gemm {
         gemm: Gemm,
@@ -152,8 +149,6 @@ pub(crate) struct Compiled {
     replays: RefCell<VecDeque<(Vec<Address>, Option<Replay>)>>,
     slots: CudaBuffer,
     cells: Option<Rc<Cells>>,
-    /// Bytes of workspace: of partials that wait, and behind them of all else.
-    partials: usize,
     scratch: usize,
     runs: Cell<u64>,
     /// Inputs that it writes: States.
@@ -165,39 +160,29 @@ pub(crate) struct Compiled {
 /// What a kernel takes: launches, and products.
 enum Part {
     Work(Work),
-    /// Its workspace lies before that of the others, and outlives it: partials of sums that wait to be joined.
-    Apart(Work),
     Conv(Box<conv::Call>),
     Gemm(Box<Step>),
 }
 
 /// The functions that a program launches.
 pub(crate) fn functions(shared: &Rc<Machine>, program: &Program) -> Result<Vec<Arc<Function>>> {
-    Ok(launched(&Compiled::parts(shared, program)?.0))
+    Ok(launched(&Compiled::parts(shared, program)?))
 }
 
 fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
-    let launches = parts.iter().flat_map(|(_, p)| match p {
-        Part::Work(w) | Part::Apart(w) => &w.launches[..],
-        Part::Conv(_) | Part::Gemm(_) => &[],
-    });
+    let launches = parts.iter().flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] });
     launches.map(|l| l.function.clone()).collect()
 }
 
 impl Compiled {
-    /// What each kernel takes, with its number, in order; and the bytes of workspace for sums that wait.
-    fn parts(shared: &Rc<Machine>, program: &Program) -> Result<(Vec<(usize, Part)>, usize)> {
+    /// What each kernel takes, with its number, in order.
+    fn parts(shared: &Rc<Machine>, program: &Program) -> Result<Vec<(usize, Part)>> {
         let props = &shared.device.props;
         let mut parts: Vec<(usize, Part)> = Vec::new();
-        let mut joins = Joins::default();
-        let together = |(k, launches): Together| (k, Part::Apart(Work { launches, scratch_bytes: 0 }));
         for (k, kernel) in program.kernels.iter().enumerate() {
-            parts.extend(joins.before(program, kernel).map(together));
             match kernel {
                 Kernel::Region(r) => {
-                    let now = joins.region(program, k, r, props);
-                    parts.extend(now.before.map(together));
-                    parts.push((k, if now.waits { Part::Apart(now.work) } else { Part::Work(now.work) }));
+                    parts.push((k, Part::Work(codegen::regions(program, std::slice::from_ref(r), props)?)))
                 }
                 Kernel::Multi(list) => parts.push((k, Part::Work(codegen::regions(program, list, props)?))),
                 Kernel::Library(l) if conv::is(l.op) => {
@@ -233,12 +218,11 @@ impl Compiled {
                 }
             }
         }
-        parts.extend(joins.take().map(together));
-        Ok((parts, joins.most))
+        Ok(parts)
     }
 
     pub fn new(shared: &Rc<Machine>, program: Arc<Program>) -> Result<Compiled> {
-        let (parts, partials) = Compiled::parts(shared, &program)?;
+        let parts = Compiled::parts(shared, &program)?;
         let mut entries = entries(shared, &launched(&parts))?;
         let mut steps = Vec::new();
         let mut scratch = 0;
@@ -260,12 +244,9 @@ impl Compiled {
                     scratch = scratch.max(call.scratch + plan.workspace);
                     steps.push((k, Step::Conv { plan, call: *call }));
                 }
-                Part::Work(ref work) | Part::Apart(ref work) => {
-                    let apart = matches!(part, Part::Apart(_));
-                    if !apart {
-                        scratch = scratch.max(work.scratch_bytes);
-                    }
-                    for launch in work.launches.iter().cloned() {
+                Part::Work(work) => {
+                    scratch = scratch.max(work.scratch_bytes);
+                    for launch in work.launches {
                         if launch.grid.contains(&0) {
                             continue;
                         }
@@ -303,7 +284,7 @@ impl Compiled {
                             faults.push((kernel.origin(), op, what));
                         }
                         let fault = faults.len().saturating_sub(1);
-                        steps.push((k, Step::Launch { launch, entry, tables, fault, apart }));
+                        steps.push((k, Step::Launch { launch, entry, tables, fault }));
                     }
                 }
             }
@@ -328,7 +309,6 @@ impl Compiled {
             replays: RefCell::default(),
             slots,
             cells,
-            partials,
             scratch,
             runs: Cell::new(0),
             program,
@@ -449,16 +429,15 @@ impl Compiled {
     /// Queues one step.
     fn queue(&self, step: &Step, places: &[Address]) -> Result<()> {
         let at = |v: &ValueId| places[v.0 as usize];
-        let apart = matches!(step, Step::Launch { apart: true, .. });
-        let scratch = self.shared.scratch.borrow().base + if apart { 0 } else { self.partials as u64 };
         let place = |a: &Arg| match a {
             Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
-            Arg::Scratch(n) => scratch + *n as u64,
+            Arg::Scratch(n) => self.shared.scratch.borrow().base + *n as u64,
             _ => 0,
         };
         match step {
             Step::Conv { plan, call } => {
                 let Some(dnn) = self.shared.dnn() else { return Ok(()) };
+                let scratch = self.shared.scratch.borrow().base;
                 let (x, w, y) = (place(&call.x), place(&call.w), place(&call.y));
                 dnn.run(plan, dnn::Addresses { x, w, y, scratch: scratch + call.scratch as u64 })
             }
@@ -483,7 +462,7 @@ impl Compiled {
                 }
                 Ok(())
             }
-            Step::Launch { launch, entry, tables, fault, .. } => {
+            Step::Launch { launch, entry, tables, fault } => {
                 let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
@@ -537,7 +516,7 @@ impl Compiled {
         let first = |e| (0, e);
         let shared = &self.shared;
         shared.arena.borrow_mut().ensure(self.program.arena_bytes).map_err(first)?;
-        shared.scratch.borrow_mut().ensure(self.partials + self.scratch).map_err(first)?;
+        shared.scratch.borrow_mut().ensure(self.scratch).map_err(first)?;
         let places = self.places(inputs, outputs).map_err(first)?;
         let bytes: Vec<u8> = slots[..self.program.slots.len()].iter().flat_map(|w| w.to_le_bytes()).collect();
         shared.device.upload(self.slots.address, &bytes).map_err(first)?;

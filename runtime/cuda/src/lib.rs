@@ -18,7 +18,6 @@ mod dnn;
 mod driver;
 pub mod find;
 pub mod headers;
-mod joins;
 pub mod lab;
 pub mod launch;
 pub mod library;

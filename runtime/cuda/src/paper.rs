@@ -1,7 +1,6 @@
 //! Plans and texts without a device: what a GPU would run, for whoever wants to read it.
 
-use crate::joins::{Joins, Together};
-use crate::launch::{Arg, Launch, Props, Work};
+use crate::launch::{Arg, Props, Work};
 use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
 use crate::{codegen, compile, conv, nvrtc};
@@ -113,24 +112,6 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
         works.push(codegen::regions(program, regions, props)?);
     }
     Ok((product, works))
-}
-
-/// The launches of a program's single regions in the order in which a GPU runs them: where sums of several end together (`joins.rs`),
-/// their texts are others than those of `work`.
-pub fn order(program: &Program, props: &Props) -> Vec<Launch> {
-    let mut joins = Joins::default();
-    let mut out = Vec::new();
-    let launches = |together: Option<Together>| together.map_or_else(Vec::new, |t| t.1);
-    for (k, kernel) in program.kernels.iter().enumerate() {
-        out.extend(launches(joins.before(program, kernel)));
-        if let Kernel::Region(r) = kernel {
-            let now = joins.region(program, k, r, props);
-            out.extend(launches(now.before));
-            out.extend(now.work.launches);
-        }
-    }
-    out.extend(launches(joins.take()));
-    out
 }
 
 /// The launches of kernel `k` and the text of each; a product that cuBLASLt does is a line.

@@ -101,13 +101,15 @@ fn grouped(g: &mut Graph, x: NodeId, w: NodeId, ends: NodeId) -> Result<NodeId> 
     let (sx, sw, se) = (g.shape(x), g.shape(w), g.shape(ends));
     let ends = index::as_index(g, op, ends)?;
     if sx.rank() != 2 || !(2..=3).contains(&sw.rank()) || se.rank() != 1 {
-        let message = format!("x {sx}, w {sw} and ends {se} must be (T, K), (E, K, N) and (E), or (M, T), (T, N) and (E)");
+        let message =
+            format!("x {sx}, w {sw} and ends {se} must be (T, K), (E, K, N) and (E), or (M, T), (T, N) and (E)");
         return Err(Error::shape(op, message));
     }
     let (k, rows) = (sx.dims()[1], sw.dims()[sw.rank() - 2]);
     if k != rows {
         let which = if sw.rank() == 3 { "second" } else { "first" };
-        let message = format!("shapes {sx} and {sw} do not chain: last dim of x ({k}) must equal the {which} of w ({rows})");
+        let message =
+            format!("shapes {sx} and {sw} do not chain: last dim of x ({k}) must equal the {which} of w ({rows})");
         return Err(Error::shape(op, message));
     }
     if sw.rank() == 3 && sw.dims()[0] != se.dims()[0] {

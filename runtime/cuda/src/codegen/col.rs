@@ -201,5 +201,5 @@ pub fn combine(body: &Body, feeds: &[usize], cells: &[usize], cut: Columns) -> S
         g.text.close();
     }
     let threads = JOINED * STRIPS;
-    Stage { joins: true, ..g.stage("col_join", feeds.len() * tiles, threads, threads) }
+    g.stage("col_join", feeds.len() * tiles, threads, threads)
 }

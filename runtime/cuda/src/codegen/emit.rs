@@ -884,7 +884,6 @@ impl<'a> Emit<'a> {
             shared_bytes: 0,
             slots: self.slots,
             scratch: self.scratch,
-            joins: false,
         }
     }
 }

@@ -25,13 +25,11 @@ mod text;
 
 pub use expr::function;
 
-pub use body::overlap;
-pub use stage::Stage;
-
-use crate::launch::{Launch, Props, Work};
-use body::Body;
+use crate::launch::{Props, Work};
+use body::{Body, overlap};
 use perilune_core::error::Result;
 use perilune_plan::ir::{Code, Level, Program, Region};
+use stage::Stage;
 use std::collections::BTreeSet;
 
 /// The launches of regions with one body: one region, or the many of a `Kernel::Multi`.
@@ -46,34 +44,23 @@ pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<W
         work.launches = all.iter().flatten().map(Stage::single).collect();
         return Ok(work);
     }
-    // Stage by stage: what one leaves in the workspace the next one reads.
+    // Stage by stage: what one leaves in the workspace the next one reads. Regions whose texts differ after all (in
+    // alignment, say) take a launch each.
     let depth = all.iter().map(Vec::len).max().unwrap_or(0);
     for k in 0..depth {
-        work.launches.extend(together(all.iter().filter_map(|list| list.get(k))));
+        let mut groups: Vec<Vec<&Stage>> = Vec::new();
+        for s in all.iter().filter_map(|list| list.get(k)) {
+            match groups.iter_mut().find(|g| g[0].alike(s)) {
+                Some(g) => g.push(s),
+                None => groups.push(vec![s]),
+            }
+        }
+        work.launches.extend(groups.into_iter().map(|g| match g[..] {
+            [one] => one.single(),
+            _ => Stage::many(&g),
+        }));
     }
     Ok(work)
-}
-
-/// Stages of different regions side by side. Those whose texts differ after all (in alignment, say) take a launch each.
-pub fn together<'a>(stages: impl Iterator<Item = &'a Stage>) -> Vec<Launch> {
-    let mut groups: Vec<Vec<&Stage>> = Vec::new();
-    for s in stages {
-        match groups.iter_mut().find(|g| g[0].alike(s)) {
-            Some(g) => g.push(s),
-            None => groups.push(vec![s]),
-        }
-    }
-    let launch = |g: Vec<&Stage>| if let [one] = g[..] { one.single() } else { Stage::many(&g) };
-    groups.into_iter().map(launch).collect()
-}
-
-/// The stages of one region, with workspace from byte `at` on, and where that ends.
-pub fn stages_of(program: &Program, r: &Region, props: &Props, at: usize) -> (Vec<Stage>, usize) {
-    let mut end = at;
-    if r.numel() == 0 || r.stores.is_empty() {
-        return (Vec::new(), end);
-    }
-    (stages(&Body::new(program, r), props, false, &mut end), end)
 }
 
 fn stages(body: &Body, props: &Props, many: bool, scratch: &mut usize) -> Vec<Stage> {

@@ -72,8 +72,6 @@ pub struct Stage {
     pub shared_bytes: u32,
     pub slots: bool,
     pub scratch: bool,
-    /// It only adds up what the stages before it left in the workspace, so that it can wait for others of its kind.
-    pub joins: bool,
 }
 
 const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#include \"device/pack.cuh\"\n\
