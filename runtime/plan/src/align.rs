@@ -3,8 +3,9 @@
 //! Tensor cores are fed 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
 //! is none, a library takes kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
 //! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So a large product of that kind is done over operands
-//! that zeros fill up, and what is wanted of its result is a view of it: only the operands are copied, and equal copies merge
-//! later, as those of a loss's gradient do. A graph-to-graph pass before views are resolved.
+//! that zeros fill up, and what is wanted of its result is a view of it. Operands are copied, and equal copies merge later; but
+//! where a fused kernel makes one (a loss its gradient), it stores it so in the first place, if the backend can (`fuse`). A
+//! graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
 use crate::lower::{Lowered, Move};
