@@ -93,10 +93,11 @@ local function between(rows, width, dtype, f)
   all(y:to(dtype):matmul(down), {{ x, up, down }})
 end
 -- The head of a language model.
-local function head(rows, classes, options)
+local function head(rows, classes, options, biased)
   local x, w = rand(1, {{ rows, 704 }}):to("bf16"), (rand(2, {{ classes, 704 }}) * 0.04):to("bf16")
-  local target = pl.randint(0, classes, {{ rows }})
-  all(x:matmul(w:t()):cross_entropy(target, options), {{ x, w }})
+  local b, target = rand(3, {{ classes }}):to("bf16"), pl.randint(0, classes, {{ rows }})
+  local y = biased and pl.linear(x, w, b) or x:matmul(w:t())
+  all(y:cross_entropy(target, options), biased and {{ x, w, b }} or {{ x, w }})
 end
 {call}
 "#
@@ -157,6 +158,8 @@ fn what_lies_between_odd_products_says_the_same() {
         "head(512, 50257)",
         "head(512, 20001, { label_smoothing = 0.1 })",
         "head(512, 9001, { reduction = 'none' })",
+        "head(1024, 1003, {}, true)",
+        "head(512, 20001, {}, true)",
         "between(2048, 1003, 'bf16', function(y) return y:gelu() end)",
         "between(1024, 20001, 'bf16', function(y) return y:gelu() end)",
         "between(2048, 1003, 'f16', function(y) return y:softmax(-1) end)",
