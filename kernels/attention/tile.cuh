@@ -12,7 +12,7 @@ using namespace tensor;
 constexpr f32 LOG2E = 1.4426950408889634f;
 __device__ __forceinline__ f32 infinity() { return __int_as_float(0x7f800000); }
 
-// In elements. The last dim of a tensor is contiguous; all strides and the first element are multiples of 8, so that
+// In elements. The last dim of a tensor is contiguous; all strides and the first element are multiples of 16 bytes, so that
 // every row can be copied 16 bytes at a time.
 struct Strides {
     i64 batch, head, row;

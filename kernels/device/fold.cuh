@@ -199,12 +199,23 @@ FN void join_words(u32 (&a)[4], const u32* w, const S*, int k) {
         to = Pair<R, S>::join(to, w[i]);
     }
 }
+// The same where only `left` elements remain, of which there may be more than V.
+template <class R, int V, class S, class I>
+FN void join_words(u32 (&a)[4], const u32* w, const S* p, int k, I left) {
+    const u32 id = Pair<R, S>::IDENTITY;
+    u32 some[V / 2];
+#pragma unroll
+    for (int i = 0; i < V / 2; i++) {
+        some[i] = 2 * i + 1 < left ? w[i] : 2 * i < left ? (w[i] & 0xffff) | (id & 0xffff0000) : id;
+    }
+    join_words<R, V>(a, some, p, k);
+}
 // The same of those at `p`.
-template <class R, int V, class S>
-FN void join_pairs(u32 (&a)[4], const S* p, int k) {
+template <class R, int V, class S, class... I>
+FN void join_pairs(u32 (&a)[4], const S* p, int k, I... left) {
     u32 w[V / 2];
     fetch<2 * V, false>(w, p);
-    join_words<R, V>(a, w, p, k);
+    join_words<R, V>(a, w, p, k, left...);
 }
 template <class S>
 FN void end_pairs(f32 (&x)[8], const u32 (&a)[4], const S* p) {

@@ -146,6 +146,20 @@ FN void store_some(S* p, const C* x, I left) {
     }
 }
 
+// The same, and `pads` zeros behind the last element: up to the end of its pack, or further.
+template <int V, class I, class C, class S>
+FN void store_filled(S* p, const C* x, I left, I pads) {
+    if (left > V) {
+        store_pack<V>(p, x);
+    } else {
+        C y[V];
+#pragma unroll
+        for (int i = 0; i < V; i++) y[i] = i < left ? x[i] : (C)0;
+        store_pack<V>(p, y);
+        for (I i = V; i < left + pads; i++) narrow(p[i], (C)0);
+    }
+}
+
 // The uniforms of elements `at .. at + V`, a whole number of groups of four that start at a multiple of four.
 template <int V>
 FN void uniform_pack(f32* o, u64 seed, u64 counter, u64 at) {

@@ -1,6 +1,7 @@
 // place: x at positions low + i * step along an axis, a number elsewhere; cat: one part of the result.
 //
-// Threads: one a result element, 256 a block; no shared memory. T is as wide as 16 bytes where slices are contiguous.
+// Threads: one a result element, or a pack of them, 256 a block; no shared memory. T is as wide as 16 bytes where slices are
+// contiguous.
 // Limited by memory: the result is written once, coalesced, x read once. Source: plain.
 #pragma once
 #include "library/walk.cuh"
@@ -36,6 +37,27 @@ __device__ __forceinline__ void place(const T* __restrict__ x, T* __restrict__ o
         if (on && i < (Index)count) value = x[at[0] + (i64)i * x_step];
     }
     out[p] = value;
+}
+
+// The same along the last dim with step 1, a pack of V result elements a thread: those of x lie anyhow. `walk` over packs.
+template <typename T, int V, typename Walk>
+__device__ __forceinline__ void place_packs(const T* __restrict__ x, T* __restrict__ out, const Walk& walk, i64 n, i64 low,
+                                            i64 count, u64 fill) {
+    typedef typename Walk::Index Index;
+    typedef typename Walk::Offset Offset;
+    Index p = thread_number<Index>();
+    if (p >= (Index)n) return;
+    Offset at[2];
+    walk.locate(p, at);
+    Offset first = at[1] - (Offset)low;
+    const T* from = x + (at[0] + (i64)first);
+    Pack<T, V> pack;
+#pragma unroll
+    for (int e = 0; e < V; e++) {
+        bool on = first + e >= 0 && first + e < (Offset)count;
+        pack.at[e] = on ? from[e] : filled<T>(fill);
+    }
+    write<T, V>(out + (i64)p * V, pack);
 }
 
 // Copies x into a part of the result. `walk` over x: (x, out).

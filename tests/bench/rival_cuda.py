@@ -74,10 +74,11 @@ def grouped(grad):
     return make
 
 
-def attention(b, h, t, d, grad):
+def attention(b, h, t, d, grad, dtype=BF):
     def make():
-        q, k, v = (rand(b, h, t, d).requires_grad_(grad) for _ in range(3))
-        g = rand(b, h, t, d)
+        q, k, v, g = (torch.randn(b, h, t, d, device="cuda", dtype=dtype) for _ in range(4))
+        for x in (q, k, v):
+            x.requires_grad_(grad)
 
         def run():
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -291,6 +292,12 @@ SIMPLE = {
     "attention_d128_4k_grad": attention(4, 16, 4096, 128, True),
     "attention_d128_16k": attention(1, 16, 16384, 128, False),
     "attention_d128_16k_grad": attention(1, 16, 16384, 128, True),
+    "attention_f32_d64_1k": attention(4, 12, 1024, 64, False, torch.float32),
+    "attention_f32_d64_1k_grad": attention(4, 12, 1024, 64, True, torch.float32),
+    "attention_f32_d64_4k": attention(4, 12, 4096, 64, False, torch.float32),
+    "attention_f32_d64_4k_grad": attention(4, 12, 4096, 64, True, torch.float32),
+    "attention_f32_d128_4k": attention(2, 12, 4096, 128, False, torch.float32),
+    "attention_f32_d128_4k_grad": attention(2, 12, 4096, 128, True, torch.float32),
     "cumsum": cumsum,
     "sort": sort,
 }

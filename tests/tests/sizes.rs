@@ -93,6 +93,14 @@ impl Backend for Plans {
         [attention::writes, conv::writes, pool::writes].iter().any(|writes| writes(node, output, layout))
     }
 
+    fn row_bytes(&self) -> Option<usize> {
+        self.gpu.row_bytes()
+    }
+
+    fn fills_rows(&self) -> bool {
+        self.gpu.fills_rows()
+    }
+
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
         let room = nbytes.max(1).next_multiple_of(512);
         let at = self.heap.borrow_mut().take(room);
@@ -190,6 +198,21 @@ fn gpt2() {
         check(&format!("gpt2 {size} x {batch}"), "gpt2.lua", &[("size", size), ("batch", batch)]);
     }
     check("gpt2 in documents", "gpt2.lua", &[("size", "124M"), ("batch", "32"), ("ends", "50256")]);
+}
+
+/// A vocabulary that is no multiple of 8 costs a copy of the weight, and no more.
+#[test]
+fn gpt2_of_an_odd_vocabulary() {
+    let of = |vocab: &str| {
+        let params = [("size", "124M"), ("batch", "32"), ("vocab", vocab)];
+        plans("gpt2.lua", &params).into_iter().max_by_key(|p| p.kernels.len()).unwrap()
+    };
+    let (odd, even) = (of("50257"), of("50304"));
+    let names = |p: &Program| p.kernels.iter().map(perilune_plan::show::name).collect::<Vec<_>>();
+    let added: Vec<String> = names(&odd).into_iter().filter(|n| !names(&even).contains(n)).collect();
+    assert_eq!(added, ["place"]);
+    assert!(odd.arena_bytes < even.arena_bytes + (96 << 20), "{} bytes, {}", odd.arena_bytes, even.arena_bytes);
+    machine::compiles("gpt2 of 50,257 tokens", &odd);
 }
 
 #[test]

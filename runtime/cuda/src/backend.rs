@@ -136,6 +136,10 @@ impl Backend for Cuda {
         Some(crate::blas::ALIGNMENT as usize)
     }
 
+    fn fills_rows(&self) -> bool {
+        true
+    }
+
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
         Ok(Rc::new(self.shared.heap.alloc(nbytes)?))
     }

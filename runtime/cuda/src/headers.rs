@@ -2,11 +2,15 @@
 
 /// Path under `kernels/`, and text.
 pub const HEADERS: &[(&str, &str)] = &[
+    ("attention/backward_kv_ffma.cuh", include_str!("../../../kernels/attention/backward_kv_ffma.cuh")),
     ("attention/backward_kv_wg.cuh", include_str!("../../../kernels/attention/backward_kv_wg.cuh")),
     ("attention/backward_kv.cuh", include_str!("../../../kernels/attention/backward_kv.cuh")),
+    ("attention/backward_q_ffma.cuh", include_str!("../../../kernels/attention/backward_q_ffma.cuh")),
     ("attention/backward_q_wg.cuh", include_str!("../../../kernels/attention/backward_q_wg.cuh")),
     ("attention/backward_q.cuh", include_str!("../../../kernels/attention/backward_q.cuh")),
     ("attention/documents.cuh", include_str!("../../../kernels/attention/documents.cuh")),
+    ("attention/ffma.cuh", include_str!("../../../kernels/attention/ffma.cuh")),
+    ("attention/forward_ffma.cuh", include_str!("../../../kernels/attention/forward_ffma.cuh")),
     ("attention/forward_wg.cuh", include_str!("../../../kernels/attention/forward_wg.cuh")),
     ("attention/forward.cuh", include_str!("../../../kernels/attention/forward.cuh")),
     ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),

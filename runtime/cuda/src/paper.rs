@@ -48,6 +48,10 @@ impl Backend for Paper {
         Some(crate::blas::ALIGNMENT as usize)
     }
 
+    fn fills_rows(&self) -> bool {
+        true
+    }
+
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
         Some(text(program, k, &self.0))
     }

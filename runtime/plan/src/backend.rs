@@ -94,6 +94,11 @@ pub trait Backend {
         None
     }
 
+    /// Whether what computes rows can store them so, with zeros behind each (see `ir::Region::pitch`).
+    fn fills_rows(&self) -> bool {
+        false
+    }
+
     /// Uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, nbytes: usize) -> Result<Buffer>;
 

@@ -185,7 +185,7 @@ impl Builder<'_> {
             self.hold(self.value_of[&roots[0]], id);
             let node = g.node(id);
             let origin = Origin(g.site_of(id).0);
-            let n = source_numel(low, id);
+            let n = fuse::source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],
                 // Computed again here: by size, since a row is longer than one element.
@@ -209,6 +209,11 @@ impl Builder<'_> {
                 };
                 args.push(reg);
             }
+            if matches!(node.op.class, Class::Library) {
+                // Rows to be filled up: as they are, stored to a value of longer rows.
+                regs.insert(id, args[0]);
+                continue;
+            }
             let code = match node.op.class {
                 Class::Map(m) => Code::Map(m, args),
                 Class::Cast => Code::Cast(args[0]),
@@ -228,7 +233,8 @@ impl Builder<'_> {
         if !matches!(self.f.home[base.index()], Home::Cluster(_)) {
             return false;
         }
-        fuse::in_register(self.low, self.f, k, base, layout, source_numel(self.low, id)) || !self.f.stored[base.index()]
+        fuse::in_register(self.low, self.f, k, base, layout, fuse::source_numel(self.low, id))
+            || !self.f.stored[base.index()]
     }
 
     fn source(&self, base: NodeId) -> Source {
@@ -331,15 +337,6 @@ fn in_place(k: &Kernel, v: ValueId, old: ValueId) -> bool {
                 _ => true,
             })
     })
-}
-
-/// Elements of the space a node works over: its own, or its input's if it reduces.
-fn source_numel(low: &Lowered, id: NodeId) -> usize {
-    let node = low.graph.node(id);
-    match node.op.class {
-        Class::Reduce(_) => low.graph.shape(node.inputs[0]).numel(),
-        _ => node.shape.numel(),
-    }
 }
 
 /// What makes two instructions the same.

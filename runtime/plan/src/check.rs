@@ -220,7 +220,9 @@ fn region(p: &Program, r: &Region) -> Result<(), String> {
     for (reg, v) in &r.stores {
         let i = r.body.get(*reg as usize).ok_or("store of no register")?;
         let value = &p.values[v.0 as usize];
-        if value.shape.numel() != r.count(i.level) || value.dtype != i.dtype {
+        let wide = r.pitch(value).filter(|_| i.level == Level::Full);
+        let numel = wide.map_or(r.count(i.level), |pitch| pitch * r.batch * r.rows);
+        if value.shape.numel() != numel || value.dtype != i.dtype {
             return Err(format!("store of register {reg} does not fit value {}", v.0));
         }
     }

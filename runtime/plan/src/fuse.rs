@@ -11,11 +11,13 @@
 //! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
 //! stored, or, if it is cheap to compute again from no more bytes than loading it would take (give or take a row's
 //! statistics), computed again by each reader; since every result is rounded as if stored, that changes no bits.
+//!
+//! Rows that a product wants with zeros behind them are stored so by the cluster that computes them.
 
 use crate::ir::Level;
 use crate::lower::Lowered;
 use perilune_core::graph::{Node, NodeId};
-use perilune_core::ops::{Class, Generator, ReduceFn};
+use perilune_core::ops::{Class, Generator, ReduceFn, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -270,6 +272,7 @@ impl Fuser<'_> {
     fn visit(&mut self, id: NodeId, enabled: bool) {
         let node = self.low.graph.node(id);
         match node.op.class {
+            Class::Library if enabled && self.fill(id) => {}
             Class::Library | Class::Fused(_) => {
                 let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
                 let depth = depth.max(self.held(id));
@@ -295,6 +298,24 @@ impl Fuser<'_> {
             }
             _ => {}
         }
+    }
+
+    /// Lets the cluster that computes rows store them with zeros behind, if that is what `id` is.
+    fn fill(&mut self, id: NodeId) -> bool {
+        if !fills(self.low, id) || !self.low.waits(id).is_empty() {
+            return false;
+        }
+        let x = self.low.graph.shape(self.low.graph.node(id).inputs[0]);
+        let (base, layout) = reads(self.low, id)[0];
+        let Some((k, Level::Full)) = self.register(base, &layout, x.numel(), false) else { return false };
+        let ask = Ask { cols: x.dims().last().copied(), batch: None };
+        if self.out.clusters[k].numel != x.numel() || !self.compatible(&[k], ask) {
+            return false;
+        }
+        let k = self.unite(&[k], ask);
+        self.out.clusters[k].nodes.push(id);
+        self.out.home[id.index()] = Home::Cluster(k);
+        true
     }
 
     /// Finds the cluster for a node over `n` elements that reads `reads`; a reduction says how it folds.
@@ -454,7 +475,7 @@ impl Fuser<'_> {
 
     /// The cluster and level at which a node over `n` elements reads `base` as a register.
     fn register(&self, base: NodeId, layout: &Layout, n: usize, reduces: bool) -> Option<(usize, Level)> {
-        let k = self.out.cluster_of(base)?;
+        let k = self.out.cluster_of(base).filter(|_| !fills(self.low, base))?;
         let c = &self.out.clusters[k];
         let m = self.low.graph.shape(base).numel();
         let how = reading(layout, n, m);
@@ -511,11 +532,31 @@ impl Fuser<'_> {
 
 type Reads = SmallVec<[(NodeId, Layout); 3]>;
 
+/// Whether node `id` is its input with rows that zeros fill up to whole words of the device.
+pub fn fills(low: &Lowered, id: NodeId) -> bool {
+    let node = low.graph.node(id);
+    let (Some(word), true) = (low.fills, node.op == &movement::PLACE) else { return false };
+    let (axis, size) = (node.attrs[0] as usize, node.dtype.size());
+    let cols = |s: Shape| s.dims().last().map_or(0, |d| d * size);
+    axis + 1 == node.shape.rank()
+        && node.attrs[1..] == [0, 1, node.attrs[3], 0]
+        && cols(node.shape) == cols(low.graph.shape(node.inputs[0])).next_multiple_of(word)
+}
+
+/// Elements of the space that a clustered node works over: its own, or its input's if it reduces or fills up rows.
+pub fn source_numel(low: &Lowered, id: NodeId) -> usize {
+    let node = low.graph.node(id);
+    match node.op.class {
+        Class::Reduce(_) | Class::Library => low.graph.shape(node.inputs[0]).numel(),
+        _ => node.shape.numel(),
+    }
+}
+
 /// The readings of a clustered node.
 pub fn reads(low: &Lowered, id: NodeId) -> Reads {
     let node = low.graph.node(id);
     match node.op.class {
-        Class::Reduce(_) => {
+        Class::Reduce(_) | Class::Library => {
             let x = node.inputs[0];
             std::iter::once(low.read(x, low.graph.shape(x))).collect()
         }
@@ -527,6 +568,7 @@ pub fn reads(low: &Lowered, id: NodeId) -> Reads {
 pub fn in_register(low: &Lowered, f: &Fusion, k: usize, base: NodeId, layout: &Layout, n: usize) -> bool {
     let m = low.graph.shape(base).numel();
     f.cluster_of(base) == Some(k)
+        && !fills(low, base)
         && match (f.level[base.index()], reading(layout, n, m)) {
             (Level::Full | Level::Row, Reading::Same) => true,
             (Level::Row, Reading::Spread) => n == f.clusters[k].numel,
@@ -562,10 +604,8 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
             }
             Home::Cluster(_) => {
                 let Some(k) = f.cluster_of(id) else { continue };
-                let n = match g.node(id).op.class {
-                    Class::Reduce(_) => g.shape(g.node(id).inputs[0]).numel(),
-                    _ => g.node(id).shape.numel(),
-                };
+                let n = source_numel(low, id);
+                f.stored[id.index()] |= fills(low, id);
                 for (base, layout) in reads(low, id) {
                     if in_register(low, f, k, base, &layout, n) {
                         continue;

@@ -148,10 +148,12 @@ pub struct Region {
     pub cols: usize,
     /// SSA: an instruction reads only registers before it.
     pub body: Vec<Instr>,
-    /// What is written out, contiguous in the order of the register's level.
+    /// What is written out, contiguous in the order of the register's level. A `Full` register may go to a value of longer rows,
+    /// whose rest it fills with zeros: see [`Region::pitch`].
     ///
-    /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, has the
-    /// identity layout, and the store is `Full`: then all loads of an element must precede the store of that element.
+    /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, reads the
+    /// elements from where the store puts them ([`Region::loads_in_place`]), and the store is `Full`: then all loads of an
+    /// element must precede the store of that element.
     pub stores: Vec<(Reg, ValueId)>,
     pub origin: Origin,
 }
@@ -167,6 +169,21 @@ impl Region {
             Level::Row => self.batch * self.rows,
             Level::Col => self.batch * self.cols,
         }
+    }
+
+    /// Elements from one row of a stored value to the next, if these are more than a row of the space has: products take rows
+    /// that begin at multiples of 16 bytes (see `align`).
+    pub fn pitch(&self, value: &Value) -> Option<usize> {
+        let pitch = value.shape.numel().checked_div(self.batch * self.rows)?;
+        (pitch > self.cols).then_some(pitch)
+    }
+
+    /// Whether `layout` reads each element from where a `Full` store to `value` puts it.
+    pub fn loads_in_place(&self, layout: &Layout, value: &Value) -> bool {
+        let pitch = self.pitch(value).unwrap_or(self.cols);
+        let mut stored = Layout::contiguous(Shape::of(&[self.batch * self.rows, self.cols]));
+        stored.strides[0] = pitch as isize;
+        layout.collapse() == stored.collapse()
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Lowered {
     pub waits: Vec<Waits>,
     /// Kept ops that write their image channels last (see `channels`), until views are resolved.
     pub last: HashSet<NodeId>,
+    /// Bytes that regions fill rows up to multiples of, where products want that and the backend can.
+    pub fills: Option<usize>,
 }
 
 pub type Waits = SmallVec<[NodeId; 2]>;
@@ -49,7 +51,19 @@ impl Lowered {
         let graph = Graph::new();
         let (views, roots, commits) = (Vec::new(), Vec::new(), Vec::new());
         let (slots, inputs, waits) = (HashMap::new(), HashMap::new(), Vec::new());
-        Lowered { graph, views, roots, commits, slots, inputs, states, waits, ok: None, last: HashSet::new() }
+        Lowered {
+            graph,
+            views,
+            roots,
+            commits,
+            slots,
+            inputs,
+            states,
+            waits,
+            ok: None,
+            last: HashSet::new(),
+            fills: None,
+        }
     }
 
     /// What must have been computed before `id` may run, besides what it reads.
@@ -84,7 +98,8 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         out = expand(&out, backend)?;
     }
     let out = align::apply(out, backend)?;
-    merge(&channels::apply(out, backend)?, backend)
+    let out = merge(&channels::apply(out, backend)?, backend)?;
+    Ok(Lowered { fills: backend.row_bytes().filter(|_| backend.fills_rows()), ..out })
 }
 
 /// Copies the traced nodes to a graph of their own, with leaves and slots numbered as in the trace.

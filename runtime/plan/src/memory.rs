@@ -6,7 +6,6 @@
 //! packed anew, now that all lifetimes are known; the smallest arena stays.
 
 use crate::build::UNPLACED;
-use crate::fuse::{Reading, reading};
 use crate::ir::*;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -227,10 +226,9 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     if !matches!(old.storage, Storage::Arena(at) if at != usize::MAX) || v == dead {
         return false;
     }
-    let n = r.numel();
     let read_in_order = r.body.iter().all(|i| match &i.code {
         Code::Load { source: Source::Value(x), layout } if *x == dead => {
-            i.level == Level::Full && reading(layout, n, n) == Reading::Same
+            i.level == Level::Full && r.loads_in_place(layout, new)
         }
         _ => true,
     });

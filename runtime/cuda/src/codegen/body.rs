@@ -97,6 +97,13 @@ impl<'a> Body<'a> {
         (0..self.region.stores.len()).filter(move |k| self.level(self.region.stores[*k].0 as usize) == level)
     }
 
+    /// Elements from row to row of store `k`'s value, if these are more than a row of the space has (see `Region::pitch`).
+    pub fn pitch(&self, k: usize) -> Option<usize> {
+        let (reg, v) = self.region.stores[k];
+        let full = self.level(reg as usize) == Level::Full;
+        self.region.pitch(&self.program.values[v.0 as usize]).filter(|_| full)
+    }
+
     /// A short name: what the region does, for profiles.
     pub fn label(&self, strategy: &str) -> String {
         let mut words: Vec<String> = vec![strategy.to_string()];

@@ -100,9 +100,9 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let spread = |k: &str| format!("{k} / {runs} * {} + {k} % {runs} * {}", BLOCK * warps, lanes * v);
     let whole = each * group == cols && rows.is_multiple_of(strands);
     let place = Place {
-        decl: vec![format!("const {} at = origin + {};", g.position(), spread("k"))],
+        decl: g.walked(g.position(), format!("origin + {}", spread("k")), g.ragged()),
         guard: if whole { "true" } else { "at < limit" }.into(),
-        partial: false,
+        partial: g.ragged(),
         full: whole,
         columns: each,
     };
@@ -211,7 +211,7 @@ fn pack_by_pack(g: &mut Emit, p: &Pass, spread: &dyn Fn(&str) -> String, once: &
         g.text.line(format!("{c}* const {name} = {name}_q;"));
     }
     let place = Place {
-        decl: vec![format!("const {t} at = origin + {};", spread("(q + k)"))],
+        decl: g.walked(t, format!("origin + {}", spread("(q + k)")), p.place.partial),
         guard: p.place.guard.clone(),
         partial: p.place.partial,
         full: p.place.full,

@@ -69,10 +69,9 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
         g.text.line("#pragma unroll 2");
     }
     g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * apart));
-    let mut decl = vec![
-        format!("const {t} down = y + k / {runs} * {apart}, row = b * rows + (down < stop ? down : y);"),
-        format!("const {t} at = origin + k % {runs} * {};", lanes * v),
-    ];
+    let mut decl =
+        vec![format!("const {t} down = y + k / {runs} * {apart}, row = b * rows + (down < stop ? down : y);")];
+    decl.extend(g.walked(t, format!("origin + k % {runs} * {}", lanes * v), g.ragged()));
     decl.extend(Text::aside(
         &mut g,
         |g| &mut g.text,
@@ -83,7 +82,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     ));
     let guard = if together == 1 { "at < limit" } else { "at < limit && down < stop" };
     let full = together == 1 && r.cols.is_multiple_of(width);
-    let place = Place { decl, guard: guard.into(), partial: false, full, columns: OCTET };
+    let place = Place { decl, guard: guard.into(), partial: g.ragged(), full, columns: OCTET };
     let none = BTreeSet::new();
     let packs = together * runs;
     g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds: &feeds, stores, apart: &none });

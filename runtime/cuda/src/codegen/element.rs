@@ -101,7 +101,8 @@ impl Apart {
         g.text.open(format!("if (mine{h})"));
         for (k, i) in stores {
             let pointer = g.fields.pointer(g.body.region.stores[k].1, expr::stored(g.dtype(i)));
-            g.text.line(format!("narrow({pointer}[row * cols + only{h}], only{h}_{i});"));
+            let row = g.stored_row(k);
+            g.text.line(format!("narrow({pointer}[{row} + only{h}], only{h}_{i});"));
         }
         g.text.close();
     }

@@ -40,7 +40,7 @@ pub(super) struct Load {
 pub struct Place {
     pub decl: Vec<String>,
     pub guard: String,
-    /// The last pack may be partial.
+    /// The last pack may be partial: `decl` declares how many elements are `left`.
     pub partial: bool,
     /// The guard fails only where nothing is stored of what is computed: rows that there are not.
     pub full: bool,
@@ -82,6 +82,8 @@ pub struct Emit<'a> {
     wide: bool,
     pub(super) loads: HashMap<usize, Load>,
     sizes: HashMap<Vec<usize>, Vec<[String; 3]>>,
+    /// Names of the elements from row to row of what is stored, where these are more than the columns.
+    pitches: HashMap<usize, String>,
     names: usize,
     pub slots: bool,
     pub scratch: bool,
@@ -102,15 +104,18 @@ impl<'a> Emit<'a> {
             Code::Load { layout, .. } => Some(*layout),
             _ => None,
         });
+        let stored = r.writes().map(|v| body.program.values[v.0 as usize].shape.numel());
+        let numel = stored.fold(r.numel(), usize::max);
         Emit {
             body,
             fields: Fields::default(),
             text: Text::default(),
             v,
             cols,
-            wide: index::is_wide(r.numel(), layouts),
+            wide: index::is_wide(numel, layouts),
             loads: HashMap::new(),
             sizes: HashMap::new(),
+            pitches: HashMap::new(),
             names: 0,
             slots: false,
             scratch: false,
@@ -141,6 +146,31 @@ impl<'a> Emit<'a> {
         let field = self.size("n", x);
         let t = self.position();
         self.text.line(format!("const {t} {name} = {field};"));
+    }
+
+    /// Whether packs may be longer than what is left of a row (see `row::row_pack`).
+    pub fn ragged(&self) -> bool {
+        self.cols.is_some_and(|cols| !cols.is_multiple_of(self.v))
+    }
+
+    /// The lines of a `Place` whose packs begin at those columns.
+    pub fn walked(&self, t: &str, at: String, partial: bool) -> Vec<String> {
+        let left = partial.then(|| format!("const {t} left = cols - at;"));
+        std::iter::once(format!("const {t} at = {at};")).chain(left).collect()
+    }
+
+    /// Where a row of store `k` begins in its value: an index.
+    pub(super) fn stored_row(&mut self, k: usize) -> String {
+        format!("row * {}", self.pitch(k).unwrap_or_else(|| "cols".into()))
+    }
+
+    fn pitch(&mut self, k: usize) -> Option<String> {
+        let pitch = self.body.pitch(k)?;
+        if !self.pitches.contains_key(&k) {
+            let name = self.size("pitch", pitch);
+            self.pitches.insert(k, name);
+        }
+        self.pitches.get(&k).cloned()
     }
 
     fn fresh(&mut self, hint: &str) -> String {
@@ -355,7 +385,19 @@ impl<'a> Emit<'a> {
         let r = &load.reading;
         let bytes = self.v * self.dtype(i).size();
         let plain = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector)) && !r.flat;
-        plain && matches!(load.source, Source::Value(_)) && (bytes.is_multiple_of(16) || [4, 8].contains(&bytes))
+        let room = !self.ragged() || self.has_room(i);
+        plain
+            && room
+            && matches!(load.source, Source::Value(_))
+            && (bytes.is_multiple_of(16) || [4, 8].contains(&bytes))
+    }
+
+    /// Whether whole packs of load `i` may be read although a row ends within the last one: the next row begins behind it, and
+    /// values begin and end at multiples of more bytes than a pack has.
+    fn has_room(&self, i: usize) -> bool {
+        let (Some(cols), Some(load)) = (self.cols, self.loads.get(&i)) else { return false };
+        let mut steps = load.reading.lead.iter().map(|d| d.1.unsigned_abs()).filter(|s| *s > 0).peekable();
+        steps.peek().is_some() && steps.all(|s| s >= cols.next_multiple_of(self.v))
     }
 
     /// Bytes of a row of load `i`, as it is staged.
@@ -366,7 +408,8 @@ impl<'a> Emit<'a> {
 
     /// The same of the load alone. What is kept in its place takes as much once more for each further 16 bits.
     pub(super) fn plane_bytes(&self, i: usize) -> usize {
-        (self.body.region.cols * self.dtype(i).size()).next_multiple_of(16)
+        let size = self.dtype(i).size();
+        (self.body.region.cols.next_multiple_of(self.v) * size).next_multiple_of(16)
     }
 
     /// Where kept results of the columns from `at` on lie: the arguments of functions of `device/pack.cuh`.
@@ -454,7 +497,7 @@ impl<'a> Emit<'a> {
             let (size, pointer) = (self.dtype(i).size(), &self.loads[&i].pointer);
             // Rows of f32 gained nothing.
             if size == 2 && (self.v * size).is_multiple_of(16) {
-                let bytes = self.body.region.cols * size;
+                let bytes = self.body.region.cols.next_multiple_of(self.v) * size;
                 self.text.line(format!("if ({when}) fetch_row({pointer} + {name}{i}, {bytes});"));
             }
         }
@@ -571,7 +614,7 @@ impl<'a> Emit<'a> {
         }
         if !stored.is_empty() {
             self.pack_loop(p, true);
-            if self.cols.is_some() {
+            if self.cols.is_some() && p.stores.iter().any(|k| body.pitch(*k).is_none()) {
                 self.flat();
             }
             let at = if self.cols.is_some() { "flat" } else { "at" };
@@ -579,9 +622,22 @@ impl<'a> Emit<'a> {
                 let (_, value) = body.region.stores[k];
                 let pointer = self.fields.pointer(value, expr::stored(self.dtype(i)));
                 let array = if singles.contains(&i) { "o" } else { "r" };
+                let from = format!("{array}{i} + k * {v}");
+                if let Some(pitch) = self.pitch(k) {
+                    let t = self.index_type();
+                    let to = format!("{pointer} + (({t})(row * {pitch}) + ({t})at)");
+                    // A pack that is whole in rows whose last one is not has another behind it.
+                    self.text.line(match self.ragged() && !p.place.partial {
+                        true => format!("store_pack<{v}>({to}, {from});"),
+                        false => {
+                            format!("store_filled<{v}>({to}, {from}, ({t})cols - ({t})at, ({t})({pitch} - cols));")
+                        }
+                    });
+                    continue;
+                }
                 self.text.line(match p.place.partial {
-                    false => format!("store_pack<{v}>({pointer} + {at}, {array}{i} + k * {v});"),
-                    true => format!("store_some<{v}>({pointer} + {at}, {array}{i} + k * {v}, left);"),
+                    false => format!("store_pack<{v}>({pointer} + {at}, {from});"),
+                    true => format!("store_some<{v}>({pointer} + {at}, {from}, left);"),
                 });
             }
             self.text.close();
@@ -642,7 +698,9 @@ impl<'a> Emit<'a> {
                 Level::Col => format!("x % {}", p.place.columns),
                 _ => format!("x % {OCTET}"),
             };
-            self.text.line(format!("a{i}[{slot}] = {f}::join(a{i}[{slot}], {value});"));
+            // Columns that there are not are columns of their own.
+            let within = if p.place.partial && body.level(i) != Level::Col { "if (e < left) " } else { "" };
+            self.text.line(format!("{within}a{i}[{slot}] = {f}::join(a{i}[{slot}], {value});"));
         }
         self.text.close();
     }
@@ -697,7 +755,7 @@ impl<'a> Emit<'a> {
         }
         self.text.open("if (at < cols)");
         for &i in loads {
-            self.load(i, false, &mut Coords::new());
+            self.load(i, place.partial, &mut Coords::new());
         }
         self.text.close();
         self.text.close();
@@ -770,7 +828,7 @@ impl<'a> Emit<'a> {
         match load.source {
             Source::Value(_) if vector => {
                 let (p, nc) = (&load.pointer, load.constant);
-                let line = match partial {
+                let line = match partial && !self.has_room(i) {
                     false => format!("load_pack<{v}, {nc}>(r{i} + k * {v}, {p} + ({index}));"),
                     true => format!("load_some<{v}, {nc}>(r{i} + k * {v}, {p} + ({index}), left);"),
                 };

@@ -54,9 +54,10 @@ impl Held {
             begin(g);
             g.text.unrolled("c", blocks);
             g.held = Some(format!("{first} + c * {} + k", self.packs));
-            let decl = vec![format!("const {t} at = b + c * {} + k * {};", 8 * BLOCK, 32 * g.v)];
+            let partial = g.ragged() && !whole;
+            let decl = g.walked(t, format!("b + c * {} + k * {}", 8 * BLOCK, 32 * g.v), partial);
             let guard = if whole { "true" } else { "at < cols" }.into();
-            step(g, self.packs, &Place { decl, guard, partial: false, full: whole, columns: OCTET });
+            step(g, self.packs, &Place { decl, guard, partial, full: whole, columns: OCTET });
             g.held = None;
             g.text.close();
             end(g);

@@ -64,7 +64,9 @@ pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<W
 }
 
 fn stages(body: &Body, props: &Props, many: bool, scratch: &mut usize) -> Vec<Stage> {
-    let (by_row, by_col) = (body.has(Level::Row), body.has(Level::Col));
+    let by_col = body.has(Level::Col);
+    // Zeros behind a row are the row's business, too.
+    let by_row = body.has(Level::Row) || (!by_col && body.full_stores().any(|k| body.pitch(k).is_some()));
     match (by_row, by_col) {
         (false, false) => map::stages(body, props, many),
         (true, false) => row::stages(body, props, many, &BTreeSet::new(), scratch),

@@ -39,9 +39,10 @@ impl Emit<'_> {
         for line in &place.decl {
             self.text.line(line);
         }
+        let left = if place.partial { ", left" } else { "" };
         let call = match self.words(x) {
-            Some(words) => format!("join_words<{f}, {v}>(h{i}, {words}, k);"),
-            None => format!("join_pairs<{f}, {v}>(h{i}, stage{x} + at, k);"),
+            Some(words) => format!("join_words<{f}, {v}>(h{i}, {words}, k{left});"),
+            None => format!("join_pairs<{f}, {v}>(h{i}, stage{x} + at, k{left});"),
         };
         self.text.line(format!("if ({}) {call}", place.guard));
         self.text.close();

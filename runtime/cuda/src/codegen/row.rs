@@ -8,12 +8,13 @@ use super::body::{Body, operands};
 use super::both;
 use super::emit::{Emit, Pass, Place, pack};
 use super::expr;
+use super::index::{self, Access, Reading};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split;
 use super::stage::Stage;
 use super::staged;
 use crate::launch::Props;
-use perilune_plan::ir::{Code, Level};
+use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
 /// Chunks that a block of threads holds at most.
@@ -41,10 +42,26 @@ pub fn passes(body: &Body) -> Passes {
     Passes { feeds, stores }
 }
 
-/// The longest packs of rows of `cols` elements.
+/// The longest packs that rows are made of. A row's last one may be partial if rows begin at multiples of a pack wherever they
+/// are read and stored, though their length is none.
 pub fn row_pack(body: &Body, set: &BTreeSet<usize>) -> usize {
     let mut v = pack(body, set, OCTET);
-    while !body.region.cols.is_multiple_of(v) {
+    let cols = body.region.cols;
+    let read = |i: &usize| match body.code(*i) {
+        Code::Load { source: Source::Value(_), layout } if body.level(*i) == Level::Full => {
+            Some(index::full(layout, Some(cols), v))
+                .filter(|r| !matches!(r.access, Access::Invariant | Access::RowWise))
+        }
+        _ => None,
+    };
+    let reads: Vec<Reading> = set.iter().filter_map(read).collect();
+    let spaced = body.full_stores().next().is_some() || reads.iter().any(|r| r.lead.iter().any(|d| d.1 != 0));
+    let fits = reads.iter().all(|r| r.access == Access::Vector)
+        && body.full_stores().all(|k| body.pitch(k).is_some_and(|pitch| pitch.is_multiple_of(v)));
+    if spaced && fits {
+        return v;
+    }
+    while !cols.is_multiple_of(v) {
         v /= 2;
     }
     v
@@ -146,9 +163,9 @@ fn one(body: &Body, props: &Props, saved: &BTreeSet<usize>, scratch: &mut usize)
     let leader = if in_warp { "lane == 0" } else { "threadIdx.x == 0" };
     if registers {
         let place = Place {
-            decl: vec![format!("const {t} at = origin + {spread};")],
+            decl: g.walked(t, format!("origin + {spread}"), g.ragged()),
             guard: "at < limit".into(),
-            partial: false,
+            partial: g.ragged(),
             full: cols == OCTET * blocks_each * lanes * warps * chunks_held,
             columns: OCTET,
         };
@@ -313,9 +330,9 @@ fn again(g: &mut Emit, passes: &Passes, d: usize, w: Walk) {
     let unroll = 2;
     g.text.open(format!("for ({t} b = begin; b < end; b += {})", unroll * BLOCK * warps));
     let place = Place {
-        decl: vec![format!("const {t} at = b + origin + {spread};")],
+        decl: g.walked(t, format!("b + origin + {spread}"), g.ragged()),
         guard: "at < end".into(),
-        partial: false,
+        partial: g.ragged(),
         full: false,
         columns: OCTET,
     };

@@ -142,9 +142,9 @@ fn walk(g: &mut Emit, feeds: &[usize], stores: &[usize]) {
     g.text.line(format!("const {t} stride = warps * {BLOCK};"));
     g.text.open(format!("for ({t} b = begin + warp * {BLOCK} + lane * {v}; b < limit; b += {unroll} * stride)"));
     let place = Place {
-        decl: vec![format!("const {t} at = b + k / {runs} * stride + k % {runs} * {};", 32 * v)],
+        decl: g.walked(t, format!("b + k / {runs} * stride + k % {runs} * {}", 32 * v), g.ragged()),
         guard: "at < limit".into(),
-        partial: false,
+        partial: g.ragged(),
         full: false,
         columns: OCTET,
     };

@@ -107,9 +107,9 @@ pub fn stage(
     // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
     let place = Place {
-        decl: vec![format!("const {t} at = b + k * {};", 32 * v)],
+        decl: g.walked(t, format!("b + k * {}", 32 * v), g.ragged()),
         guard: if full { "true" } else { "at < end" }.into(),
-        partial: false,
+        partial: g.ragged(),
         full,
         columns: OCTET,
     };

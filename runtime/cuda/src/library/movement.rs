@@ -45,6 +45,10 @@ pub fn place(c: &mut Call) -> Result<()> {
             let all = [low, count, space.dims[last] as i64];
             all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
         });
+        let pack = 16 / size;
+        if v < pack && c.out_aligned() == 16 && space.still(0, pack) {
+            return place_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
+        }
         space = space.grouped(v, &[0]);
         // Coordinates, too, count groups.
         space.strides[1][last] = 1;
@@ -70,6 +74,24 @@ pub fn place(c: &mut Call) -> Result<()> {
     ];
     let body = "library::place(x, out, walk, n, low, step, count, x_step, fill);";
     c.each("place", "movement/place.cuh", &params, body, n)
+}
+
+/// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
+/// result.
+fn place_packs(c: &mut Call, x: &Input, space: Space, low: i64, count: i64, fill: u64) -> Result<()> {
+    let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
+    let t = sized(size);
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("{t}* out"), c.output(0)),
+        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+        ("i64 low", Arg::I64(low)),
+        ("i64 count", Arg::I64(count)),
+        ("u64 fill", Arg::I64(repeated(fill, size))),
+    ];
+    let body = format!("library::place_packs<{t}, {}>(x, out, walk, n, low, count, fill);", 16 / size);
+    c.each("place_packs", "movement/place.cuh", &params, &body, n)
 }
 
 pub fn unwindow(c: &mut Call) -> Result<()> {

@@ -8,7 +8,7 @@ use perilune_core::{DType, Shape, grad};
 use perilune_cuda::codegen;
 use perilune_cuda::launch::{Function, Props, Work};
 use perilune_plan::ir::{Kernel, Program};
-use perilune_plan::{Null, Options, Request, Tracer};
+use perilune_plan::{Backend, Null, Options, Request, Tracer};
 use std::collections::{BTreeMap, HashMap};
 
 /// A recording, with what it assigns.
@@ -58,14 +58,23 @@ impl Sketch {
     }
 
     pub fn program(&self, roots: &[NodeId], fusion: bool) -> Program {
-        plan(&self.g, Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() }, fusion)
+        plan(&self.g, self.request(roots), fusion)
+    }
+
+    pub fn request(&self, roots: &[NodeId]) -> Request {
+        Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() }
     }
 }
 
 pub fn plan(g: &Graph, request: Request, fusion: bool) -> Program {
+    plan_on(g, request, fusion, &Null)
+}
+
+pub fn plan_on(g: &Graph, request: Request, fusion: bool, backend: &dyn Backend) -> Program {
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, &Null).unwrap();
+    let p =
+        perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, backend).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }
