@@ -22,6 +22,7 @@ START = time.time()
 # Tile: (kind, rows, columns, deep, stages, threads, blocks), as in grouped.rs.
 WARPS = ("Warps", 128, 128, 32, 4, 128, 2)
 WARPGROUPS = ("Warpgroups", 128, 128, 64, 3, 256, 2)
+WIDE_WARPGROUPS = ("Warpgroups", 128, 256, 64, 4, 256, 1)
 SWEEP = [
     WARPS,
     ("Warps", 128, 128, 64, 3, 128, 2),
@@ -30,7 +31,7 @@ SWEEP = [
     ("Warps", 256, 128, 32, 4, 256, 1),
     WARPGROUPS,
     ("Warpgroups", 128, 128, 64, 4, 256, 1),
-    ("Warpgroups", 128, 256, 64, 4, 256, 1),
+    WIDE_WARPGROUPS,
     ("Warpgroups", 256, 128, 64, 4, 512, 1),
 ]
 PLAIN = 64
@@ -284,7 +285,7 @@ def main():
     gpu = attention_lab.Gpu()
     gpu.arch = torch.cuda.get_device_capability()
     hopper = gpu.arch == (9, 0)
-    tiles = SWEEP if "sweep" in todo else [WARPS, WARPGROUPS]
+    tiles = SWEEP if "sweep" in todo else [WARPS, WARPGROUPS, WIDE_WARPGROUPS]
     kinds = os.environ.get("KIND", "Warps,Warpgroups" if hopper else "Warps").split(",")
     tiles = [t for t in tiles if t[0] in kinds]
     texts = []

@@ -47,10 +47,17 @@ const WARPGROUPS: Tile = Tile {
     threads: 256,
     resident: "2",
 };
+/// Reads three quarters of what the narrow one does, and has room for one block only.
+const WIDE_WARPGROUPS: Tile = Tile { cols: 256, stages: 4, resident: "1", ..WARPGROUPS };
 
 impl Tile {
-    fn of(props: &Props) -> Tile {
-        if props.arch == (9, 0) { WARPGROUPS } else { WARPS }
+    /// For results of `n` columns, of which there are as many tiles as `count` says. All add in the same order.
+    fn of(props: &Props, n: usize, count: impl Fn(&Tile) -> usize) -> Tile {
+        if props.arch != (9, 0) {
+            return WARPS;
+        }
+        let wide = n > WARPGROUPS.cols && count(&WIDE_WARPGROUPS) >= props.sms as usize;
+        if wide { WIDE_WARPGROUPS } else { WARPGROUPS }
     }
 
     fn text(&self) -> String {
@@ -169,9 +176,10 @@ pub fn rows(c: &mut Call, props: &Props) -> Result<()> {
         let matrix = ("i64 matrix", Arg::I64(sw[0] as i64));
         return plain(c, ["x", "w"], [&x, &w, &e], rows, &numbers, Some(matrix), blocks);
     }
-    let tile = Tile::of(props);
     let (left, right) = (readable(c, &stacked(&x), false)?, readable(c, &w, true)?);
-    let (tiles_m, tiles_n) = (most_tiles(rows, groups, tile.rows), n.div_ceil(tile.cols));
+    let tiles = |t: &Tile| (most_tiles(rows, groups, t.rows), n.div_ceil(t.cols));
+    let tile = Tile::of(props, n, |t| tiles(t).0 * tiles(t).1);
+    let (tiles_m, tiles_n) = tiles(&tile);
     let sizes = [0, n, k, tiles_m, tiles_n];
     let call = format!("grouped_rows<{}, {}, {}>", tile.text(), typed(c.out_dtype()), right.down);
     launch(c, &tile, ["x", "w"], &call, [left, right], (&e, rows), sizes, tiles_m * tiles_n)
@@ -192,9 +200,10 @@ pub fn sums(c: &mut Call, props: &Props) -> Result<()> {
         let numbers = [size(m), size(n), size(rows), sa[1], sa[0], sb[0], sb[1], size(tiles_m), size(tiles_n)];
         return plain(c, ["a", "b"], [&a, &b, &e], rows, &numbers, None, groups * tiles_m * tiles_n);
     }
-    let tile = Tile::of(props);
     let (left, right) = (readable(c, &stacked(&a), false)?, readable(c, &stacked(&b), false)?);
-    let (tiles_m, tiles_n) = (m.div_ceil(tile.rows), n.div_ceil(tile.cols));
+    let tiles = |t: &Tile| (m.div_ceil(t.rows), n.div_ceil(t.cols));
+    let tile = Tile::of(props, n, |t| groups * tiles(t).0 * tiles(t).1);
+    let (tiles_m, tiles_n) = tiles(&tile);
     let call = format!("grouped_sums<{}, {}>", tile.text(), typed(c.out_dtype()));
     let blocks = groups * tiles_m * tiles_n;
     launch(c, &tile, ["a", "b"], &call, [left, right], (&e, rows), [m, n, 0, tiles_m, tiles_n], blocks)

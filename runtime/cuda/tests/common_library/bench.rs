@@ -2,7 +2,7 @@
 //! says which.
 
 use super::{Call, Case, Lie};
-use perilune_core::DType::{self, BF16, F32, I32, I64};
+use perilune_core::DType::{self, BF16, F16, F32, I32, I64};
 
 fn new(label: &str) -> Case {
     Case::new(format!("bench {label}"))
@@ -78,11 +78,15 @@ pub fn cases() -> Vec<Call> {
     out
 }
 
-/// Calls with more elements than 32 bits count: only compiled.
+/// Large calls, some with more elements than 32 bits count: only compiled.
 pub fn huge() -> Vec<Call> {
     let (dims, half) = ([3usize, 1 << 30], [3usize, 1 << 29]);
     let case = || new("huge").empty(BF16, &dims);
+    let (rows, w) = ([16384, 2048], [8, 2048, 2048]);
+    let groups = |dtype: DType, side: &[usize]| new("huge").empty(dtype, &rows).empty(dtype, side).empty(I64, &[8]);
     vec![
+        groups(BF16, &w).finish("grouped_matmul", &[], &rows, BF16),
+        groups(F16, &rows).finish("grouped_sums", &[], &w, F16),
         case().finish("cumsum", &[1], &dims, BF16),
         case().finish("argreduce", &[1, 1], &[3, 1], I64),
         case().finish("place", &[0, 1, 2, 9, 0], &[9, 1 << 30], BF16),
