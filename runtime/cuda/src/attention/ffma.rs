@@ -24,6 +24,7 @@ const fn ffma(rows: u32, bn: u32, columns: u32, threads: u32, both: bool, blocks
 pub const FFMA: &[(Pass, u32, Ffma)] = &[
     (Pass::Forward, 32, ffma(128, 64, 8, 128, true, 2)),
     (Pass::Forward, 32, ffma(64, 64, 8, 128, true, 1)),
+    (Pass::Forward, 64, ffma(128, 64, 8, 128, true, 2)),
     (Pass::Forward, 64, ffma(64, 64, 8, 128, false, 3)),
     (Pass::Forward, 64, ffma(64, 64, 8, 128, false, 1)),
     (Pass::Forward, 96, ffma(128, 32, 8, 128, false, 2)),
