@@ -15,7 +15,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from attention_lab import Gpu  # noqa: E402
+import attention_lab  # noqa: E402
 
 START = time.time()
 
@@ -88,7 +88,8 @@ def launch_of(op, tile, x, w, ends, out, fault, groups):
     wide = ceil(n, tile[2])
     numbers = struct.pack("<3q", x.stride(0), w.stride(-2 if down else -1), w.stride(0) if op == "rows" else 0)
     if op == "rows":
-        sizes, blocks = (0, n_of(out), k_of(x), 0, wide), most_tiles(rows, groups, tile[1]) * wide
+        tall = most_tiles(rows, groups, tile[1])
+        sizes, blocks = (0, n_of(out), k_of(x), tall, wide), tall * wide
     else:
         tall = ceil(out.shape[1], tile[1])
         sizes, blocks = (out.shape[1], n_of(out), 0, tall, wide), groups * tall * wide
@@ -275,9 +276,10 @@ def main():
     global torch
     import torch
 
+    attention_lab.torch = torch
     todo = sys.argv[1:] or ["check", "time", "sweep"]
     torch.manual_seed(1)
-    gpu = Gpu()
+    gpu = attention_lab.Gpu()
     gpu.arch = torch.cuda.get_device_capability()
     hopper = gpu.arch == (9, 0)
     tiles = SWEEP if "sweep" in todo else [WARPS, WARPGROUPS]
@@ -287,6 +289,7 @@ def main():
         texts += [text(op, tile, t, down) for tile in tiles for t in ("bf16", "f16")]
         texts += [text(op, PLAIN, t) for t in ("bf16", "f16", "f32", "f64")]
     gpu.compile(texts)
+    torch.zeros(1, device="cuda")  # a context, before modules are loaded
     print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
     print("registers, local bytes, blocks an SM of rows, rows of turned matrices, sums")
     for tile in tiles:

@@ -21,8 +21,21 @@ struct alignas(8) Grouped {
     i64 left, right;   // from one row of x or a, w or b, to the next
     i64 matrix;        // from one matrix of w to the next
     i32 m, n, k;       // m of sums, k of rows
-    i32 tiles_m, tiles_n;
+    i32 tiles_m, tiles_n;  // of rows: as many as any ends could need; of sums: those of one group
     i32 unused;
+};
+
+// Tile number `at` of tiles_m x tiles_n. Blocks start in order of their number: those that run at the same time make a square
+// of tiles rather than a row of them, which reads less of either side.
+struct Spot {
+    i32 row, col;
+    __device__ __forceinline__ Spot(const Grouped& p, u32 at) {
+        constexpr u32 BAND = 16;
+        const u32 first = at / (BAND * p.tiles_n) * BAND, rest = at - first * p.tiles_n;
+        const u32 n = min(BAND, p.tiles_m - first);
+        col = rest / n;
+        row = first + (rest - col * n);
+    }
 };
 
 __device__ __forceinline__ i32 padded(i32 n) { return (n + 7) & ~7; }
@@ -149,8 +162,9 @@ template <typename W, typename T, bool W_DOWN>
 __device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault,
                                              u32 kernel) {
     if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
-    const i32 tile = blockIdx.x / (u32)p.tiles_n, col = ((i32)blockIdx.x - tile * p.tiles_n) * W::COLS;
-    const Piece at = find_tile<W::ROWS>(ends, p.ends, tile);
+    const Spot spot(p, blockIdx.x);
+    const i32 col = spot.col * W::COLS;
+    const Piece at = find_tile<W::ROWS>(ends, p.ends, spot.row);
     if (at.group == -2) return;
     const bool some = at.group >= 0;
     const Side<T> left = {x, p.left, at.first, at.last, padded(p.k)};
@@ -165,8 +179,9 @@ template <typename W, typename T>
 __device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault,
                                              u32 kernel) {
     if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
-    const i32 above = blockIdx.x / (u32)p.tiles_n, col = ((i32)blockIdx.x - above * p.tiles_n) * W::COLS;
-    const i32 group = above / p.tiles_m, row = (above - group * p.tiles_m) * W::ROWS;
+    const u32 each = p.tiles_m * p.tiles_n, group = blockIdx.x / each;
+    const Spot spot(p, blockIdx.x - group * each);
+    const i32 row = spot.row * W::ROWS, col = spot.col * W::COLS;
     const Piece at = group_rows(ends, p.ends, group);
     const Side<T> left = {a, p.left, row, padded(p.m), at.last};
     const Side<T> right = {b, p.right, col, padded(p.n), at.last};

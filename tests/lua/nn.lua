@@ -175,7 +175,7 @@ describe("a mixture of experts", function()
       expect(y):to_be_near(by_token(m, x):tolist(), 1e-5)
       expect(balance.shape):to_equal {}
       local wrt = { x, m.up, m.down, m.router.weight }
-      local ours, theirs = pl.grad((m(x) ^ 2):sum(), wrt), pl.grad((by_token(m, x) ^ 2):sum(), wrt)
+      local ours, theirs = { pl.grad((m(x) ^ 2):sum(), wrt) }, { pl.grad((by_token(m, x) ^ 2):sum(), wrt) }
       for i = 1, #wrt do expect(ours[i]):to_be_near(theirs[i]:tolist(), 1e-4) end
     end)
   end

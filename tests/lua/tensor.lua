@@ -296,7 +296,7 @@ describe("grouped products", function()
 
   it("have gradients", function()
     local ends = pl.tensor { 1, 1, 3 }
-    local dx, dw = table.unpack(pl.grad(pl.grouped_matmul(x, w, ends):sum(), { x, w }))
+    local dx, dw = pl.grad(pl.grouped_matmul(x, w, ends):sum(), { x, w })
     expect(dx):to_equal { { 1, 0 }, { 1, 1 }, { 1, 1 }, { 0, 0 } }
     expect(dw):to_equal { { { 1 }, { 2 } }, { { 0 }, { 0 } }, { { 8 }, { 10 } } }
   end)

@@ -46,16 +46,17 @@ fn copied(p: &Program) -> usize {
     p.kernels.iter().map(numel).sum()
 }
 
-/// A language model's head: its loss and, in training, the gradients of the product's two sides.
-fn head(d: DType, rows: usize, classes: usize, options: &[(&str, perilune_core::ops::Value)], trains: bool) -> Program {
+/// A language model's head: its loss and, in training, the gradients of what the product takes.
+fn head(d: DType, [rows, width, classes]: [usize; 3], smoothing: f64, biased: bool, trains: bool) -> Program {
     let mut s = Sketch::default();
-    let (x, w, target) = (s.leaf(d, &[rows, 768]), s.leaf(d, &[classes, 768]), s.leaf(I64, &[rows]));
+    let (x, w, target) = (s.leaf(d, &[rows, width]), s.leaf(d, &[classes, width]), s.leaf(I64, &[rows]));
+    let b = s.leaf(d, &[classes]);
     let wt = s.g.t(w).unwrap();
-    let y = s.call("matmul", &[t(x), t(wt)]);
-    let loss = s.call_all("cross_entropy", &[t(y), t(target)], options)[0];
+    let y = if biased { s.call("linear", &[t(x), t(w), t(b)]) } else { s.call("matmul", &[t(x), t(wt)]) };
+    let loss = s.call_all("cross_entropy", &[t(y), t(target)], &[("label_smoothing", float(smoothing))])[0];
     let mut roots = vec![loss];
     if trains {
-        roots.extend(s.grads(loss, &[x, w]));
+        roots.extend(s.grads(loss, &[x, w, b][..if biased { 3 } else { 2 }]));
     }
     program(&s, &roots)
 }
@@ -81,7 +82,7 @@ fn between(d: DType, rows: usize, width: usize, trains: bool, f: impl Fn(&mut Sk
 #[test]
 fn a_loss_writes_its_gradient_in_whole_rows() {
     for (d, classes, pitch) in [(BF16, 50257, 50264), (F16, 50257, 50264), (BF16, 32003, 32008), (BF16, 9001, 9008)] {
-        let p = head(d, 8192, classes, &[], true);
+        let p = head(d, [8192, 768, classes], 0.0, false, true);
         // The weight alone is copied, and the gradient lies where the logits did.
         assert_eq!(copied(&p), classes * 768, "{classes}");
         assert_eq!(pitches(&p, classes), [pitch], "{classes}");
@@ -90,8 +91,13 @@ fn a_loss_writes_its_gradient_in_whole_rows() {
         assert!(text.contains("store_filled<8>") && text.contains("fetch_row("), "{text}");
         assert!(!text.contains("_pack<1") && !text.contains("copy_ahead<2>"), "{text}");
     }
+    // With a bias, whose gradient sums columns of what the loss writes.
+    let p = head(BF16, [8192, 768, 50257], 0.0, true, true);
+    assert_eq!((copied(&p), pitches(&p, 50257)), (50257 * 769, vec![50264]));
+    let text = texts(&p, 50257);
+    assert!(text.contains(" col_cast") && text.contains("store_filled<8>") && !text.contains("_pack<1"), "{text}");
     // Without a gradient: whole packs are read.
-    let text = texts(&head(BF16, 8192, 50257, &[], false), 50257);
+    let text = texts(&head(BF16, [8192, 768, 50257], 0.0, false, false), 50257);
     assert!(text.contains("copy_ahead<16>") && text.contains("if (e < left)"), "{text}");
 }
 
@@ -115,6 +121,20 @@ fn what_lies_between_odd_products_is_stored_as_they_want_it() {
     assert!(texts(&p, 1003).contains("store_filled<4>"));
 }
 
+/// A copy does not pay for narrow models, but nothing is copied of what a kernel makes.
+#[test]
+fn what_costs_no_copy_grows_always() {
+    let p = head(BF16, [4096, 128, 50257], 0.0, false, true);
+    assert_eq!((copied(&p), pitches(&p, 50257)), (50257 * 128, vec![50264]));
+    for k in &p.kernels {
+        if let Kernel::Library(l) = k
+            && l.op.name == "matmul"
+        {
+            assert!(l.inputs.iter().all(|o| o.shape().dims().iter().all(|d| d % 8 == 0)), "{:?}", l.inputs);
+        }
+    }
+}
+
 /// What is wanted for itself is not: rows of a result lie as they always did.
 #[test]
 fn results_keep_their_rows() {
@@ -134,9 +154,10 @@ fn they_compile_without_spills() {
         for (d, classes) in
             [(BF16, 50257), (F16, 50257), (BF16, 32003), (BF16, 9001), (BF16, 1001), (BF16, 250_002 - 1)]
         {
-            all.push(head(d, 2048, classes, &[], trains));
+            all.push(head(d, [2048, 768, classes], 0.0, false, trains));
         }
-        all.push(head(BF16, 2048, 50257, &[("label_smoothing", float(0.1))], trains));
+        all.push(head(BF16, [2048, 768, 50257], 0.1, false, trains));
+        all.push(head(BF16, [2048, 768, 50257], 0.0, true, trains));
         for d in [BF16, F32] {
             for width in [301, 1003, 5001, 20001] {
                 all.push(between(d, 4096, width, trains, |s, y| s.call("gelu", &[t(y)])));

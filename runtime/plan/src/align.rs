@@ -3,14 +3,16 @@
 //! Tensor cores are fed 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
 //! is none, a library takes kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
 //! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So a large product of that kind is done over operands
-//! that zeros fill up, and what is wanted of its result is a view of it: only the operands are copied, and equal copies merge
-//! later, as those of a loss's gradient do. A graph-to-graph pass before views are resolved.
+//! that zeros fill up, and what is wanted of its result is a view of it. Operands are copied, and equal copies merge later; but
+//! where a fused kernel makes one (a loss its gradient), it stores it so in the first place, if the backend can (`fuse`). A
+//! graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
 use crate::lower::{Lowered, Move};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::ops::Class;
 use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
 use perilune_core::ops::movement;
 use smallvec::SmallVec;
@@ -31,14 +33,15 @@ struct Grown {
 /// The pass. `from` holds no fused op that the backend does not keep.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let Some(row) = backend.row_bytes() else { return Ok(from) };
-    if !from.graph.nodes().iter().any(|n| grown(&from.graph, n, row).is_some()) {
+    let fills = backend.fills_rows();
+    if !from.graph.nodes().iter().any(|n| grown(&from.graph, n, row, fills).is_some()) {
         return Ok(from);
     }
     let mut to = Move::new(&from);
     for id in from.graph.ids() {
         let node = from.graph.node(id);
         to.out.graph.site = from.graph.site_of(id);
-        let new = match grown(&from.graph, node, row) {
+        let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
                 let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
                 product(&mut to.out.graph, node, &inputs, &dims)?
@@ -50,8 +53,8 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     Ok(to.finish(&from))
 }
 
-/// What a product's dims should be, if they are others and it pays.
-fn grown(g: &Graph, node: &Node, row: usize) -> Option<Grown> {
+/// What a product's dims should be, if they are others and it pays. `fills`: the backend stores rows so as it computes them.
+fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     let linear = node.op == &LINEAR;
     if !linear && node.op != &MATMUL {
         return None;
@@ -68,11 +71,27 @@ fn grown(g: &Graph, node: &Node, row: usize) -> Option<Grown> {
     if !low || (dims.m, dims.n, dims.k) == (m, n, k) {
         return None;
     }
-    let of_a = if (dims.m, dims.k) == (m, k) { 0 } else { a.numel() };
-    let of_b = if (dims.n, dims.k) == (n, k) { 0 } else { b.numel() };
+    // Of what lies in memory as rows x cols. More rows are a copy in any case.
+    let copied = |x: NodeId, (rows, cols): (bool, bool)| match rows || (cols && !(fills && is_computed(g, x))) {
+        true => g.shape(x).numel(),
+        false => 0,
+    };
+    let (m_grows, n_grows, k_grows) = (dims.m != m, dims.n != n, dims.k != k);
+    let by_rows = linear || matmul::is_transpose(g, node.inputs[1]);
+    let of_a = copied(node.inputs[0], if turned { (k_grows, m_grows) } else { (m_grows, k_grows) });
+    let of_b = copied(node.inputs[1], if by_rows { (n_grows, k_grows) } else { (k_grows, n_grows) });
     let flops = 2.0 * a.numel() as f64 * n as f64;
     let copied = ((of_a + of_b) * node.dtype.size()) as f64;
     (flops >= LEAST_FLOPS && flops >= FLOPS_A_BYTE * copied).then_some(dims)
+}
+
+/// Whether a fused kernel makes `x`, or what `x` is the transpose of.
+fn is_computed(g: &Graph, x: NodeId) -> bool {
+    let mut x = if matmul::is_transpose(g, x) { g.node(x).inputs[0] } else { x };
+    while g.node(x).op == &movement::RESHAPE {
+        x = g.node(x).inputs[0];
+    }
+    matches!(g.node(x).op.class, Class::Map(_) | Class::Cast)
 }
 
 /// The product over grown operands, and the part of it that is wanted.

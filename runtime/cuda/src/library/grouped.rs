@@ -115,7 +115,7 @@ fn readable(c: &mut Call, x: &Input, either: bool) -> Result<Side> {
         let step = if dims.dims()[across] == 1 { 0 } else { s[across] };
         let matrix = if matrices == 1 { 0 } else { s[0] };
         let lies = s[along] == 1 && whole(step) && whole(matrix) && step.unsigned_abs() <= LONGEST;
-        (lies && dims.dims()[along].is_multiple_of(UNIT) && x.aligned >= 2 * UNIT).then(|| (step, matrix))
+        (lies && dims.dims()[along].is_multiple_of(UNIT) && x.aligned >= 2 * UNIT).then_some((step, matrix))
     };
     let ways: &[(usize, usize)] = if either { &[(2, 1), (1, 2)] } else { &[(2, 1)] };
     for &(along, across) in ways {
@@ -172,7 +172,7 @@ pub fn rows(c: &mut Call, props: &Props) -> Result<()> {
     let tile = Tile::of(props);
     let (left, right) = (readable(c, &stacked(&x), false)?, readable(c, &w, true)?);
     let (tiles_m, tiles_n) = (most_tiles(rows, groups, tile.rows), n.div_ceil(tile.cols));
-    let sizes = [0, n, k, 0, tiles_n];
+    let sizes = [0, n, k, tiles_m, tiles_n];
     let call = format!("grouped_rows<{}, {}, {}>", tile.text(), typed(c.out_dtype()), right.down);
     launch(c, &tile, ["x", "w"], &call, [left, right], (&e, rows), sizes, tiles_m * tiles_n)
 }
