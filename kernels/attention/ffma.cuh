@@ -5,11 +5,12 @@
 // scores every TC-th column; of results it owns 4 columns of every 4 TC. So the lanes of a warp read neighbouring rows, on
 // different banks (a row takes C + 4 floats, a row of weights BN + TC), and 16 bytes at a time along the head.
 //
-// Sums: what one tile adds to a result is summed by itself and added then. A result over S keys is a chain of S / BN
-// additions of sums of BN, and errs by as much less than one chain of S.
+// Sums: what one tile adds to a result is summed by itself and added then, so that a result over S keys is a chain of S / BN
+// additions of sums of BN; a score is a chain of sums of 4, for 6 % of the time. Both err by less than one chain from end to end:
+// scores from end to end had the errors of dq 1.3 to 1.4 times as large.
 //
-// Limits: reads of shared memory. A product of RM x RN results a thread reads RM + RN times 16 bytes for 4 RM RN FFMAs; at 8
-// x 8 the two take the same time on sm_90, which has 128 FFMAs and 128 bytes a clock.
+// Limits: reads of shared memory. For RM x RN results a thread reads RM + RN times 16 bytes for 4 RM RN FFMAs; at 8 x 8 the two
+// take the same time on sm_90, which has 128 FFMAs and 128 bytes a clock.
 #pragma once
 #include "attention/documents.cuh"
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ void bring_floats(f32* to, const f32* x, i64 stride, 
     const u32 at = shared_address(to);
     x += first * stride;
     n -= first;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < TOTAL; i += P::THREADS) {
         const i32 row = i / CHUNKS, chunk = i % CHUNKS;
         const bool on = row < n && chunk * 4 < width;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void scores_ffma(f32 (&x)[P::RM][P::RN], const f32* a
     for (int i = 0; i < P::RM; i++)
 #pragma unroll
         for (int j = 0; j < P::RN; j++) x[i][j] = 0.0f;
-#pragma unroll 1
+#pragma unroll 2
     for (int k = 0; k < P::C; k += 4) {
         float4 u[P::RM];
 #pragma unroll
@@ -65,12 +66,8 @@ __device__ __forceinline__ void scores_ffma(f32 (&x)[P::RM][P::RN], const f32* a
         for (int j = 0; j < P::RN; j++) {
             const float4 w = *(const float4*)(b + j * P::TC * P::PITCH + k);
 #pragma unroll
-            for (int i = 0; i < P::RM; i++) {
-                x[i][j] = __fmaf_rn(u[i].x, w.x, x[i][j]);
-                x[i][j] = __fmaf_rn(u[i].y, w.y, x[i][j]);
-                x[i][j] = __fmaf_rn(u[i].z, w.z, x[i][j]);
-                x[i][j] = __fmaf_rn(u[i].w, w.w, x[i][j]);
-            }
+            for (int i = 0; i < P::RM; i++)
+                x[i][j] += __fmaf_rn(u[i].w, w.w, __fmaf_rn(u[i].z, w.z, __fmaf_rn(u[i].y, w.y, u[i].x * w.x)));
         }
     }
 }
@@ -88,7 +85,7 @@ __device__ __forceinline__ void weighted_ffma(
         for (int i = 0; i < P::RM; i++)
 #pragma unroll
             for (int c = 0; c < PIECE; c++) sum[i][c] = 0.0f;
-#pragma unroll 1
+#pragma unroll 2
         for (int k = 0; k < P::BN; k += 4) {
             float4 u[P::RM];
 #pragma unroll
