@@ -1964,6 +1964,29 @@ function Tensor:outer(b) end
 ---@return perilune.Tensor
 function pl.einsum(equation, xs) end
 
+---x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row
+---0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows
+---of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens
+---sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for
+---it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are
+---an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).
+---@param x perilune.Tensor
+---@param w perilune.Tensor
+---@param ends perilune.Tensor
+---@return perilune.Tensor
+function pl.grouped_matmul(x, w, ends) end
+
+---x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row
+---0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows
+---of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens
+---sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for
+---it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are
+---an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).
+---@param w perilune.Tensor
+---@param ends perilune.Tensor
+---@return perilune.Tensor
+function Tensor:grouped_matmul(w, ends) end
+
 ---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
 ---to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
 ---infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.

@@ -1,7 +1,7 @@
 // Attention, backward to keys and values, on sm_90a: what backward_kv.cuh computes, with the products of warpgroups (wgmma)
 // and tiles brought by the copy engine. See forward_wg.cuh for how a block is fed.
 //
-// `numbers` (B, H, padded, 2) holds lse log2(e) and delta of each row (rows.cuh); padded is a multiple of BN.
+// `numbers` (B, H, padded, 2) holds lse log2(e) and delta of each row (backward_q_wg.cuh); padded is a multiple of BN.
 //
 // One block takes BM = 64 GROUPS keys of one key head and walks over the queries that see them, BN at a time, for all r
 // query heads that share the key head, in a fixed order. Everything is computed transposed, keys down the rows: p^T and
@@ -15,7 +15,8 @@
 // Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
 // 2 each, weights BN / 4.
 #pragma once
-#include "attention/warpgroup.cuh"
+#include "attention/documents.cuh"
+#include "device/warpgroup.cuh"
 
 namespace attention {
 

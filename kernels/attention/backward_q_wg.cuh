@@ -1,7 +1,9 @@
 // Attention, backward to the queries, on sm_90a: what backward_q.cuh computes, with the products of warpgroups (wgmma) and
 // tiles brought by the copy engine. See forward_wg.cuh for how a block is fed.
 //
-// `numbers` (B, H, padded, 2) holds lse log2(e) and delta of each row (rows.cuh).
+// `numbers` (B, H, padded, 2) gets lse log2(e) and delta of each row, 0 behind the last: for the kernel of keys and values, which
+// runs behind this one. A block makes those of its rows itself while q and grad are on their way; `out` and `grads` are the
+// forward pass's result and its gradient, the latter once more as plain memory.
 //
 // The scores and v's products of a tile are issued before dq's products of the tile before are over; LEAN: after, which
 // takes BN / 4 registers less and leaves it to the other warpgroups to keep the tensor cores busy.
@@ -11,7 +13,9 @@
 // Limits: shared memory (scores and v's products read both operands from it: 128 bytes a clock at BN = 64), then the
 // tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
 #pragma once
-#include "attention/warpgroup.cuh"
+#include "attention/documents.cuh"
+#include "attention/rows.cuh"
+#include "device/warpgroup.cuh"
 
 namespace attention {
 
@@ -24,8 +28,8 @@ struct BackwardQWgPlan {
 
 template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
 __device__ __forceinline__ void backward_q_wg(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* numbers, T* dq,
-    const Problem& p, const D& documents = {}) {
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const T* grads, const T* out,
+    const f32* lse, float2* numbers, T* dq, const Problem& p, const D& documents = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -99,10 +103,14 @@ __device__ __forceinline__ void backward_q_wg(
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i32 r = top + (i32)(warp % 4) * 16 + (i32)lane / 4 + h * 8;
-        float2 n = r < p.t ? numbers[(i64)at.pair * p.padded + r] : make_float2(0.0f, 0.0f);
+        const float2 n = row_numbers<T, C>(grads, out, lse, at.pair, r, p);
+        if (r < p.t && lane % 4 == 0) numbers[(i64)at.pair * p.padded + r] = n;
         base[h] = n.x;
         del[h] = n.y;
     }
+    if (first + BM >= p.t)
+        for (i32 r = p.t + (i32)threadIdx.x; r < p.padded; r += blockDim.x)
+            numbers[(i64)at.pair * p.padded + r] = make_float2(0.0f, 0.0f);
     const f32 scale2 = p.scale * LOG2E;
     const u32 my_q = sq + group * 64 * 128, my_g = sg + group * 64 * 128;
 

@@ -15,7 +15,8 @@
 // Limits: exp2 and the tensor cores together at D = 64 (1,024 clocks each a 128 x 128 tile), the tensor cores at 128.
 // Keys are walked in order; a warpgroup passes over tiles that none of its rows sees.
 #pragma once
-#include "attention/warpgroup.cuh"
+#include "attention/documents.cuh"
+#include "device/warpgroup.cuh"
 
 namespace attention {
 

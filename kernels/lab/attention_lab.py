@@ -1,13 +1,13 @@
 """Attention's kernels on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
 
-    python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep]   (all without arguments; over 2 minutes)
+    python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep] [f32]   (all without arguments; over 2 minutes)
 
 Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
 same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
 of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
 poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention;
 a causal mask counts half the work. `documents` times kernels with documents beside those without. `sweep` times other
-tiles kernel by kernel. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under compute-sanitizer;
+tiles kernel by kernel. `f32` checks, times and sweeps the kernels of f32, beside torch's memory-efficient attention. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under compute-sanitizer;
 KIND=documents (or plain) only those; WARPS=1 leaves out the kernels of warpgroups.
 """
 
@@ -45,16 +45,22 @@ SIZES = [32, 64, 96, 128, 256]
 # Tiles of warpgroups (sm_90a): ("wg", groups, bn, stages, lean, blocks).
 WG_POINTERS = {
     "Forward": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("T*", "out"), ("f32*", "lse")],
-    "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dq")],
+    "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const T*", "grad"), ("const T*", "out"),
+                  ("const f32*", "lse"), ("float2*", "numbers"), ("T*", "dq")],
     "BackwardKv": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dk"),
                    ("T*", "dv")],
 }
 
 
+# Tiles of f32: ("ffma", rows, bn, columns, threads, both, blocks).
 class Table:
     """Which tile a kernel works with, from the Rust source."""
 
     def __init__(self, arch, shared):
+        self.shared = shared
+        row = r"\(Pass::(\w+), (\d+), ffma\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
+        self.ffma = re.findall(row, open(os.path.join(RUST, "ffma.rs")).read())
+        assert {(r[0], int(r[1])) for r in self.ffma} == {(p, c) for p in NAMES for c in SIZES}, "ffma.rs changed"
         self.newer, hopper = arch >= (10, 0), arch == (9, 0)
         large = hopper and shared >= 200 << 10
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
@@ -64,16 +70,22 @@ class Table:
         assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "tiles.rs changed"
         assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "groups.rs changed"
 
-    def of(self, p, size, causal, window, documents=False):
+    def of(self, p, size, causal, window, documents=False, dtype="bf16"):
+        if dtype == "f32":
+            kinds = [("ffma", *(number(x) for x in r[2:])) for r in self.ffma if r[0] == p and int(r[1]) == size]
+            return next(k for k in kinds if k[6] * (shared_bytes(p, size, k) + 1024) <= self.shared + 1024)
         holds = {"Always": True, "Large": self.large and not window and not documents, "Masked": causal or window,
                  "Bare100": self.newer and not (causal or window or documents), "Documents": documents,
                  "Mixed": documents and (window or not causal)}
-        number = lambda x: int(x) if x.isdigit() else x == "true"
         for r in self.groups:
             if r[0] == p and int(r[1]) == made_for(size) and holds[r[2]]:
                 return ("wg", *map(number, r[3:]))
         found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
         return tuple(map(number, found[3:]))
+
+
+def number(x):
+    return int(x) if x.isdigit() else x == "true"
 
 
 def made_for(size):
@@ -95,8 +107,9 @@ def wg_text(p, size, tile, t, causal, window, documents=False):
     plan = f"attention::{PLANS[p].replace('Plan', 'WgPlan')}<{size}, {groups}, {bn}, {stages}"
     plan += ">" if p == "Forward" else f", {lower(lean)}>"
     kinds = {"MAP": "const __grid_constant__ attention::TensorMap"}
-    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for kind, name in WG_POINTERS[p])
-    args = ", ".join(name for _, name in WG_POINTERS[p])
+    names = [name + "s" * (kind != "MAP" and name == "grad") for kind, name in WG_POINTERS[p]]
+    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for (kind, _), name in zip(WG_POINTERS[p], names))
+    args = ", ".join(names)
     more, given = of_documents(documents)
     return (f'#include "attention/{NAMES[p]}_wg.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, {more}'
@@ -104,9 +117,24 @@ def wg_text(p, size, tile, t, causal, window, documents=False):
             f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
+def ffma_text(p, size, tile, causal, window, documents=False):
+    _, rows, bn, columns, threads_, both, blocks = tile
+    lower = lambda x: "true" if x else "false"
+    params = ", ".join(f"{kind.replace('T', 'f32')} {name}" for kind, name in POINTERS[p])
+    args = ", ".join(name for _, name in POINTERS[p])
+    more, given = of_documents(documents)
+    return (f'#include "attention/{NAMES[p]}_ffma.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({threads_}, {blocks}) KERNEL({params}, {more}'
+            f"const attention::Problem p) {{\n"
+            f"    attention::{NAMES[p]}_ffma<attention::FfmaPlan<{size}, {rows}, {bn}, {columns}, {threads_}, {lower(both)}>, "
+            f"{lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
+
+
 def text(p, size, tile, t, causal, window, documents=False):
     if tile[0] == "wg":
         return wg_text(p, size, tile, t, causal, window, documents)
+    if tile[0] == "ffma":
+        return ffma_text(p, size, tile, causal, window, documents)
     warps, mt, bn, stages, held, split, blocks = tile
     lower = lambda x: "true" if x else "false"
     plan = f"attention::{PLANS[p]}<{size}, {warps}, {mt}, {bn}, {stages}, {lower(held)}"
@@ -125,23 +153,22 @@ BOUNDS = ('#include "attention/documents.cuh"\n'
           "const attention::Numbers p) {\n    attention::document_bounds(ids, labels, bounds, p);\n}\n")
 
 
-def delta_text(size, t, wg):
+def delta_text(size, t):
     lanes = 1 << (size // 8 - 1).bit_length()
-    if wg:
-        return (f'#include "attention/rows.cuh"\n'
-                f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, '
-                f"const f32* lse, float2* numbers, const attention::Problem p) {{\n"
-                f"    attention::row_numbers<{t}, {lanes}>(grad, out, lse, numbers, p);\n}}\n")
     return (f'#include "attention/rows.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, '
             f"const attention::Problem p) {{\n    attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n")
 
 
 def threads(tile):
+    if tile[0] == "ffma":
+        return tile[4]
     return 128 * tile[1] if tile[0] == "wg" else 32 * tile[0]
 
 
 def tile_rows(tile):
+    if tile[0] == "ffma":
+        return tile[1]
     return 64 * tile[1] if tile[0] == "wg" else 16 * tile[1] * tile[0]
 
 
@@ -156,6 +183,10 @@ def wg_shared_bytes(p, size, tile):
 def shared_bytes(p, size, tile):
     if tile[0] == "wg":
         return wg_shared_bytes(p, size, tile)
+    if tile[0] == "ffma":
+        _, rows, bn, columns, _, both, _ = tile
+        kept, stepped = rows if p == "Forward" else 2 * rows, 2 * bn if both else bn
+        return 4 * ((kept + stepped) * (size + 4) + rows * (bn + columns))
     warps, mt, bn, stages, _, _, _ = tile
     rows, step = 16 * mt * warps * size * 2, bn * size * 2
     return {"Forward": rows + 2 * stages * step, "BackwardQ": 2 * rows + 2 * stages * step,
@@ -285,7 +316,7 @@ class Case:
         self.b, self.h, self.g, self.t, self.s, self.d, self.e = b, h, g, t, s, d, e
         self.causal, self.window, self.dtype = causal or window > 0, window if window < t else 0, dtype
         self.size = next(c for c in SIZES if c >= max(d, e))
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
         new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(kind)
         if fused and t == s and d == e:
             x = new(b, t, h + 2 * g, d).transpose(1, 2)
@@ -312,14 +343,14 @@ class Case:
         return f"B{self.b} H{self.h} G{self.g} T{self.t} S{self.s} D{self.d} E{self.e} {self.dtype} {mask}"
 
     def tile(self, tiles, p):
-        return tiles.of(p, self.size, self.causal, self.window > 0, self.documents is not None)
+        return tiles.of(p, self.size, self.causal, self.window > 0, self.documents is not None, self.dtype)
 
     def text(self, p, tile):
         return text(p, self.size, tile, self.dtype, self.causal, self.window > 0, self.documents is not None)
 
     def texts(self, tiles):
         kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
-        return kinds + [delta_text(self.size, self.dtype, self.wg(tiles))]
+        return kinds if self.wg(tiles) else [*kinds, delta_text(self.size, self.dtype)]
 
     def wg(self, tiles):
         return self.tile(tiles, "BackwardQ")[0] == "wg"
@@ -328,13 +359,13 @@ class Case:
         r = self.h // self.g
         pairs = self.b * (self.g if p == "BackwardKv" else self.h)
         again = self.t * r if p == "BackwardKv" else self.s // r
-        section = max(1, min(pairs, (16 << 20) // max(1, again * (self.d + self.e) * 2)))
+        section = max(1, min(pairs, (16 << 20) // max(1, again * (self.d + self.e) * self.q.element_size())))
         if p != "BackwardKv":
             section = min(pairs, -(-section // r) * r)
         strides = []
         for x in (self.q, self.k, self.v, self.out, self.grad, self.dq, self.dk, self.dv):
             strides += x.stride()[:3]
-        length = self.s if p == "BackwardKv" else self.padded if p == "Numbers" else self.t
+        length = self.s if p == "BackwardKv" else self.t
         tiles = -(-length // rows)
         ints = [self.t, self.s, self.d, self.e, self.h, self.g, r, self.window, pairs, section]
         return struct.pack("<24q10ifi", *strides, *ints, 1 / math.sqrt(self.d), self.padded), pairs * tiles
@@ -353,14 +384,18 @@ class Case:
             args = [getattr(self, name) for _, name in POINTERS[p]]
         t = self.text(p, tile)
         args += [self.labels, self.bounds] if self.documents else []
-        split = 1 if tile[0] == "wg" else tile[5]
+        split = tile[5] if isinstance(tile[0], int) else 1
         return t, (blocks, split, 1), threads(tile), shared_bytes(p, self.size, tile), [*args, data]
 
-    def delta_launch(self, wg):
+    def delta_launch(self):
+        """What comes before the kernels of warps. (Those of warpgroups make it themselves.)"""
         per_block = 256 // (1 << (self.size // 8 - 1).bit_length())
-        data, blocks = self.problem("Numbers" if wg else "Delta", per_block)
-        args = [self.grad, self.out, *([self.lse, self.numbers] if wg else [self.delta]), data]
-        return delta_text(self.size, self.dtype, wg), (blocks, 1, 1), 256, 0, args
+        data, blocks = self.problem("Delta", per_block)
+        return delta_text(self.size, self.dtype), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
+
+    def backward_launches(self, gpu, tiles):
+        first = [] if self.wg(tiles) else [self.delta_launch()]
+        return first + [self.launches(gpu, p, self.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
 
     def bounds_launch(self):
         data = struct.pack("<15q2i", *[1] * 6, self.b, *[0] * 6, self.ids.stride(0), self.ids.stride(1), self.t, self.padded)
@@ -374,9 +409,8 @@ class Case:
             self.run_backward(gpu, tiles)
 
     def run_backward(self, gpu, tiles):
-        gpu.launch(*self.delta_launch(self.wg(tiles)))
-        for p in ("BackwardQ", "BackwardKv"):
-            gpu.launch(*self.launches(gpu, p, self.tile(tiles, p)))
+        for launch in self.backward_launches(gpu, tiles):
+            gpu.launch(*launch)
 
     def results(self):
         return {"out": self.out, "lse": self.lse, "dq": self.dq, "dk": self.dk, "dv": self.dv}
@@ -408,7 +442,7 @@ class Case:
             return {}
         try:
             q, k, v = (x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v))
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if self.dtype == "f32" else SDPBackend.FLASH_ATTENTION):
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
             dq, dk, dv = torch.autograd.grad(out, (q, k, v), self.grad)
             return {"out": out, "dq": dq, "dk": dk, "dv": dv}
@@ -484,15 +518,31 @@ def document_cases():
             yield 2, 2, 2, 515, 515, d, d, True, 70, "bf16", True, kind
 
 
-def some_cases():
+def f32_cases():
+    for case in cases():
+        if len(case) < 10:
+            yield *case, *((0,) if len(case) == 8 else ()), "f32"
+    for d in (64, 128):
+        for kind in ("packed", "wide", "mixed", "each"):
+            yield 2, 4, 2, 515, 515, d, d, True, 0, "f32", True, kind
+        for kind in ("packed", "mixed"):
+            yield 2, 2, 2, 300, 300, d, d, False, 0, "f32", True, kind
+            yield 2, 2, 2, 515, 515, d, d, True, 70, "f32", True, kind
+    for d in (4, 12, 36, 60, 100, 200):
+        yield 2, 4, 2, 200, 200, d, d, True, 0, "f32"
+
+
+def some_cases(f32=False):
+    if f32:
+        return itertools.islice(f32_cases(), int(os.environ.get("CASES", "1000")))
     kinds = {"all": itertools.chain(cases(), document_cases()), "documents": document_cases(), "plain": cases()}
     return itertools.islice(kinds[os.environ.get("KIND", "all")], int(os.environ.get("CASES", "1000")))
 
 
-def check(gpu, tiles):
+def check(gpu, tiles, f32=False):
     bad = count = 0
     worst = {}
-    for spec in some_cases():
+    for spec in some_cases(f32):
         c = Case(*spec)
         c.run(gpu, tiles)
         torch.cuda.synchronize()
@@ -504,12 +554,12 @@ def check(gpu, tiles):
         # Bit for bit: NaN never equals.
         same = all(torch.equal(first[k], x) for k, x in c.results().items())
         ref, flash = c.reference(), c.flash()
-        floor = 2.5e-3 if c.dtype == "bf16" else 3.2e-4
+        floor = {"bf16": 2.5e-3, "f16": 3.2e-4, "f32": 5e-7}[c.dtype]
         line = []
         for k, x in first.items():
             err = distance(x, ref[k])
             base = distance(flash[k], ref[k]) if k in flash else 0.0
-            limit = 1e-5 if k == "lse" else 2 * max(base, floor)
+            limit = (1e-6 if f32 else 1e-5) if k == "lse" else 2 * max(base, floor)
             ok = err <= limit
             worst[k, c.dtype] = max(worst.get((k, c.dtype), 0.0), err)
             line.append(f"{k} {err:.1e}" + (f" ({base:.1e})" if base else "") + ("" if ok else " BAD"))
@@ -559,12 +609,11 @@ def rival(c, backend):
 
 
 def timing(gpu, tiles):
-    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; delta + dq + dk, dv")
+    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, behind delta for kernels of warps")
     for d, h, b, t in SHAPES:
         c = Case(b, h, h, t, t, d, d, True)
         work = 4 * b * h * t * t * d / 2 / 1e9
-        ready = [c.launches(gpu, p, c.tile(tiles, p)) for p in NAMES]
-        ready.insert(1, c.delta_launch(c.wg(tiles)))
+        ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
         forward, *each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
         backward = milliseconds(lambda: [gpu.launch(*x) for x in ready[1:]])
         line = f"d{d} {b}x{t}: ours {work / forward:.0f} / {2.5 * work / backward:.0f}"
@@ -577,7 +626,7 @@ def timing(gpu, tiles):
 
 
 def timing_documents(gpu, tiles):
-    print("\ncausal bf16 with documents, in ms: bounds; forward; delta + dq + dk, dv; in brackets without them")
+    print("\ncausal bf16 with documents, in ms: bounds; forward; dq + dk, dv; in brackets without them")
     for d, h, b, t in SHAPES:
         for kind in ("packed", "mixed", "one"):
             line = f"d{d} {b}x{t} {kind}:"
@@ -585,8 +634,7 @@ def timing_documents(gpu, tiles):
                 c = Case(b, h, h, t, t, d, d, True, documents=documents)
                 c.run(gpu, tiles)
                 ready = [c.bounds_launch()] if documents else []
-                ready += [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), c.delta_launch(c.wg(tiles))]
-                ready += [c.launches(gpu, p, c.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
+                ready += [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
                 each = [milliseconds(lambda: gpu.launch(*x)) for x in ready]
                 if documents:
                     line += f" {each.pop(0):.3f};"
@@ -594,6 +642,36 @@ def timing_documents(gpu, tiles):
             print(line, flush=True)
             del c
             torch.cuda.empty_cache()
+
+
+F32_SHAPES = [(64, 12, 4, 1024), (64, 12, 4, 4096), (128, 12, 4, 1024), (128, 12, 2, 4096)]
+
+
+def timing_f32(gpu, tiles):
+    print("\nf32, TFLOP/s forward / backward (of 5 products; a causal mask counts half the work); ours in ms: forward; delta + dq + dk, dv")
+    for d, h, b, t in F32_SHAPES:
+        for causal in (True, False):
+            c = Case(b, h, h, t, t, d, d, causal, dtype="f32")
+            c.run(gpu, tiles)
+            work = 4 * b * h * t * t * d / (2 if causal else 1) / 1e9
+            ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
+            forward, *each = [milliseconds(lambda: gpu.launch(*x), 5) for x in ready]
+            f, r = rival(c, SDPBackend.EFFICIENT_ATTENTION)
+            print(f"d{d} {b}x{t} {'causal' if causal else 'full'}: ours {work / forward:.1f} / {2.5 * work / sum(each):.1f}"
+                  f"   torch's {work / f:.1f} / {2.5 * work / r:.1f}   [{forward:.3f}; {' + '.join(f'{x:.3f}' for x in each)}]",
+                  flush=True)
+            del c
+            torch.cuda.empty_cache()
+
+
+F32_SWEEP = {
+    ("Forward", 64): [(64, 64, 8, 128, False, 3), (128, 64, 8, 128, False, 2), (128, 64, 8, 128, True, 2), (64, 64, 16, 128, False, 3)],
+    ("BackwardQ", 64): [(64, 64, 16, 128, True, 2), (64, 64, 16, 128, False, 2), (64, 64, 8, 128, True, 2), (128, 64, 16, 256, True, 1)],
+    ("BackwardKv", 64): [(64, 64, 16, 128, True, 2), (64, 64, 16, 128, False, 2), (64, 64, 8, 128, True, 2), (128, 64, 16, 256, True, 1)],
+    ("Forward", 128): [(64, 64, 16, 128, False, 2), (128, 64, 16, 256, True, 1), (128, 64, 16, 256, False, 1)],
+    ("BackwardQ", 128): [(128, 64, 16, 256, False, 1), (64, 32, 8, 128, False, 2), (64, 64, 16, 256, True, 1)],
+    ("BackwardKv", 128): [(128, 64, 16, 256, False, 1), (64, 32, 8, 128, False, 2), (64, 64, 16, 256, True, 1)],
+}
 
 
 SWEEP = {
@@ -624,6 +702,39 @@ SWEEP = {
 }
 
 
+def sweep_f32(gpu, tiles):
+    print("\nsweep of f32: (rows, bn, columns, threads, both, blocks): registers, local bytes, blocks an SM; TFLOP/s of the "
+          "kernel's own products, causal, at 4 x 12 heads x 1024 and 4096; the distance of its results from the table's tile; "
+          "* is the table's")
+    products = {"Forward": 2, "BackwardQ": 3, "BackwardKv": 4}
+    wrote = {"Forward": ["out", "lse"], "BackwardQ": ["dq"], "BackwardKv": ["dk", "dv"]}
+    for (p, d), list_ in F32_SWEEP.items():
+        speeds, far = {tile: [] for tile in list_}, {}
+        for b, t in ((4, 1024), (4, 4096)):
+            c = Case(b, 12, 12, t, t, d, d, True, dtype="f32")
+            c.run(gpu, tiles)
+            right = [getattr(c, name).clone() for name in wrote[p]]
+            work = products[p] * c.b * c.h * c.t * c.t * d / 1e9
+            for tile in list_:
+                name = text(p, d, ("ffma", *tile), "f32", True, False)
+                if gpu.codes[name][0] is None:
+                    continue
+                try:
+                    ready = c.launches(gpu, p, ("ffma", *tile))
+                    speeds[tile].append(work / milliseconds(lambda: gpu.launch(*ready), 5))
+                    got = max(distance(getattr(c, x), y.double()) for x, y in zip(wrote[p], right))
+                    far[tile] = max(far.get(tile, 0.0), got)
+                except RuntimeError as e:
+                    print(p, d, tile, e)
+            del c
+        for tile, got in speeds.items():
+            if got:
+                tile_ = ("ffma", *tile)
+                facts = gpu.facts(text(p, d, tile_, "f32", True, False), threads(tile_), shared_bytes(p, d, tile_))
+                mark = "*" if tiles.of(p, d, True, False, dtype="f32") == tile_ else " "
+                print(f"{mark} {p} d{d} {tile}: {facts}  {' '.join(f'{x:.1f}' for x in got)}  {far[tile]:.0e}", flush=True)
+
+
 def sweep(gpu, tiles):
     print("\nsweep: (warps, mt, bn, stages, held, split, blocks) or (wg, groups, bn, stages, lean, blocks): registers, "
           "local bytes, blocks an SM; TFLOP/s of the kernel's own products at 16x1024, 4x4096, 1x16384; the distance of "
@@ -637,8 +748,7 @@ def sweep(gpu, tiles):
                 continue
             c = Case(b, h, h, t, t, d, d, True)
             c.run(gpu, tiles)
-            for wg in (False, True):
-                gpu.launch(*c.delta_launch(wg))
+            gpu.launch(*c.delta_launch())
             right = [getattr(c, name).clone() for name in wrote[p]]
             work = products[p] * 2 * b * h * t * t * d / 2 / 1e9
             for tile in list_:
@@ -671,21 +781,27 @@ def main():
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    todo = sys.argv[1:] or ["check", "time", "documents", "sweep"]
+    todo = sys.argv[1:] or ["check", "time", "documents", "sweep", "f32"]
     torch.manual_seed(1)
     gpu = Gpu()
     gpu.arch = torch.cuda.get_device_capability()
     tiles = Table(gpu.arch, torch.cuda.get_device_properties(0).shared_memory_per_block_optin)
     if os.environ.get("WARPS"):
         tiles.groups = []
-    texts = [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
+    texts = []
+    if todo != ["f32"]:
+        texts += [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
     if "documents" in todo:
         texts += [t for d in (64, 128) for t in Case(1, 1, 1, 8, 8, d, d, True, documents="one").texts(tiles)]
     if "check" in todo:
         texts += [t for spec in some_cases() for t in Case(*spec).texts(tiles)]
+    if "f32" in todo:
+        texts += [t for spec in some_cases(True) for t in Case(*spec).texts(tiles)]
+        texts += [t for d in (64, 128) for causal in (True, False) for t in Case(1, 1, 1, 8, 8, d, d, causal, dtype="f32").texts(tiles)]
+        texts += [text(p, d, ("ffma", *t), "f32", True, False) for (p, d), list_ in F32_SWEEP.items() for t in list_]
     if "sweep" in todo:
         texts += [text(p, d, tile, "bf16", True, False) for (p, d), list_ in SWEEP.items() for tile in list_]
-        texts += [delta_text(d, "bf16", wg) for d in (64, 128) for wg in (False, True)]
+        texts += [delta_text(d, "bf16") for d in (64, 128)]
     gpu.compile(texts)
     print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
     print("tiles: registers, local bytes, blocks an SM (bf16, causal where timed)")
@@ -695,6 +811,10 @@ def main():
         if gpu.codes.get(t, (None,))[0]:
             print(f"  {p} {size} {tile}: {gpu.facts(t, threads(tile), shared_bytes(p, size, tile))}")
     bad = check(gpu, tiles) if "check" in todo else 0
+    if "f32" in todo:
+        bad += check(gpu, tiles, True)
+        timing_f32(gpu, tiles)
+        sweep_f32(gpu, tiles)
     if "time" in todo:
         timing(gpu, tiles)
     if "documents" in todo:

@@ -27,23 +27,17 @@ struct alignas(8) Product {
     i64 bias_step;
 };
 
-// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
-template <typename T, typename Walk>
-__device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
-                                        const Walk& walk, const Product& p, const T* __restrict__ bias = nullptr) {
+constexpr int PLAIN_SIDE = 64;
+
+// The sums of this thread, of rows from `row` and columns from `col` on: (i, j) is row + threadIdx.x / 16 + 16 i and column
+// col + threadIdx.x % 16 + 16 j.
+template <typename T>
+__device__ __forceinline__ void product_sums(typename Number<T>::Acc (&sum)[4][4], const T* __restrict__ a,
+                                             const T* __restrict__ b, const Product& p, i64 row, i64 col) {
     typedef typename Number<T>::Acc Acc;
-    constexpr int SIDE = 64, DEEP = 16;
+    constexpr int SIDE = PLAIN_SIDE, DEEP = 16;
     __shared__ Acc left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
-    u32 rest = blockIdx.x / (u32)p.tiles_n;
-    i64 col = (i64)(blockIdx.x - rest * (u32)p.tiles_n) * SIDE;
-    u32 batch = rest / (u32)p.tiles_m;
-    i64 row = (i64)(rest - batch * (u32)p.tiles_m) * SIDE;
-    typename Walk::Offset at[2];
-    walk.locate((typename Walk::Index)batch, at);
-    a += at[0];
-    b += at[1];
     u32 t = threadIdx.x, y = t / 16, x = t % 16;
-    Acc sum[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -81,19 +75,40 @@ __device__ __forceinline__ void product(const T* __restrict__ a, const T* __rest
         }
         __syncthreads();
     }
-    out += (i64)batch * p.m * p.n;
+}
+
+// Writes them, with the bias of a column added before they are rounded.
+template <typename T>
+__device__ __forceinline__ void product_store(const typename Number<T>::Acc (&sum)[4][4], T* __restrict__ out, const Product& p,
+                                              i64 row, i64 col, const T* __restrict__ bias) {
+    u32 y = threadIdx.x / 16, x = threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             i64 r = row + y + 16 * i, c = col + x + 16 * j;
             if (r < p.m && c < p.n) {
-                Acc all = sum[i][j];
+                typename Number<T>::Acc all = sum[i][j];
                 if (bias) all = add(all, Number<T>::up(bias[c * p.bias_step]));
                 out[r * p.n + c] = Number<T>::down(all);
             }
         }
     }
+}
+
+// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
+template <typename T, typename Walk>
+__device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
+                                        const Walk& walk, const Product& p, const T* __restrict__ bias = nullptr) {
+    u32 rest = blockIdx.x / (u32)p.tiles_n;
+    i64 col = (i64)(blockIdx.x - rest * (u32)p.tiles_n) * PLAIN_SIDE;
+    u32 batch = rest / (u32)p.tiles_m;
+    i64 row = (i64)(rest - batch * (u32)p.tiles_m) * PLAIN_SIDE;
+    typename Walk::Offset at[2];
+    walk.locate((typename Walk::Index)batch, at);
+    typename Number<T>::Acc sum[4][4];
+    product_sums(sum, a + at[0], b + at[1], p, row, col);
+    product_store(sum, out + (i64)batch * p.m * p.n, p, row, col, bias);
 }
 
 }  // namespace library

@@ -1,6 +1,6 @@
 """Are our results as near to the truth as PyTorch's? Attention, norms, softmax, cross-entropy and GELU, with gradients.
 
-    python3 tests/accuracy/accuracy.py [--device cuda] [--perilune target/release/perilune] [--only softmax]… [--keep DIR]
+    python3 tests/accuracy/accuracy.py [--device cuda] [--perilune target/release/perilune] [--only softmax]… [--dtype f32]… [--keep DIR]
 
 Makes inputs in bf16, f16 and f32, computes each case in f64 and by PyTorch in that dtype, lets accuracy.lua compute it on
 the same inputs, and compares errors against f64: their maximum and their root mean square, over all elements of a result.
@@ -228,6 +228,7 @@ def main():
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--perilune", default=os.path.join(HERE, "..", "..", "target", "release", "perilune"))
     p.add_argument("--only", action="append", help="only cases whose name contains this")
+    p.add_argument("--dtype", action="append", choices=list(DTYPES), help="only these dtypes")
     p.add_argument("--small", action="store_true", help="leave out the largest shapes and some head dims")
     p.add_argument("--keep", help="a folder for the files, to look at")
     p.add_argument("--all", action="store_true", help="print every result, not the worst of each op")
@@ -243,7 +244,7 @@ def main():
         if args.small and not case.small:
             continue
         for dtype, kind in DTYPES.items():
-            if args.only and not any(o in case.name(dtype) for o in args.only):
+            if args.dtype and dtype not in args.dtype or args.only and not any(o in case.name(dtype) for o in args.only):
                 continue
             for draw in range(case.draws()):
                 name, given = f"{case.name(dtype)}/{draw}", inputs(case, kind)

@@ -61,6 +61,13 @@ cases.matmul_1x1024x1024 = matmul(1, 1024, 1024)
 cases.matmul_1024x1024x1 = matmul(1024, 1024, 1)
 cases.matmul_5x1024x1024 = matmul(5, 1024, 1024)
 
+-- 2048 tokens over 8 experts, of which the largest gets three times what the smallest does.
+function cases.grouped_matmul()
+  local x, w = pl.eval(pl.randn { 2048, 512 }, pl.randn { 8, 512, 512 })
+  local ends = pl.tensor { 128, 439, 640, 1024, 1298, 1463, 1810, 2048 }
+  return once(function() return pl.grouped_matmul(x, w, ends) end)
+end
+
 function cases.cumsum()
   local x = pl.eval(pl.randn { 1024, 4096 })
   return once(function() return x:cumsum(-1) end)

@@ -78,9 +78,24 @@ cases.matmul_2048 = matmul(2048, 2048, 2048, "bf16")
 cases.matmul_llama_up = matmul(16384, 2048, 8192, "bf16")
 cases.matmul_f32_4096 = matmul(4096, 4096, 4096, "f32")
 
-local function attention(b, h, t, d, grad)
+-- 16384 tokens over 8 experts, of which the largest gets three times what the smallest does. With gradients: both of them.
+local function grouped(grad)
   return function()
-    local q, k, v, g = bf16 { b, h, t, d }, bf16 { b, h, t, d }, bf16 { b, h, t, d }, bf16 { b, h, t, d }
+    local x, w, g = bf16 { 16384, 2048 }, bf16 { 8, 2048, 2048 }, bf16 { 16384, 2048 }
+    local ends = pl.tensor { 1024, 3511, 5120, 8192, 10386, 11703, 14482, 16384 }
+    return once(function()
+      local y = pl.grouped_matmul(x, w, ends)
+      if not grad then return y end
+      return pl.grad((y * g):sum(), { x, w })
+    end)
+  end
+end
+cases.grouped_matmul, cases.grouped_matmul_grad = grouped(false), grouped(true)
+
+local function attention(b, h, t, d, grad, dtype)
+  return function()
+    local function rand() return pl.eval(pl.randn({ b, h, t, d }):to(dtype or "bf16")) end
+    local q, k, v, g = rand(), rand(), rand(), rand()
     return once(function()
       local y = pl.scaled_dot_product_attention(q, k, v, { is_causal = true })
       if not grad then return y end
@@ -94,6 +109,10 @@ for _, c in ipairs {
 } do
   cases["attention_" .. c[1]] = attention(c[2], c[3], c[4], c[5], false)
   cases["attention_" .. c[1] .. "_grad"] = attention(c[2], c[3], c[4], c[5], true)
+end
+for _, c in ipairs { { "d64_1k", 4, 12, 1024, 64 }, { "d64_4k", 4, 12, 4096, 64 }, { "d128_4k", 2, 12, 4096, 128 } } do
+  cases["attention_f32_" .. c[1]] = attention(c[2], c[3], c[4], c[5], false, "f32")
+  cases["attention_f32_" .. c[1] .. "_grad"] = attention(c[2], c[3], c[4], c[5], true, "f32")
 end
 
 function cases.cumsum()

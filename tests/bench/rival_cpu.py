@@ -30,6 +30,13 @@ def matmul(m, k, n):
     return lambda: a @ b
 
 
+def grouped():
+    """A product a group: grouped_mm takes bf16 only."""
+    x, w = torch.randn(2048, 512), torch.randn(8, 512, 512)
+    ends = [128, 439, 640, 1024, 1298, 1463, 1810, 2048]
+    return lambda: torch.cat([x[a:b] @ w[e] for e, (a, b) in enumerate(zip([0] + ends, ends))])
+
+
 def attention(grad):
     q, k, v = (torch.randn(4, 8, 256, 64).requires_grad_(grad) for _ in range(3))
     g = torch.randn(4, 8, 256, 64)
@@ -101,6 +108,7 @@ CASES = {  # name: (makes the work, goal: theirs / ours)
     "matmul_1x1024x1024": (lambda: matmul(1, 1024, 1024), 0.85),
     "matmul_1024x1024x1": (lambda: matmul(1024, 1024, 1), 0.85),
     "matmul_5x1024x1024": (lambda: matmul(5, 1024, 1024), 0.85),
+    "grouped_matmul": (grouped, None),
     "cumsum": (lambda: unary((1024, 4096), lambda x: x.cumsum(-1)), None),
     "sort": (lambda: unary((1024, 1024), lambda x: x.sort(-1)), None),
     "attention": (lambda: attention(False), None),

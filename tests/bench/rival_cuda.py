@@ -61,10 +61,24 @@ def matmul(m, k, n, dtype=BF):
     return make
 
 
-def attention(b, h, t, d, grad):
+def grouped(grad):
     def make():
-        q, k, v = (rand(b, h, t, d).requires_grad_(grad) for _ in range(3))
-        g = rand(b, h, t, d)
+        x, w, g = rand(16384, 2048).requires_grad_(grad), rand(8, 2048, 2048).requires_grad_(grad), rand(16384, 2048)
+        ends = torch.tensor([1024, 3511, 5120, 8192, 10386, 11703, 14482, 16384], device="cuda", dtype=torch.int32)
+        product = getattr(F, "grouped_mm", None) or torch._grouped_mm
+
+        def run():
+            y = product(x, w, offs=ends)
+            return torch.autograd.grad(y, (x, w), g) if grad else y
+        return run
+    return make
+
+
+def attention(b, h, t, d, grad, dtype=BF):
+    def make():
+        q, k, v, g = (torch.randn(b, h, t, d, device="cuda", dtype=dtype) for _ in range(4))
+        for x in (q, k, v):
+            x.requires_grad_(grad)
 
         def run():
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -264,6 +278,8 @@ SIMPLE = {
     "matmul_2048": matmul(2048, 2048, 2048),
     "matmul_llama_up": matmul(16384, 2048, 8192),
     "matmul_f32_4096": matmul(4096, 4096, 4096, torch.float32),
+    "grouped_matmul": grouped(False),
+    "grouped_matmul_grad": grouped(True),
     "attention_d64_1k": attention(16, 32, 1024, 64, False),
     "attention_d64_1k_grad": attention(16, 32, 1024, 64, True),
     "attention_d64_4k": attention(4, 32, 4096, 64, False),
@@ -276,6 +292,12 @@ SIMPLE = {
     "attention_d128_4k_grad": attention(4, 16, 4096, 128, True),
     "attention_d128_16k": attention(1, 16, 16384, 128, False),
     "attention_d128_16k_grad": attention(1, 16, 16384, 128, True),
+    "attention_f32_d64_1k": attention(4, 12, 1024, 64, False, torch.float32),
+    "attention_f32_d64_1k_grad": attention(4, 12, 1024, 64, True, torch.float32),
+    "attention_f32_d64_4k": attention(4, 12, 4096, 64, False, torch.float32),
+    "attention_f32_d64_4k_grad": attention(4, 12, 4096, 64, True, torch.float32),
+    "attention_f32_d128_4k": attention(2, 12, 4096, 128, False, torch.float32),
+    "attention_f32_d128_4k_grad": attention(2, 12, 4096, 128, True, torch.float32),
     "cumsum": cumsum,
     "sort": sort,
 }
@@ -295,7 +317,7 @@ GOALS = {n: 1.0 for n in ("gpt2_b32", "gpt2_b64", "gpt2_350m_b32", "gpt2_1558m_b
 # Steps in which launches count.
 LAUNCHES = {"mlp", "gpt2_b4"}
 # Cases that torch.compile has nothing to add to.
-NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "attention"))}
+NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "grouped", "attention"))}
 
 
 def build(name, wrap):

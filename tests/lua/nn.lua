@@ -110,6 +110,8 @@ describe("shapes and names", function()
       { "out.bias", "out.weight", "qkv.bias", "qkv.weight" } },
     { "a window", nn.MultiHeadAttention(8, 2, { window = 3, bias = false }), { 2, 6, 8 }, { "out.weight", "qkv.weight" } },
     { "FeedForward swiglu", nn.FeedForward(8, { kind = "swiglu", bias = false }), { 2, 6, 8 }, { "down.weight", "gate.weight", "up.weight" } },
+    { "MoE", nn.MoE(8, 4, { top = 2, hidden = 16 }), { 2, 6, 8 }, { "down", "gate", "router.weight", "up" } },
+    { "MoE of one expert a token", nn.MoE(8, 3, { top = 1, kind = "gelu" }), { 2, 6, 8 }, { "down", "router.weight", "up" } },
     { "Llama's block", nn.TransformerBlock(8, 2, { norm = "rms", mlp = "swiglu", rope = true, bias = false, causal = true }), { 2, 6, 8 },
       { "attn.out.weight", "attn.qkv.weight", "mlp.down.weight", "mlp.gate.weight", "mlp.up.weight", "norm1.weight", "norm2.weight" } },
     { "LSTM with two layers", nn.LSTM(8, 5, { layers = 2, batch_first = true }), { 2, 6, 5 },
@@ -142,6 +144,67 @@ describe("shapes and names", function()
       expect(nn[kind]()(x)):to_equal(x[op](x):tolist())
     end)
   end
+end)
+
+describe("a mixture of experts", function()
+  local T, C, E = 10, 6, 4
+  local x = pl.eval(pl.randn { T, C })
+
+  -- What it says it is, token by token.
+  local function by_token(m, x_TC)
+    local share = m.router(x_TC):softmax(-1)
+    local rows = {}
+    for t = 0, T - 1 do
+      local weight, expert = share[t]:topk(m.top)
+      if m.top > 1 then weight = weight / weight:sum() end
+      local y = pl.zeros { C }
+      for k, e in ipairs(expert:tolist()) do
+        local h = x_TC[t]:matmul(m.up[e])
+        h = m.gate and x_TC[t]:matmul(m.gate[e]):silu() * h or h:gelu()
+        y = y + h:matmul(m.down[e]) * weight[k - 1]
+      end
+      rows[#rows + 1] = y
+    end
+    return pl.stack(rows)
+  end
+
+  for _, opts in ipairs { { top = 2 }, { top = 1, kind = "gelu" }, { top = 4, hidden = 5 } } do
+    it(("gives each token %d of its experts"):format(opts.top), function()
+      local m = nn.MoE(C, E, opts)
+      local y, balance = m(x)
+      expect(y):to_be_near(by_token(m, x):tolist(), 1e-5)
+      expect(balance.shape):to_equal {}
+      local wrt = { x, m.up, m.down, m.router.weight }
+      local ours, theirs = { pl.grad((m(x) ^ 2):sum(), wrt) }, { pl.grad((by_token(m, x) ^ 2):sum(), wrt) }
+      for i = 1, #wrt do expect(ours[i]):to_be_near(theirs[i]:tolist(), 1e-4) end
+    end)
+  end
+
+  it("has one plan for any routing", function()
+    local m = nn.MoE(C, E)
+    local function run(x_TC) return (pl.step(function() return m(x_TC) end)):sum():item() end
+    local inputs = {}
+    for i = 1, 4 do inputs[i] = pl.eval(pl.randn { T, C }) end
+    run(inputs[1])
+    local before = pl.stats().misses
+    for i = 2, 4 do run(inputs[i]) end
+    expect(pl.stats().misses):to_be(before)
+  end)
+
+  it("says how uneven the routing is", function()
+    local m = nn.MoE(C, E, { top = 1 })
+    m.router.weight:assign(pl.zeros { E, C })
+    local _, even = m(x)
+    expect(even:item()):to_be_near(1, 1e-6)
+    local w = pl.cat({ pl.full({ 1, C }, 9.0), pl.zeros { E - 1, C } }, 0)
+    m.router.weight:assign(w)
+    local _, uneven = m(pl.ones { T, C })
+    expect(uneven:item()):to_be_near(E, 1e-3)
+  end)
+
+  it("refuses more experts than there are", function()
+    expect(function() nn.MoE(8, 2, { top = 3 }) end):to_raise "top is 3 of 2 experts"
+  end)
 end)
 
 describe("attention", function()

@@ -280,6 +280,34 @@ describe("einsum", function()
   end)
 end)
 
+describe("grouped products", function()
+  local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 }, { 5.0, 6.0 }, { 7.0, 8.0 } }
+  local w = pl.tensor { { { 1.0 }, { 0.0 } }, { { 0.0 }, { 1.0 } }, { { 1.0 }, { 1.0 } } }
+
+  it("multiply each group of rows with its own matrix", function()
+    expect(pl.grouped_matmul(x, w, pl.tensor { 1, 2, 4 })):to_equal { { 1 }, { 4 }, { 11 }, { 15 } }
+    expect(x:grouped_matmul(w, pl.tensor({ 1, 1, 3 }, { dtype = "i32" }))):to_equal { { 1 }, { 7 }, { 11 }, { 0 } }
+  end)
+
+  it("multiply columns with rows, group by group", function()
+    local y = pl.tensor { { 1.0 }, { 1.0 }, { 10.0 }, { 10.0 } }
+    expect(pl.grouped_matmul(x:t(), y, pl.tensor { 2, 2, 3 })):to_equal { { { 4 }, { 6 } }, { { 0 }, { 0 } }, { { 50 }, { 60 } } }
+  end)
+
+  it("have gradients", function()
+    local ends = pl.tensor { 1, 1, 3 }
+    local dx, dw = pl.grad(pl.grouped_matmul(x, w, ends):sum(), { x, w })
+    expect(dx):to_equal { { 1, 0 }, { 1, 1 }, { 1, 1 }, { 0, 0 } }
+    expect(dw):to_equal { { { 1 }, { 2 } }, { { 0 }, { 0 } }, { { 8 }, { 10 } } }
+  end)
+
+  it("refuse ends that are none", function()
+    expect(function() return pl.grouped_matmul(x, w, pl.tensor { 1, 2 }) end):to_raise "3 matrices and ends {2} names 2 groups"
+    expect(function() return pl.grouped_matmul(x, w, pl.tensor { 1, 5, 5 }):tolist() end):to_raise "there are 4 rows"
+    expect(function() return pl.grouped_matmul(x, w, pl.tensor { 3, 2, 4 }):tolist() end):to_raise "less than the one before it"
+  end)
+end)
+
 describe("selecting by a mask", function()
   it("has a gradient", function()
     local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }

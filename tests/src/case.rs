@@ -113,7 +113,7 @@ impl Case {
     }
 
     pub fn has_ints(&self) -> bool {
-        self.tensors().any(|t| matches!(t.kind, Kind::Int(_) | Kind::Perm))
+        self.tensors().any(|t| matches!(t.kind, Kind::Int(_) | Kind::Ends(_) | Kind::Perm))
     }
 
     /// The case with its float tensors in `dtype`.
@@ -128,7 +128,9 @@ impl Case {
     #[must_use]
     pub fn ints_as(&self, dtype: DType) -> Case {
         let mut c = self.clone();
-        c.tensors_mut().filter(|t| matches!(t.kind, Kind::Int(_) | Kind::Perm)).for_each(|t| t.dtype = dtype);
+        c.tensors_mut()
+            .filter(|t| matches!(t.kind, Kind::Int(_) | Kind::Ends(_) | Kind::Perm))
+            .for_each(|t| t.dtype = dtype);
         c
     }
 
@@ -226,6 +228,11 @@ pub const EXTRA: &[(&str, &str)] = &[
     ("matmul", "f(3,0,2), f(2,4)"),
     ("matmul", "f(2,3,0), f(0,2)"),
     ("matmul", "i(5;2,3), i(5;3,2)"),
+    ("grouped_matmul", "f(1,1), f(1,1,1), ends(1;1)"),
+    ("grouped_matmul", "f(1,1), f(1,1), ends(1;1)"),
+    ("grouped_matmul", "f(6,3), f(4,3,1), ends(6;4)"),
+    ("grouped_matmul", "i(5;6,3), i(5;2,3,2), ends(6;2)"),
+    ("grouped_matmul", "i(5;2,6), i(5;6,3), ends(6;3)"),
     ("linear", "f(1,1), f(1,1), f(1)"),
     ("dot", "f(1), f(1)"),
     ("outer", "f(1), f(1)"),
@@ -265,7 +272,7 @@ pub fn cases(op: &'static Op) -> Vec<Case> {
     for s in samples(op) {
         let kinds = kinds(&s);
         let floats = kinds.iter().any(|k| k.is_float());
-        let ints = kinds.iter().any(|k| matches!(k, Kind::Int(_) | Kind::Perm));
+        let ints = kinds.iter().any(|k| matches!(k, Kind::Int(_) | Kind::Ends(_) | Kind::Perm));
         for v in Variant::ALL {
             let fits = match v {
                 Variant::Full | Variant::Grid => floats,
@@ -334,6 +341,10 @@ fn tensor(
     let (mut dtype, mut values) = (DType::I64, Vec::with_capacity(n));
     match kind {
         Kind::Int(hi) => values.extend((0..n).map(|_| rng.below(hi as usize) as f64)),
+        Kind::Ends(hi) => {
+            values.extend((0..n).map(|_| rng.below(hi as usize + 1) as f64));
+            values.sort_by(f64::total_cmp);
+        }
         Kind::Byte(hi) => {
             dtype = DType::U8;
             values.extend((0..n).map(|_| rng.below(hi as usize) as f64));

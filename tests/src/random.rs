@@ -587,6 +587,9 @@ impl Maker<'_> {
             return Err("does not fit".into());
         }
         let k = dims[r - 1];
+        if r == 2 && self.rng.one_in(4) {
+            return self.grouped(x, dims[0], k);
+        }
         let y = match self.rng.below(3) {
             0 if r > 1 && dims[r - 2] * dims[r - 2] <= self.limit => call(self.e, "t", &[t(x)], &[])?,
             1 => self.data(dtype, &[k]),
@@ -596,6 +599,22 @@ impl Maker<'_> {
             }
         };
         let y = call(self.e, "matmul", &[t(x), t(y)], &[])?;
+        Ok(self.tame(y))
+    }
+
+    /// Rows of a matrix in random groups, times a matrix each; or both sides' rows, group by group.
+    fn grouped(&mut self, x: NodeId, rows: usize, k: usize) -> Result<NodeId, String> {
+        let (groups, n, dtype) = (1 + self.rng.below(3), 1 + self.rng.below(5), self.dtype(x));
+        let mut ends: Vec<i64> = (0..groups).map(|_| self.rng.range(0, rows as i64 + 1)).collect();
+        ends.sort_unstable();
+        let ends = self.e.from_host(&HostTensor::from_i64(Shape::of(&[groups]), &ends)).unwrap();
+        let y = if self.rng.one_in(2) {
+            let w = self.data(dtype, &[groups, k, n]);
+            call(self.e, "grouped_matmul", &[t(x), t(w), t(ends)], &[])?
+        } else {
+            let (xt, w) = (call(self.e, "t", &[t(x)], &[])?, self.data(dtype, &[rows, n]));
+            call(self.e, "grouped_matmul", &[t(xt), t(w), t(ends)], &[])?
+        };
         Ok(self.tame(y))
     }
 

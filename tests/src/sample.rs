@@ -5,6 +5,7 @@
 //! - `f(2,3)`: a float tensor of that shape, about normal; `f(4;-3,3)` uniform between bounds; `p(…)` positive, in about
 //!   [0.5, 3]; `u(…)` in (-0.9, 0.9);
 //! - `i(hi;2,3)`: integers in [0, hi); `perm(3,2)`: integers that index the first tensor along `dim`, no two equal along it;
+//! - `ends(hi;3)`: ascending integers in [0, hi];
 //! - `u8(hi;2,3)`: bytes in [0, hi), u8 in every variant;
 //! - `b(2,3)`: bools;
 //! - `[…]`: a list of tensors or integers; numbers, `'words'`, `true`, `false`, `nil`.
@@ -21,6 +22,8 @@ pub enum Kind {
     Positive,
     /// In [0, hi).
     Int(i64),
+    /// In [0, hi], ascending.
+    Ends(i64),
     /// In [0, hi), always u8.
     Byte(i64),
     /// A permutation's beginning along the call's `dim`.
@@ -220,6 +223,7 @@ impl Parser<'_> {
             ("p", false) => Expr::Tensor(Kind::Positive, dims(&second)),
             ("u", false) => Expr::Tensor(Kind::Uniform(-0.9, 0.9), dims(&second)),
             ("i", true) => Expr::Tensor(Kind::Int(first[0].as_f64() as i64), dims(&second)),
+            ("ends", true) => Expr::Tensor(Kind::Ends(first[0].as_f64() as i64), dims(&second)),
             ("u8", true) => Expr::Tensor(Kind::Byte(first[0].as_f64() as i64), dims(&second)),
             ("b", false) => Expr::Tensor(Kind::Bool, dims(&second)),
             ("perm", false) => Expr::Tensor(Kind::Perm, dims(&second)),

@@ -79,7 +79,8 @@ fn differs_on_purpose(case: &Case) -> Option<&'static str> {
     let name = case.op.name;
     let bools = case.tensors().filter(|t| t.kind.is_float()).all(|t| t.dtype == DType::Bool);
     match name {
-        "sign" | "matmul" | "mm" | "bmm" | "linear" | "outer" | "dot" | "einsum" | "scatter_add" | "index_add"
+        "sign" | "matmul" | "mm" | "bmm" | "grouped_matmul" | "linear" | "outer" | "dot" | "einsum" | "scatter_add"
+        | "index_add"
             if bools =>
         {
             Some("arithmetic on bools is arithmetic on i64")
@@ -370,13 +371,19 @@ fn linear_of_16_bit_floats_rounds_once() {
 }
 
 /// Attention within documents is attention with the mask that compares their numbers, and so are its gradients: on a device
-/// with kernels for documents, which have none for masks, to the precision of 16 bits; elsewhere to the bit.
+/// with kernels for documents, which have none for masks, to the dtype's precision; elsewhere to the bit.
 #[test]
 fn documents_are_a_mask_of_equal_numbers() {
+    documents_are_a_mask(DType::BF16, 1e-4);
+    documents_are_a_mask(DType::F32, 1e-11);
+}
+
+/// `error`: of the squares of a result, relative to their sum.
+fn documents_are_a_mask(dtype: DType, error: f64) {
     const DIMS: [usize; 4] = [2, 4, 300, 64];
     const KEYS: [usize; 4] = [2, 2, 300, 64];
     let mut rng = perilune_tests::rng::Pcg::new(5);
-    let mut make = |dims: &[usize]| harness::randn(&mut rng, DType::BF16, dims);
+    let mut make = |dims: &[usize]| harness::randn(&mut rng, dtype, dims);
     let (q, k, v, d) = (make(&DIMS), make(&KEYS), make(&KEYS), make(&DIMS));
     let numbers: [(&str, fn(usize) -> f64); 4] = [
         ("packed", |i| (i % 300 / 77) as f64),
@@ -419,8 +426,8 @@ fn documents_are_a_mask_of_equal_numbers() {
                     let far: f64 = (0..n).map(|j| (a.get_f64(j) - b.get_f64(j)).powi(2)).sum();
                     let long: f64 = (0..n).map(|j| b.get_f64(j).powi(2)).sum();
                     // Of documents of one position: q and k have no gradient.
-                    let limit = if long < 1e-6 * n as f64 { n as f64 * 1e-4 } else { long * 1e-4 };
-                    assert!(far <= limit, "{name} {rows} causal {causal}, result {i}: {far} of {long}");
+                    let limit = if long < 1e-6 * n as f64 { n as f64 * error } else { long * error };
+                    assert!(far <= limit, "{dtype} {name} {rows} causal {causal}, result {i}: {far} of {long}");
                 }
             }
         }
@@ -431,13 +438,18 @@ fn documents_are_a_mask_of_equal_numbers() {
 /// of attention over tensors of their own: where a device writes outputs through strides, it shows here.
 #[test]
 fn attention_of_a_packed_projection_has_the_same_bits() {
+    of_a_packed_projection(DType::BF16);
+    of_a_packed_projection(DType::F32);
+}
+
+fn of_a_packed_projection(dtype: DType) {
     const BATCH: usize = 2;
     const HEADS: usize = 3;
     const ROWS: usize = 40;
     const WIDTH: usize = 16;
     let mut rng = perilune_tests::rng::Pcg::new(11);
-    let packed = harness::randn(&mut rng, DType::BF16, &[BATCH, ROWS, 3 * HEADS, WIDTH]);
-    let grad = harness::randn(&mut rng, DType::BF16, &[BATCH, ROWS, HEADS, WIDTH]);
+    let packed = harness::randn(&mut rng, dtype, &[BATCH, ROWS, 3 * HEADS, WIDTH]);
+    let grad = harness::randn(&mut rng, dtype, &[BATCH, ROWS, HEADS, WIDTH]);
     let run = |apart: bool| {
         let mut e = harness::engine(1);
         let got = harness::run_with(&mut e, |e| {

@@ -4,10 +4,12 @@
 //! results; `dense` all other f32 products where there are vectors with fused multiply-adds; `gemm` f64, and f32
 //! elsewhere. 16-bit floats are widened to f32 first and rounded once at the end, after the bias of a `linear`; integers
 //! wrap in plain loops.
+//! `grouped` makes many products of it, one for each group of rows.
 //! Large matrices are cut up and shared, many small ones are dealt out one by one. The bits are a function of shape
 //! and dtype alone, not of strides or the thread count (tests/matmul.rs), but `gemm` has others for every instruction set.
 
 mod dense;
+pub mod grouped;
 mod narrow;
 mod tile;
 
@@ -82,7 +84,7 @@ pub fn run(c: &Call) -> Result<()> {
         ),
         DType::BF16 => halves(c, sizes, &a, &b, None, c.output::<bf16>()),
         DType::F16 => halves(c, sizes, &a, &b, None, c.output::<f16>()),
-        dtype => by_type!(dtype, integers(c, sizes, &a, &b)),
+        dtype => by_type!(dtype, integers_to_output(c, sizes, &a, &b)),
     }
     Ok(())
 }
@@ -247,9 +249,12 @@ fn halves<T: Plain>(c: &Call, s: Sizes, a: &Input, b: &Input, bias: Option<&[f32
     });
 }
 
+fn integers_to_output<T: Element>(c: &Call, s: Sizes, a: &Input, b: &Input) {
+    integers(c, s, a, b, c.output::<T>());
+}
+
 /// Wrapping sums of products, a row of the output at a time.
-fn integers<T: Element>(c: &Call, s: Sizes, a: &Input, b: &Input) {
-    let out = c.output::<T>();
+fn integers<T: Element>(c: &Call, s: Sizes, a: &Input, b: &Input, out: &mut [T]) {
     let (a, b) = (Matrices::new(a.elements::<T>(), &a.layout), Matrices::new(b.elements::<T>(), &b.layout));
     if s.n == 0 {
         return;

@@ -19,6 +19,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::grouped::{GROUPED_MATMUL, GROUPED_SUMS, bad_end};
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
 use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
@@ -75,6 +76,8 @@ enum What {
     Elements,
     /// Classes, and the id that is ignored.
     Classes(i64),
+    /// Rows: where groups of them end.
+    Ends,
 }
 
 impl Cells {
@@ -86,6 +89,7 @@ impl Cells {
                 let (value, size) = (self.memory.read(at + 1) as i64, self.memory.read(at + 2) as i64);
                 self.memory.write(at, 0);
                 let (message, cure) = match what {
+                    What::Ends => return Some((*origin, bad_end(None, value, size))),
                     What::Classes(ignored) => (
                         format!("a target is class {value}, but there are {size} classes"),
                         cure_of_class(size, *ignored),
@@ -270,6 +274,9 @@ impl Compiled {
                                     if l.op == &INDEX_SELECT && l.attrs.get(1) == Some(&OF_EMBEDDING) =>
                                 {
                                     ("embedding", What::Elements)
+                                }
+                                Kernel::Library(l) if l.op == &GROUPED_MATMUL || l.op == &GROUPED_SUMS => {
+                                    (GROUPED_MATMUL.name, What::Ends)
                                 }
                                 Kernel::Library(l) => (l.op.name, What::Elements),
                                 _ => ("kernel", What::Elements),

@@ -115,7 +115,7 @@ pub fn parts(l: &Library) -> Result<Parts> {
     let [a, b] = [l.inputs[0], l.inputs[1]];
     if a.shape().numel() == 0 || b.shape().numel() == 0 {
         let zeros = Layout::contiguous(Shape::of(&[result.numel()]));
-        before.launches.push(attention::copy(Arg::I64(0), &zeros, 0, out));
+        before.launches.push(attention::copy(l.dtypes[0], Arg::I64(0), &zeros, 0, out));
         return Ok(Parts { before, call: None, after });
     }
     let (x, w) = match kind {
@@ -149,10 +149,10 @@ pub fn parts(l: &Library) -> Result<Parts> {
                 }
                 (Arg::Value(v, at), layout, 0)
             }
-            Operand::Constant(bits, ..) => (Arg::I64(0), channels::last(shape), attention::bits16(bits, l.dtypes[0])),
+            Operand::Constant(bits, ..) => (Arg::I64(0), channels::last(shape), attention::bits_of(bits, l.dtypes[0])),
         };
         let to = room(shape.numel() * 2);
-        before.launches.push(attention::copy(from, &layout.permute(&[0, 2, 3, 1]), fill, to.clone()));
+        before.launches.push(attention::copy(l.dtypes[0], from, &layout.permute(&[0, 2, 3, 1]), fill, to.clone()));
         (to, dims)
     };
     let (a, b) = (operand(a, true), operand(b, kind == Kind::Forward));
@@ -164,7 +164,7 @@ pub fn parts(l: &Library) -> Result<Parts> {
         let d = result.shape.dims();
         let whole = Layout::contiguous(Shape::of(&[d[0], d[2], d[3], p]));
         let kept = Layout { shape: Shape::of(&[d[0], d[2], d[3], c]), ..whole };
-        after.launches.push(attention::copy(to.0.clone(), &kept, 0, out));
+        after.launches.push(attention::copy(l.dtypes[0], to.0.clone(), &kept, 0, out));
     }
     let (x, w, y) = match kind {
         Kind::Forward => (a, b, to),

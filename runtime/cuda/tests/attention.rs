@@ -11,7 +11,7 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
-use perilune_cuda::attention::{self, GROUPS, Groups, Mask, Pass, TILES, Tile, When};
+use perilune_cuda::attention::{self, FFMA, Ffma, GROUPS, Groups, Mask, Pass, TILES, Tile, When};
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
@@ -35,15 +35,30 @@ fn node_with(dtype: DType, d: usize, scale: f64, mask: bool, documents: bool) ->
 }
 
 #[test]
-fn kernels_take_half_floats_without_a_mask() {
+fn kernels_take_floats_without_a_mask() {
     assert!(
         node(DType::BF16, 64, 0.125, false) && node(DType::F16, 8, 0.125, false) && node(DType::F16, 256, 1.0, false)
     );
     assert!(node_with(DType::BF16, 64, 0.125, false, true) && !node_with(DType::BF16, 64, 0.125, true, true));
-    assert!(!node(DType::F32, 64, 0.125, false));
+    assert!(
+        node(DType::F32, 64, 0.125, false) && node(DType::F32, 60, 0.125, false) && node(DType::F32, 4, 1.0, false)
+    );
+    assert!(!node(DType::F32, 62, 0.125, false) && !node(DType::F32, 260, 0.125, false));
+    assert!(!node(DType::F64, 64, 0.125, false));
     assert!(!node(DType::BF16, 64, 0.125, true));
     assert!(!node(DType::BF16, 60, 0.125, false) && !node(DType::BF16, 264, 0.125, false));
     assert!(!node(DType::BF16, 64, -0.125, false) && !node(DType::BF16, 64, 0.0, false));
+}
+
+#[test]
+fn products_in_tf32_are_left_to_the_decomposition() {
+    let g = &mut Graph::new();
+    let q = g.leaf(&create::LEAF, Shape::of(&[2, 5, 64]), DType::F32, &[], 0);
+    for tf32 in [false, true] {
+        g.tf32 = tf32;
+        let a = g.push(&ATTENTION, &[q, q, q], &[1, bits(0.125), 0, 64, 64, 0]).unwrap();
+        assert_eq!(attention::keeps(g.node(a)), !tf32);
+    }
 }
 
 fn view(v: u32, dims: &[usize], strides: &[isize], offset: isize) -> Operand {
@@ -69,7 +84,11 @@ fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
 }
 
 fn work_on(props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
-    let value = Value { shape: Shape::of(&[1]), dtype: DType::BF16, storage: Storage::Arena(0), origin: Origin::NONE };
+    work_in(DType::BF16, props, inputs, outputs, backward)
+}
+
+fn work_in(dtype: DType, props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
+    let value = Value { shape: Shape::of(&[1]), dtype, storage: Storage::Arena(0), origin: Origin::NONE };
     let program = Program {
         values: vec![value; 16],
         kernels: vec![],
@@ -81,7 +100,7 @@ fn work_on(props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) 
         live_bytes: 0,
     };
     let always = if backward { 6 } else { 3 };
-    let mut dtypes = vec![DType::BF16; always];
+    let mut dtypes = vec![dtype; always];
     dtypes.resize(inputs.len(), DType::I64);
     let documents = i64::from(inputs.len() > always);
     let last = |o: &Operand| o.shape().dims()[o.shape().rank() - 1] as i64;
@@ -171,11 +190,11 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     let inputs: Vec<Operand> = inputs.into_iter().chain(rest).collect();
     let w = work_on(&Props::H200, inputs, 3, true);
     let both = ["attention_backward_q_wg_d64_bf16_causal", "attention_backward_kv_wg_d64_bf16_causal"];
-    assert_eq!(labels(&w), ["attention_numbers_bf16", both[0], both[1]]);
+    assert_eq!(labels(&w), both);
     assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
     // The side that a block keeps comes in its rows, the other in steps.
     let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
-    let rows: Vec<u32> = w.launches[2].args[..4]
+    let rows: Vec<u32> = w.launches[1].args[..4]
         .iter()
         .map(|a| if let Arg::Map(_, boxes) = a { boxes.shape[1] } else { panic!("{a:?}") })
         .collect();
@@ -207,16 +226,10 @@ fn documents_take_one_small_launch_more() {
         let rest = [x(), x(), dense(3, &[3, 2, 4, 200])];
         let inputs: Vec<Operand> = vec![x(), x(), x()].into_iter().chain(rest).chain([ids]).collect();
         let w = work_on(props, inputs, 3, true);
-        let rows = if wg.is_empty() { "delta" } else { "numbers" };
-        assert_eq!(
-            labels(&w),
-            [
-                "attention_document_bounds".to_string(),
-                format!("attention_{rows}_bf16"),
-                format!("attention_backward_q{wg}_d64_bf16_causal_documents"),
-                format!("attention_backward_kv{wg}_d64_bf16_causal_documents"),
-            ]
-        );
+        let of_rows = wg.is_empty().then(|| "attention_delta_bf16".to_string());
+        let both = ["q", "kv"].map(|side| format!("attention_backward_{side}{wg}_d64_bf16_causal_documents"));
+        let bounds = "attention_document_bounds".to_string();
+        assert_eq!(labels(&w), [bounds].into_iter().chain(of_rows).chain(both).collect::<Vec<_>>());
     }
     // One document for all: nothing to choose.
     let one = Operand::Constant(0, Shape::of(&[3, 2, 200]), DType::I64);
@@ -239,6 +252,40 @@ fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
     // 80 columns go into a kernel for 128.
     let x = dense(0, &[2, 5, 80]);
     assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), ["attention_forward_wg_d128_bf16_causal"]);
+}
+
+#[test]
+fn f32_is_read_where_it_lies_too() {
+    // (B, T, H + 2 G, D) = (2, 300, 8, 60), 16 bytes at a time; two heads of queries for each of the keys.
+    let row = 8 * 60;
+    let strides = [300 * row, 60, row, 1];
+    let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 60], &strides, from * 60);
+    for props in [&A100, &Props::H200] {
+        let forward = work_in(DType::F32, props, vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)], 2, false);
+        assert_eq!((labels(&forward), forward.scratch_bytes), (vec!["attention_forward_d64_f32_causal"], 0));
+        let l = &forward.launches[0];
+        assert_eq!(l.args[1..3], [Arg::Value(ValueId(0), 960), Arg::Value(ValueId(0), 1440)]);
+        let tile = Ffma::of(Pass::Forward, 64, props).unwrap();
+        assert_eq!((l.grid, l.block), ([2 * 4 * 300u32.div_ceil(tile.rows), 1, 1], [tile.threads, 1, 1]));
+
+        let rest = [dense(1, &[2, 4, 300, 60]), dense(2, &[2, 4, 300, 60]), dense(3, &[2, 4, 300])];
+        let inputs: Vec<Operand> = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)].into_iter().chain(rest).collect();
+        let w = work_in(DType::F32, props, inputs, 3, true);
+        assert_eq!(
+            labels(&w),
+            ["attention_delta_f32", "attention_backward_q_d64_f32_causal", "attention_backward_kv_d64_f32_causal"]
+        );
+        let tile = Ffma::of(Pass::BackwardKv, 64, props).unwrap();
+        assert_eq!(w.launches[2].grid, [2 * 2 * 300u32.div_ceil(tile.rows), 1, 1]);
+    }
+    // A number, and rows that are not aligned to 16 bytes.
+    let x = dense(0, &[2, 5, 60]);
+    let one = Operand::Constant(1.0f64.to_bits(), Shape::of(&[2, 5, 60]), DType::F32);
+    let odd = view(1, &[2, 5, 60], &[305, 61, 1], 0);
+    let w = work_in(DType::F32, &A100, vec![x, one, odd], 1, false);
+    assert_eq!(labels(&w), ["attention_copy", "attention_copy", "attention_forward_d64_f32_causal"]);
+    assert_eq!(number(&w.launches[0].args, 17), i64::from(1.0f32.to_bits()));
+    assert_eq!(w.launches[2].args[1..3], [Arg::Scratch(0), Arg::Scratch(2560)]);
 }
 
 #[test]
@@ -275,10 +322,19 @@ fn every_tile_fits_a_multiprocessor() {
         // Tiles start at multiples of 1,024 bytes, and a step is refilled two behind.
         assert!(tile.bn % 16 == 0 && tile.bn <= 128 && tile.stages >= 3 && tile.groups * 64 <= 256);
     }
+    // Each tile of f32 is some GPU's: none stands behind one that always fits before it.
+    for (i, &(pass, size, tile)) in FFMA.iter().enumerate() {
+        let before = FFMA[..i].iter().filter(|t| (t.0, t.1) == (pass, size));
+        let kilobytes = [99 << 10, 163 << 10, 227 << 10];
+        let has = |t: &Ffma| kilobytes.map(|shared_bytes| t.fits(pass, size, &Props { shared_bytes, ..A100 }));
+        let taken = has(&tile).into_iter().enumerate().any(|(k, fits)| fits && before.clone().all(|t| !has(&t.2)[k]));
+        assert!(taken, "{pass:?} {size}: {tile:?} is never taken");
+    }
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
             let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 };
             assert!(Tile::of(pass, size, &props, Mask::default()).is_some());
+            assert!(Ffma::of(pass, size, &props).is_some(), "{pass:?} {size} in f32");
         }
     }
 }
@@ -339,6 +395,24 @@ fn tiles_compile_without_spills() {
     compile(&rest.into_iter().map(|(i, mask)| ("sm_90a", dtype(i), mask)).collect::<Vec<_>>(), false);
 }
 
+/// Compiles the tiles of f32 that a GPU of that kind takes; for sm_80 all, since smaller ones of its kind take others.
+fn compile_f32(kinds: &[(&str, Mask)]) {
+    let Some(nvrtc) = Nvrtc::open() else { return };
+    each(kinds, |&(arch, mask)| {
+        let props = props(arch);
+        let taken = FFMA.iter().filter(|t| arch == "sm_80" || Ffma::of(t.0, t.1, &props) == Some(t.2));
+        let texts: Vec<_> = taken.map(|&(pass, size, tile)| tile.function(pass, size, mask).text).collect();
+        assert!(texts.len() >= 3 * attention::SIZES.len());
+        nvrtc.spill_free(&texts, arch);
+    });
+}
+
+#[test]
+fn tiles_of_f32_compile_without_spills() {
+    compile_f32(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, CAUSAL)));
+    compile_f32(&masks().filter(|m| *m != CAUSAL).map(|mask| ("sm_90a", mask)).collect::<Vec<_>>());
+}
+
 #[test]
 #[ignore = "all kinds of all tiles: minutes"]
 fn everything_compiles_without_spills() {
@@ -349,22 +423,26 @@ fn everything_compiles_without_spills() {
         }
     }
     compile(&kinds, true);
+    let archs = ["sm_80", "sm_90a", "sm_100a"].into_iter();
+    compile_f32(&archs.flat_map(|arch| masks().map(move |mask| (arch, mask))).collect::<Vec<_>>());
 }
 
 #[test]
 fn copies_and_row_sums_compile() {
     let Some(nvrtc) = Nvrtc::open() else { return };
-    let inputs = vec![
-        Operand::Constant(0, Shape::of(&[2, 6, 64]), DType::BF16),
-        dense(1, &[2, 6, 64]),
-        dense(1, &[2, 6, 64]),
-        dense(1, &[2, 6, 64]),
-        dense(1, &[2, 6, 64]),
-        dense(1, &[2, 6]),
-        documents(&[6], &[1]),
-    ];
-    for arch in ["sm_80", "sm_90a", "sm_100a"] {
-        let w = work_on(&props(arch), inputs.clone(), 1, true);
+    for (dtype, arch) in
+        [DType::BF16, DType::F32].into_iter().flat_map(|d| ["sm_80", "sm_90a", "sm_100a"].map(|a| (d, a)))
+    {
+        let inputs = vec![
+            Operand::Constant(0, Shape::of(&[2, 6, 64]), dtype),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6, 64]),
+            dense(1, &[2, 6]),
+            documents(&[6], &[1]),
+        ];
+        let w = work_in(dtype, &props(arch), inputs, 1, true);
         assert_eq!(labels(&w)[..2], ["attention_document_bounds", "attention_copy"]);
         for l in &w.launches[..3] {
             nvrtc.spill_free(std::slice::from_ref(&l.function.text), arch);

@@ -393,3 +393,21 @@ fn like_reductions_of_equal_shape_share_launches() {
     assert!(p.kernels.iter().any(|k| matches!(k, Kernel::Multi(_))));
     compile(&[p], &[OLDEST, NEWEST]);
 }
+
+/// The gradient of GPT-2's positions: so many columns that nothing is won by cutting their few rows into chunks, whose partials
+/// would have to be joined.
+#[test]
+fn wide_columns_of_few_rows_are_summed_at_once() {
+    for rows in [2, 4, 32] {
+        let mut s = Sketch::default();
+        let x = s.leaf(DType::BF16, &[rows, 1024, 768]);
+        let y = s.call("sum", &[t(x), ints(&[0])]);
+        let p = s.program(&[y], true);
+        assert_eq!(works(&p).iter().map(|w| w.launches.len()).collect::<Vec<_>>(), [1], "{rows} rows");
+    }
+    // Few columns need chunks to fill a GPU.
+    let mut s = Sketch::default();
+    let x = s.leaf(DType::BF16, &[4096, 768]);
+    let y = s.call("sum", &[t(x), ints(&[0])]);
+    assert_eq!(works(&s.program(&[y], true))[0].launches.len(), 2);
+}

@@ -238,7 +238,8 @@ fn product(g: &Graph, id: NodeId) -> Option<f64> {
         dims.dims().iter().rev().nth(dim).copied().unwrap_or(1) as f64
     };
     match node.op.name {
-        "matmul" | "linear" | "matmul_fp8" => Some(2.0 * n * inner(0, 0)),
+        "matmul" | "linear" | "matmul_fp8" | "grouped_matmul" => Some(2.0 * n * inner(0, 0)),
+        "grouped_sums" => Some(2.0 * g.shape(node.inputs[0]).numel() as f64 * inner(1, 0)),
         // Both products over the length of the keys.
         "scaled_dot_product_attention" => Some(4.0 * n * inner(1, 1)),
         "conv1d" | "conv2d" => Some(2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64),

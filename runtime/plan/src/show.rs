@@ -25,10 +25,13 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
     let mut flops = k.regions().iter().map(work).sum();
     let mut written = k.writes();
     if let Kernel::Library(l) = k {
-        if matches!(l.op.name, "matmul" | "linear") {
-            let k = l.inputs[0].shape().dims().last().copied().unwrap_or(0);
-            flops += 2 * k * p.values[l.outputs[0].0 as usize].shape.numel();
-        }
+        let out = p.values[l.outputs[0].0 as usize].shape;
+        let last = |s: Shape| s.dims().last().copied().unwrap_or(0);
+        flops += match l.op.name {
+            "matmul" | "linear" | "grouped_matmul" => 2 * last(l.inputs[0].shape()) * out.numel(),
+            "grouped_sums" => 2 * l.inputs[0].shape().numel() * last(out),
+            _ => 0,
+        };
         if l.epilogue.is_some() {
             // The mapped result is what leaves the kernel.
             written.retain(|v| *v != l.outputs[0]);
@@ -47,7 +50,8 @@ pub fn products(g: &Graph, id: NodeId) -> f64 {
     let last = |x: usize, back: usize| dims(x).dims().iter().rev().nth(back).copied().unwrap_or(1) as f64;
     let kernel = |w: Shape| w.dims().iter().skip(1).product::<usize>() as f64;
     match node.op.name {
-        "matmul" | "linear" => 2.0 * n * last(0, 0),
+        "matmul" | "linear" | "grouped_matmul" => 2.0 * n * last(0, 0),
+        "grouped_sums" => 2.0 * dims(0).numel() as f64 * last(1, 0),
         "scaled_dot_product_attention" => 4.0 * n * last(1, 1),
         // Four products; the fifth makes the scores again.
         "scaled_dot_product_attention_backward" => 8.0 * n * last(1, 1),

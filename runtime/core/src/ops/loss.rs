@@ -122,14 +122,23 @@ impl Classes {
         g.sum_all(each)
     }
 
-    /// The losses of the rows reduced.
+    /// The losses of the rows reduced. They are few beside the logits, and are added and divided in f64: in f32 the rounding
+    /// of the sum alone would cost the loss up to some units in its last place.
     fn reduce(&self, g: &mut Graph, rows: NodeId, target: NodeId, weight: Option<NodeId>) -> Result<NodeId> {
-        if self.how != MEAN || self.probabilities {
-            return reduce(g, rows, self.how);
+        if self.how == NONE {
+            return Ok(rows);
         }
-        let (sum, dtype) = (g.sum_all(rows)?, g.dtype(rows));
-        let total = self.total(g, target, weight, dtype)?;
-        g.div(sum, total)
+        let dtype = g.dtype(rows);
+        let wide = g.cast(rows, DType::F64)?;
+        let mean = if self.how != MEAN || self.probabilities {
+            reduce(g, wide, self.how)?
+        } else {
+            let sum = g.sum_all(wide)?;
+            let total = self.total(g, target, weight, dtype)?;
+            let total = g.cast(total, DType::F64)?;
+            g.div(sum, total)?
+        };
+        g.cast(mean, dtype)
     }
 
     /// The probabilities that the targets stand for, after smoothing: (..., C).

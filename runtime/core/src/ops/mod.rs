@@ -22,6 +22,7 @@ pub mod create;
 pub mod einsum;
 pub mod elementwise;
 pub mod fp8;
+pub mod grouped;
 pub mod index;
 pub mod loss;
 pub mod matmul;
@@ -225,6 +226,7 @@ pub fn all() -> &'static [&'static Op] {
             index::OPS,
             sort::OPS,
             matmul::OPS,
+            grouped::OPS,
             fp8::OPS,
             conv::OPS,
             norm::OPS,

@@ -270,6 +270,20 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 }
             }
         }
+        "grouped_matmul" | "grouped_sums" => {
+            let (s1, x1, ends) = (xs[1].0, xs[1].1, xs[2].1);
+            let (rows, k, n) = (s0.dims()[0], s0.dims()[1], shape.dims()[shape.rank() - 1]);
+            for t in 0..rows {
+                // The first group that ends behind the row.
+                let Some(e) = ends.iter().position(|end| *end > t as f64) else { break };
+                for (i, j) in (0..k).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                    match name {
+                        "grouped_sums" => out[(e * k + i) * n + j] += x0[t * k + i] * x1[t * n + j],
+                        _ => out[t * n + j] += x0[t * k + i] * x1[at(s1, &[e, i, j])],
+                    }
+                }
+            }
+        }
         "place" => {
             out.fill(f64::from_bits(attrs[4] as u64));
             each(s0, |i| {

@@ -31,7 +31,7 @@ impl Leaves {
             |t: &str| t.split(',').filter(|s| !s.is_empty()).map(|s| s.trim().parse().unwrap()).collect::<Vec<f64>>();
         let shape = |t: &str| Shape::of(&list(t).iter().map(|&d| d as usize).collect::<Vec<_>>());
         let (shape, dtype) = match kind {
-            "i" => (shape(parts[1]), DType::I64),
+            "i" | "ends" => (shape(parts[1]), DType::I64),
             "u8" => (shape(parts[1]), DType::U8),
             "perm" => (shape(parts[0]), DType::I64),
             "b" => (shape(parts[0]), DType::Bool),
@@ -39,8 +39,9 @@ impl Leaves {
         };
         let n = shape.numel();
         let range = parts.get(1).map(|t| list(t));
-        let values = (0..n)
+        let mut values: Vec<f64> = (0..n)
             .map(|k| match (kind, &range) {
+                ("ends", _) => (self.uniform() * (parts[0].trim().parse::<f64>().unwrap() + 1.0)).floor(),
                 ("i" | "u8", _) => (self.uniform() * parts[0].trim().parse::<f64>().unwrap()).floor(),
                 ("perm", _) => (n - 1 - k) as f64,
                 ("b", _) => f64::from(self.uniform() < 0.5),
@@ -50,6 +51,9 @@ impl Leaves {
                 _ => self.normal(),
             })
             .collect();
+        if kind == "ends" {
+            values.sort_by(f64::total_cmp);
+        }
         self.leaf(g, shape, dtype, values)
     }
 

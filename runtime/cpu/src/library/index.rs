@@ -16,7 +16,7 @@ use perilune_core::{Layout, Shape};
 use std::borrow::Cow;
 
 /// The elements of a view in its order, copied only if they are not so in memory.
-fn dense<'a, T: Plain>(x: &Input<'a>) -> Cow<'a, [T]> {
+pub fn dense<'a, T: Plain>(x: &Input<'a>) -> Cow<'a, [T]> {
     let (all, n) = (x.elements::<T>(), x.layout.numel());
     if n == 0 {
         return Cow::Borrowed(&[]);

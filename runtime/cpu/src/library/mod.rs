@@ -8,6 +8,8 @@ mod movement;
 mod scan;
 mod sort;
 
+pub use index::dense;
+
 use crate::loops::Isa;
 use crate::matmul;
 use crate::memory::Plain;
@@ -90,6 +92,12 @@ impl Routine {
                 let dims = inputs[0].layout.shape;
                 work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
                 if name == "linear" { matmul::linear } else { matmul::run }
+            }
+            name @ ("grouped_matmul" | "grouped_sums") => {
+                let (rows, k) = (inputs[0].layout.shape.dims()[0], inputs[0].layout.shape.dims()[1]);
+                let n = outputs[0].1.dims().last().copied().unwrap_or(0);
+                work += (rows * k * n) as f64 * 0.02;
+                if name == "grouped_sums" { matmul::grouped::sums } else { matmul::grouped::rows }
             }
             "gather" => index::gather,
             "scatter" => index::scatter,

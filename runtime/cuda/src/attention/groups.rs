@@ -71,7 +71,10 @@ impl Groups {
         let (name, plan, pointers) = match pass {
             Pass::Forward => ("forward", "ForwardWgPlan", vec![(format!("{t}*"), "out"), ("f32*".into(), "lse")]),
             Pass::BackwardQ => {
-                ("backward_q", "BackwardQWgPlan", vec![("const float2*".into(), "numbers"), (format!("{t}*"), "dq")])
+                let row = format!("const {t}*");
+                let made = [("float2*".into(), "numbers"), (format!("{t}*"), "dq")];
+                let rows = [(row.clone(), "grads"), (row, "out"), ("const f32*".into(), "lse")];
+                ("backward_q", "BackwardQWgPlan", rows.into_iter().chain(made).collect())
             }
             Pass::BackwardKv => (
                 "backward_kv",

@@ -1,14 +1,16 @@
-//! Attention as kernels that never hold the T x S scores: `kernels/attention/`, for bf16 and f16 from sm_80.
+//! Attention as kernels that never hold the T x S scores: `kernels/attention/`, for bf16, f16 and f32 from sm_80.
 //!
-//! Forward is one launch. Backward is three: the rows' `delta`, then dq, then dk and dv; each adds up in a fixed order, so
-//! a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
-//! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. f32, masks
-//! and head sizes that are no multiple of 8 are left to the decomposition. Numbers of documents take one small launch more
-//! in each direction, after which tiles that see nothing of each other are skipped (`documents.cuh`).
+//! Forward is one launch. Backward is three: the rows' `delta` (which kernels of warpgroups compute themselves), then dq, then dk
+//! and dv; each adds up in a fixed order, so a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
+//! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. Masks, head
+//! sizes that are no multiple of 8 (in f32 of 4), f64 and f32 whose products may be TF32 are left to the decomposition.
+//! Numbers of documents take one small launch more in each direction, after which tiles that see nothing of each other are
+//! skipped (`documents.cuh`).
 //!
-//! There are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the copy engine
-//! for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. Which tile a kernel works with depends on
-//! its head size and the GPU; `kernels/lab/attention_lab.py`, which reads the tables from these files, measures them.
+//! For 16 bits there are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the
+//! copy engine for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. For f32 there is one, without
+//! tensor cores ([`FFMA`]). Which tile a kernel works with depends on its head size and the GPU;
+//! `kernels/lab/attention_lab.py`, which reads the tables from these files, measures them.
 
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
@@ -19,10 +21,12 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
+mod ffma;
 mod groups;
 mod mask;
 mod tiles;
 
+pub use ffma::{FFMA, Ffma};
 pub use groups::{GROUPS, Groups};
 pub use mask::Mask;
 pub use tiles::{SIZES, TILES, Tile, When, function};
@@ -42,11 +46,16 @@ pub fn keeps(node: &Node) -> bool {
         _ => return false,
     };
     let [_, scale, _, d, e, documents] = node.attrs[..] else { return false };
-    let fits = |n: i64| (8..=256).contains(&n) && n % 8 == 0;
+    // f32 products in TF32 are products of the decomposition, on tensor cores.
+    let least = match node.dtype {
+        DType::BF16 | DType::F16 => 8,
+        DType::F32 if !node.tf32 => 4,
+        _ => return false,
+    };
+    let fits = |n: i64| (least..=256).contains(&n) && n % least == 0;
     let scale = real(scale);
     // More inputs: there is a mask. The kernels take the largest score before they scale.
     node.inputs.len() == inputs + usize::from(documents != 0)
-        && matches!(node.dtype, DType::BF16 | DType::F16)
         && fits(d)
         && fits(e)
         && (scale as f32).is_normal()
@@ -60,22 +69,18 @@ pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
         op if op == &ATTENTION_BACKWARD => 3,
         _ => 0,
     };
-    output < outputs && Strides::of(layout).is_some()
+    output < outputs && Strides::of(layout, node.dtype).is_some()
 }
 
-/// The rows' delta, or for kernels of warpgroups their `numbers`.
-fn rows_function(size: u32, dtype: DType, numbers: bool) -> Function {
+/// The rows' delta. (Kernels of warpgroups make it themselves.)
+fn delta_function(size: u32, dtype: DType) -> Function {
     let (t, lanes) = (element(dtype), lanes(size));
-    let (name, params, args) = match numbers {
-        true => ("row_numbers", "const f32* lse, float2* numbers", "lse, numbers"),
-        false => ("row_delta", "f32* delta", "delta"),
-    };
     let text = format!(
         "#include \"attention/rows.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, {params}, const attention::Problem p) {{\n    \
-         attention::{name}<{t}, {lanes}>(grad, out, {args}, p);\n}}\n"
+         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, const attention::Problem p) {{\n    \
+         attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n"
     );
-    Function { label: format!("attention_{}_{t}", &name[4..]), text }
+    Function { label: format!("attention_delta_{t}"), text }
 }
 
 /// Lanes that share a row of `size` elements, 8 each.
@@ -83,21 +88,28 @@ fn lanes(size: u32) -> u32 {
     (size / 8).next_power_of_two()
 }
 
-fn copy_function() -> Function {
-    let text = "#include \"attention/rows.cuh\"\n\
-                extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const u16* x, u16* y, const attention::View p) {\n    \
-                attention::copy(x, y, p);\n}\n";
-    Function { label: "attention_copy".into(), text: text.into() }
+fn copy_function(dtype: DType) -> Function {
+    let t = if dtype.size() == 2 { "u16" } else { "u32" };
+    let text = format!(
+        "#include \"attention/rows.cuh\"\n\
+         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* x, {t}* y, const attention::View p) {{\n    \
+         attention::copy(x, y, p);\n}}\n"
+    );
+    Function { label: "attention_copy".into(), text }
 }
 
-/// A number of the program as 16 bits.
-pub(crate) fn bits16(bits: u64, dtype: DType) -> u16 {
+/// The bits of a number of the program, a float of 16 or 32 bits.
+pub(crate) fn bits_of(bits: u64, dtype: DType) -> u32 {
     let x = f64::from_bits(bits);
-    if dtype == DType::BF16 { half::bf16::from_f64(x).to_bits() } else { half::f16::from_f64(x).to_bits() }
+    match dtype {
+        DType::BF16 => half::bf16::from_f64(x).to_bits().into(),
+        DType::F16 => half::f16::from_f64(x).to_bits().into(),
+        _ => (x as f32).to_bits(),
+    }
 }
 
-/// Copies 16-bit elements that lie as `layout` from `from` on, or are all `fill` if that is null, to plain memory.
-pub(crate) fn copy(from: Arg, layout: &Layout, fill: u16, to: Arg) -> Launch {
+/// Copies elements of 16 or 32 bits that lie as `layout` from `from` on, or are all `fill` if that is null, to plain memory.
+pub(crate) fn copy(dtype: DType, from: Arg, layout: &Layout, fill: u32, to: Arg) -> Launch {
     let shape = layout.shape;
     let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);
     let lead = MAX_RANK - shape.rank();
@@ -107,7 +119,7 @@ pub(crate) fn copy(from: Arg, layout: &Layout, fill: u16, to: Arg) -> Launch {
     }
     let numbers = dims.into_iter().chain(strides).chain([shape.numel() as i64, i64::from(fill)]);
     Launch {
-        function: Arc::new(copy_function()),
+        function: Arc::new(copy_function(dtype)),
         grid: [shape.numel().div_ceil(256) as u32, 1, 1],
         block: [256, 1, 1],
         shared_bytes: 0,
@@ -116,7 +128,11 @@ pub(crate) fn copy(from: Arg, layout: &Layout, fill: u16, to: Arg) -> Launch {
 }
 
 fn element(dtype: DType) -> &'static str {
-    if dtype == DType::BF16 { "bf16" } else { "f16" }
+    match dtype {
+        DType::BF16 => "bf16",
+        DType::F16 => "f16",
+        _ => "f32",
+    }
 }
 
 /// In elements, along (batch, head, row).
@@ -130,7 +146,7 @@ impl Strides {
     }
 
     /// Of a layout that the kernels can read; see `Strides` in `tile.cuh`.
-    fn of(l: &Layout) -> Option<Strides> {
+    fn of(l: &Layout, dtype: DType) -> Option<Strides> {
         let n = l.shape.rank();
         if l.numel() == 0 {
             return Some(Strides::default());
@@ -144,7 +160,7 @@ impl Strides {
             _ => return None,
         };
         let strides = [batch, if n > 2 { at(n - 3) } else { 0 }, at(n - 2)];
-        let aligned = strides.iter().chain([&(l.offset as i64)]).all(|s| s % 8 == 0);
+        let aligned = strides.iter().chain([&(l.offset as i64)]).all(|s| s % (16 / dtype.size() as i64) == 0);
         (l.strides[n - 1] == 1 && aligned && strides[2].abs() < 1 << 22).then_some(Strides(strides))
     }
 }
@@ -153,6 +169,7 @@ impl Strides {
 #[derive(Clone, Copy)]
 enum Kernel {
     Tile(Tile),
+    Ffma(Ffma),
     /// With the head size that it is made for.
     Groups(u32, Groups),
 }
@@ -203,7 +220,8 @@ impl<'a> Builder<'a> {
         let (d, e) = (q.dims()[n - 1], v.dims()[n - 1]);
         let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
         let size = SIZES.into_iter().find(|&c| c as usize >= d.max(e));
-        let Some(size) = size.filter(|_| d % 8 == 0 && e % 8 == 0 && l.attrs.len() == 6) else {
+        let whole = 16 / l.dtypes[0].size();
+        let Some(size) = size.filter(|_| d % whole == 0 && e % whole == 0 && l.attrs.len() == 6) else {
             return Err(bug(format!("no attention kernel for head sizes {d} and {e}")));
         };
         let lead = n.saturating_sub(3);
@@ -263,18 +281,19 @@ impl<'a> Builder<'a> {
     /// Input `i` as the kernels read it, copied first if they cannot read it as it is.
     fn input(&mut self, i: usize) -> (Arg, Strides) {
         let operand = self.l.inputs[i];
-        let shape = operand.shape();
+        let (shape, bytes) = (operand.shape(), self.dtype.size());
         let (from, layout, fill) = match operand {
             Operand::View(v, layout) => {
-                if let Some(strides) = Strides::of(&layout) {
-                    return (Arg::Value(v, layout.offset as i64 * 2), strides);
+                let from = Arg::Value(v, layout.offset as i64 * bytes as i64);
+                if let Some(strides) = Strides::of(&layout, self.dtype) {
+                    return (from, strides);
                 }
-                (Arg::Value(v, layout.offset as i64 * 2), layout, 0)
+                (from, layout, 0)
             }
-            Operand::Constant(bits, ..) => (Arg::I64(0), Layout::contiguous(shape), bits16(bits, self.dtype)),
+            Operand::Constant(bits, ..) => (Arg::I64(0), Layout::contiguous(shape), bits_of(bits, self.dtype)),
         };
-        let to = self.scratch(shape.numel() * 2);
-        self.work.launches.push(copy(from, &layout, fill, to.clone()));
+        let to = self.scratch(shape.numel() * bytes);
+        self.work.launches.push(copy(self.dtype, from, &layout, fill, to.clone()));
         let n = shape.rank();
         let heads = if n > 2 { shape.dims()[n - 3] } else { 1 };
         (to, Strides::contiguous(heads, shape.dims()[n - 2], shape.dims()[n - 1]))
@@ -311,16 +330,19 @@ impl<'a> Builder<'a> {
         Arg::Bytes(bytes)
     }
 
-    /// The kernel of warps for this problem.
+    /// The kernel of warps, or for f32, for this problem.
     fn tile(&self, pass: Pass) -> Result<Kernel> {
-        let tile = Tile::of(pass, self.size, self.props, self.mask);
-        tile.map(Kernel::Tile).ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
+        let tile = match self.dtype {
+            DType::F32 => Ffma::of(pass, self.size, self.props).map(Kernel::Ffma),
+            _ => Tile::of(pass, self.size, self.props, self.mask).map(Kernel::Tile),
+        };
+        tile.ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
     }
 
     /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
     /// the tensor maps that it takes for them.
     fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
-        let (size, tile) = Groups::of(pass, self.size, self.props, self.mask)?;
+        let (size, tile) = Groups::of(pass, self.size, self.props, self.mask).filter(|_| self.dtype != DType::F32)?;
         let dims = [
             [self.b, self.h, self.t, self.d],
             [self.b, self.g, self.s, self.d],
@@ -351,6 +373,9 @@ impl<'a> Builder<'a> {
                 t.split,
                 function(pass, self.size, t, self.dtype, self.mask),
             ),
+            Kernel::Ffma(t) => {
+                (t.rows, t.threads, t.shared_bytes(pass, self.size), 1, t.function(pass, self.size, self.mask))
+            }
             Kernel::Groups(size, t) => {
                 (t.rows(), 128 * t.groups, t.shared_bytes(pass, size), 1, t.function(pass, size, self.dtype, self.mask))
             }
@@ -363,7 +388,7 @@ impl<'a> Builder<'a> {
             let message = format!("{pairs} heads of {rows} positions are more than one launch can take");
             return Err(Error::system("scaled_dot_product_attention", message));
         }
-        let section = (SECTION_BYTES / (again * (self.d + self.e) * 2).max(1)).clamp(1, pairs);
+        let section = (SECTION_BYTES / (again * (self.d + self.e) * self.dtype.size()).max(1)).clamp(1, pairs);
         // Query heads of one key head stay together.
         let section = match pass {
             Pass::BackwardKv => section,
@@ -386,15 +411,16 @@ impl<'a> Builder<'a> {
         let Some(&v) = self.l.outputs.get(i).filter(|v| **v != ValueId::NONE) else { return Ok(None) };
         debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
         let layout = self.l.layouts[i];
-        let strides = Strides::of(&layout).ok_or_else(|| bug("attention cannot write its output there".into()))?;
-        Ok(Some((Arg::Value(v, layout.offset as i64 * 2), strides)))
+        let strides =
+            Strides::of(&layout, self.dtype).ok_or_else(|| bug("attention cannot write its output there".into()))?;
+        Ok(Some((Arg::Value(v, layout.offset as i64 * self.dtype.size() as i64), strides)))
     }
 
     /// The same, or room for what nobody wants.
     fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
         let contiguous = Strides::contiguous(heads, rows, width);
         let found = self.output(i)?;
-        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * 2), contiguous)))
+        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * self.dtype.size()), contiguous)))
     }
 }
 
@@ -442,28 +468,29 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let read = [q, k, v, grad.clone()];
     let by_groups = b.groups(Pass::BackwardQ, &x, &read).zip(b.groups(Pass::BackwardKv, &x, &read));
 
-    // What the rows' kernel makes for the other two.
+    // Of each row: its delta, or for kernels of warpgroups its numbers.
     let pairs = b.b * b.h;
-    let (length, bytes) = if by_groups.is_some() { (b.padded(), 8) } else { (b.t, 4) };
-    let rows = b.scratch(pairs * length * bytes);
-    let blocks = pairs * length.div_ceil(256 / lanes(b.size) as usize);
-    if blocks > i32::MAX as usize {
-        return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
-    }
-    if blocks > 0 {
-        let to = if by_groups.is_some() { vec![lse.clone(), rows.clone()] } else { vec![rows.clone()] };
-        b.work.launches.push(Launch {
-            function: Arc::new(rows_function(b.size, b.dtype, by_groups.is_some())),
-            grid: [blocks as u32, 1, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-            args: [vec![grad, out], to, vec![b.problem(&x, pairs, 1)]].concat(),
-        });
-    }
     let ((kernel_q, for_q), (kernel_kv, for_kv)) = match by_groups {
-        Some(((kq, q), (kkv, kv))) => ((kq, [q, vec![rows.clone()]].concat()), (kkv, [kv, vec![rows]].concat())),
+        Some(((kernel_q, q), (kernel_kv, kv))) => {
+            let numbers = b.scratch(pairs * b.padded() * 8);
+            ((kernel_q, [q, vec![grad, out, lse, numbers.clone()]].concat()), (kernel_kv, [kv, vec![numbers]].concat()))
+        }
         None => {
-            let read = [&read[..], &[lse, rows]].concat();
+            let delta = b.scratch(pairs * b.t * 4);
+            let blocks = pairs * b.t.div_ceil(256 / lanes(b.size) as usize);
+            if blocks > i32::MAX as usize {
+                return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
+            }
+            if blocks > 0 {
+                b.work.launches.push(Launch {
+                    function: Arc::new(delta_function(b.size, b.dtype)),
+                    grid: [blocks as u32, 1, 1],
+                    block: [256, 1, 1],
+                    shared_bytes: 0,
+                    args: vec![grad, out, delta.clone(), b.problem(&x, pairs, 1)],
+                });
+            }
+            let read = [&read[..], &[lse, delta]].concat();
             ((b.tile(Pass::BackwardQ)?, read.clone()), (b.tile(Pass::BackwardKv)?, read))
         }
     };

@@ -26,6 +26,8 @@ const STRAND: usize = 256;
 const COL_CHUNKS: [usize; 2] = [264, 132];
 /// Rows up to which the first of them holds.
 const WIDE: usize = 4096;
+/// Rows of a chunk at least: a partial is written and read again, in eight bytes each, which must not be most of what moves.
+const LEAST_ROWS: usize = 16;
 
 /// Lanes that hold a block: fewer than 32 for short rows.
 pub fn lanes(cols: usize) -> usize {
@@ -59,7 +61,7 @@ pub fn columns(batch: usize, rows: usize, cols: usize) -> Columns {
     let apart = max(1, batch * cols.div_ceil(CHUNK));
     // Enough chunks to fill a GPU, but two rows for each strand; and no more rows than a strand may add.
     let most_chunks = COL_CHUNKS[usize::from(cols > WIDE)];
-    let wanted = most_chunks.div_ceil(apart).min(rows.div_ceil(2 * strands));
+    let wanted = (most_chunks / apart).min(rows.div_ceil(LEAST_ROWS.max(2 * strands)));
     let chunks = max(wanted, rows.div_ceil(STRAND * strands)).max(1);
     let chunk = rows.div_ceil(chunks).next_multiple_of(strands).max(strands);
     Columns { strands, chunk, chunks: rows.div_ceil(chunk).max(1) }

@@ -118,6 +118,11 @@ impl<'a> Call<'a> {
         Arg::Value(self.out(), bytes as i64)
     }
 
+    /// Of something that no recipe can cause.
+    pub fn bug(&self, what: &str) -> Error {
+        Error::system("cuda", format!("this is a bug: {} without {what}", self.name()))
+    }
+
     /// Where a bad index is reported: the cell, and the number of this kernel.
     pub fn fault(&self) -> [Arg; 2] {
         [Arg::Fault, Arg::I32(self.kernel as i32)]
@@ -155,6 +160,19 @@ impl<'a> Call<'a> {
         [blocks, block]: [usize; 2],
         resident: &str,
     ) -> Result<()> {
+        self.launch_shared(label, header, params, body, [blocks, block, 0], resident)
+    }
+
+    /// The same with `shared_bytes` of dynamic shared memory.
+    pub fn launch_shared(
+        &mut self,
+        label: &str,
+        header: &str,
+        params: &[(&str, Arg)],
+        body: &str,
+        [blocks, block, shared_bytes]: [usize; 3],
+        resident: &str,
+    ) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
@@ -170,7 +188,7 @@ impl<'a> Call<'a> {
             function: Arc::new(Function { label: label.to_string(), text }),
             grid: [grid, 1, 1],
             block: [block as u32, 1, 1],
-            shared_bytes: 0,
+            shared_bytes: shared_bytes as u32,
             args: params.iter().map(|p| p.1.clone()).collect(),
         });
         Ok(())

@@ -7,6 +7,7 @@
 mod add;
 mod call;
 pub mod fp8;
+mod grouped;
 mod index;
 mod matmul;
 mod movement;
@@ -37,6 +38,8 @@ pub fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     match l.op.name {
         "matmul" => matmul::product(&mut c)?,
         "linear" => matmul::linear(&mut c)?,
+        "grouped_matmul" => grouped::rows(&mut c, props)?,
+        "grouped_sums" => grouped::sums(&mut c, props)?,
         "class_ids" => index::class_ids(&mut c)?,
         "gather" => index::gather(&mut c)?,
         "scatter" => index::scatter(&mut c)?,

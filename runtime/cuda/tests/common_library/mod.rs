@@ -136,6 +136,15 @@ impl Case {
         self
     }
 
+    /// An operand of these integers, every other one of a longer list.
+    pub fn integers(mut self, values: &[i64]) -> Case {
+        let spread: Vec<i64> = values.iter().flat_map(|v| [*v, -99]).collect();
+        let mut layout = Layout::contiguous(Shape::of(&[values.len()]));
+        layout.strides[0] = 2;
+        self.view(HostTensor::from_i64(Shape::of(&[spread.len()]), &spread), layout);
+        self
+    }
+
     /// A contiguous operand without data.
     pub fn empty(mut self, dtype: DType, dims: &[usize]) -> Case {
         let (shape, at) = (Shape::of(dims), self.values.len() as u32);
@@ -200,7 +209,11 @@ pub struct Call {
 
 impl Call {
     pub fn work(&self) -> Work {
-        let made = perilune_cuda::library::routine(&self.program, &self.library, &Props::H200);
+        self.work_on(&Props::H200)
+    }
+
+    pub fn work_on(&self, props: &Props) -> Work {
+        let made = perilune_cuda::library::routine(&self.program, &self.library, props);
         made.unwrap_or_else(|e| panic!("{}: {e}", self.label))
     }
 }
@@ -223,6 +236,7 @@ pub fn cases() -> Vec<Call> {
             ordering(&mut out, dtype, lie);
             if dtype != DType::Bool {
                 arithmetic(&mut out, dtype, lie);
+                groups(&mut out, dtype, lie);
             }
         }
     }
@@ -373,7 +387,42 @@ fn arithmetic(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
     }
 }
 
+fn groups(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
+    let label = |what: &str| Case::new(format!("{dtype} {lie:?} {what}"));
+    for (rows, k, n, ends) in [
+        (7, 3, 4, &[2i64, 2, 6][..]),
+        (300, 72, 136, &[0, 130, 131, 290]),
+        (300, 33, 70, &[300]),
+        (150, 16, 8, &[1; 70]),
+        (5, 0, 8, &[3, 5]),
+        (4, 8, 8, &[]),
+        (0, 8, 8, &[0, 0]),
+    ] {
+        let e = ends.len();
+        for other in [Lie::Dense, Lie::Turned] {
+            let case = label(&format!("{other:?} {rows} {k} {n} {e}")).random(dtype, &[rows, k], lie, false);
+            let case = case.random(dtype, &[e, k, n], other, false).integers(ends);
+            out.push(case.finish("grouped_matmul", &[], &[rows, n], dtype));
+            let case = label(&format!("{other:?} {rows} {k} {n} {e}")).random(dtype, &[rows, k], lie, false);
+            let case = case.random(dtype, &[rows, n], other, false).integers(ends);
+            out.push(case.finish("grouped_sums", &[], &[e, k, n], dtype));
+        }
+    }
+}
+
 fn bad_indices(out: &mut Vec<Call>) {
+    for dtype in [DType::F32, DType::BF16] {
+        for ends in [[3, 11], [-1, 4], [7, 4]] {
+            for (k, n) in [(8, 16), (8, 0)] {
+                let case = Case::new(format!("bad {ends:?} {n}")).random(dtype, &[10, k], Lie::Dense, false);
+                let case = case.random(dtype, &[2, k, n], Lie::Dense, false).integers(&ends);
+                out.push(case.finish("grouped_matmul", &[], &[10, n], dtype));
+                let case = Case::new(format!("bad {ends:?} {n}")).random(dtype, &[10, k], Lie::Dense, false);
+                let case = case.random(dtype, &[10, n], Lie::Dense, false).integers(&ends);
+                out.push(case.finish("grouped_sums", &[], &[2, k, n], dtype));
+            }
+        }
+    }
     for bad in [10, -1] {
         for op in ["gather", "scatter", "scatter_add", "index_select", "index_add"] {
             let case = Case::new(format!("bad {bad}")).random(DType::F32, &[10], Lie::Dense, false);

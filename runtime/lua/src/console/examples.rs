@@ -64,6 +64,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("nn.LoRA", "pl.nn.LoRA(pl.nn.Linear(64, 10), { rank = 4 })(pl.randn({2, 64}))"),
     ("nn.MaxPool2d", "pl.nn.MaxPool2d(2)(pl.randn({1, 3, 8, 8}))"),
     ("nn.Mish", "pl.nn.Mish()(pl.randn({3}))"),
+    ("nn.MoE", "pl.nn.MoE(16, 4, { top = 2 })(pl.randn({8, 16}))"),
     ("nn.MultiHeadAttention", "pl.nn.MultiHeadAttention(16, 4, { causal = true })(pl.randn({2, 5, 16}))"),
     ("nn.RMSNorm", "pl.nn.RMSNorm(16)(pl.randn({2, 16}))"),
     ("nn.RNN", "pl.nn.RNN(4, 8)(pl.randn({5, 2, 4}))"),

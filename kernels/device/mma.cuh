@@ -1,4 +1,4 @@
-// The instructions that attention is made of, as PTX: asynchronous copies to shared memory, ldmatrix and
+// The instructions that kernels for tensor cores are made of, as PTX: asynchronous copies to shared memory, ldmatrix and
 // mma.sync m16n8k16 (sm_80 and later). Addresses in shared memory are 32-bit.
 //
 // Fragments, for lane = 4 g + t:
@@ -10,7 +10,7 @@
 #pragma once
 #include "device/base.cuh"
 
-namespace attention {
+namespace tensor {
 
 // threadIdx.x and blockIdx.x, read when asked for: what is worked out from them anew behind a loop need not live in
 // registers through it.
@@ -119,4 +119,4 @@ __device__ __forceinline__ f32 power2(f32 x) {
     return y;
 }
 
-}  // namespace attention
+}  // namespace tensor

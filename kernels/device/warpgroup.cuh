@@ -1,13 +1,13 @@
-// The instructions that attention on sm_90a is made of, as PTX: barriers in shared memory (mbarrier), the copy engine's
+// The instructions that kernels for tensor cores on sm_90a are made of, as PTX: barriers in shared memory (mbarrier), the copy engine's
 // tiles (cp.async.bulk.tensor) and the tensor cores' products of a warpgroup (wgmma).
 //
 // A warpgroup is 4 warps; a product has 64 rows, 16 to a warp, and its accumulator lies as that of mma.m16n8k16 does
 // (see mma.cuh), 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which is what a tensor
 // map writes with a swizzle of 128 bytes.
 #pragma once
-#include "attention/documents.cuh"
+#include "device/tile.cuh"
 
-namespace attention {
+namespace tensor {
 
 // A tensor map of the driver: where the copy engine finds a tensor, and the box it takes from it.
 struct __align__(64) TensorMap {
@@ -111,16 +111,16 @@ __device__ __forceinline__ u64 operand_down(u32 at, u32 panel) {
 #define PL_R40 PL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define PL_R64 PL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// For N columns: d (+)= A B with A in shared memory (K-major) or in registers, and B in shared memory, K-major (DOWN 0)
-// or MN-major (DOWN 1). `add` false overwrites d.
-#define PL_WGMMA(N, KIND, REGS, OUT, P, A, B, ADD)                                                                     \
-    template <int DOWN>                                                                                                \
+// For N columns: d (+)= A B with A in shared memory or in registers, and B in shared memory, K-major (DOWN, A_DOWN 0) or
+// MN-major (DOWN, A_DOWN 1). `add` false overwrites d.
+#define PL_WGMMA(N, KIND, REGS, OUT, P, A, B, DOWN_B, DOWN_A)                                                          \
+    template <int DOWN, int A_DOWN = 0>                                                                                \
     static __device__ __forceinline__ void shared(f32 (&d)[N / 8][4], u64 a, u64 b, bool add) {                        \
         asm volatile(                                                                                                  \
             "{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                                            \
             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" REGS "}, %" A ", %" B                 \
-            ", p, 1, 1, 0, %" ADD ";\n}"                                                                               \
-            : OUT : "l"(a), "l"(b), "r"((i32)add), "n"(DOWN));                                                         \
+            ", p, 1, 1, %" DOWN_A ", %" DOWN_B ";\n}"                                                                  \
+            : OUT : "l"(a), "l"(b), "r"((i32)add), "n"(DOWN), "n"(A_DOWN));                                            \
     }
 
 #define PL_WGMMA_HELD(N, KIND, REGS, OUT, A0, A1, A2, A3, B, P, ADD)                                                   \
@@ -137,27 +137,27 @@ template <typename T, int N>
 struct Product;
 #define PL_PRODUCTS(T, KIND)                                                                                           \
     template <> struct Product<T, 32> {                                                                                \
-        PL_WGMMA(32, KIND, PL_R16, PL_D16(d, 0), "18", "16", "17", "19")                                               \
+        PL_WGMMA(32, KIND, PL_R16, PL_D16(d, 0), "18", "16", "17", "19", "20")                                         \
         PL_WGMMA_HELD(32, KIND, PL_R16, PL_D16(d, 0), "16", "17", "18", "19", "20", "21", "22")                        \
     };                                                                                                                 \
     template <> struct Product<T, 64> {                                                                                \
-        PL_WGMMA(64, KIND, PL_R32, PL_D32(d, 0), "34", "32", "33", "35")                                               \
+        PL_WGMMA(64, KIND, PL_R32, PL_D32(d, 0), "34", "32", "33", "35", "36")                                         \
         PL_WGMMA_HELD(64, KIND, PL_R32, PL_D32(d, 0), "32", "33", "34", "35", "36", "37", "38")                        \
     };                                                                                                                 \
     template <> struct Product<T, 48> {                                                                                \
-        PL_WGMMA(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "26", "24", "25", "27")                          \
+        PL_WGMMA(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "26", "24", "25", "27", "28")                    \
         PL_WGMMA_HELD(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "24", "25", "26", "27", "28", "29", "30")   \
     };                                                                                                                 \
     template <> struct Product<T, 80> {                                                                                \
-        PL_WGMMA(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "42", "40", "41", "43")                          \
+        PL_WGMMA(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "42", "40", "41", "43", "44")                    \
         PL_WGMMA_HELD(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "40", "41", "42", "43", "44", "45", "46")   \
     };                                                                                                                 \
     template <> struct Product<T, 96> {                                                                                \
-        PL_WGMMA(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "50", "48", "49", "51")                         \
+        PL_WGMMA(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "50", "48", "49", "51", "52")                   \
         PL_WGMMA_HELD(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "48", "49", "50", "51", "52", "53", "54")  \
     };                                                                                                                 \
     template <> struct Product<T, 128> {                                                                               \
-        PL_WGMMA(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "66", "64", "65", "67")                        \
+        PL_WGMMA(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "66", "64", "65", "67", "68")                  \
         PL_WGMMA_HELD(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "64", "65", "66", "67", "68", "69", "70") \
     };
 #define PL_COMMA ,
@@ -211,7 +211,7 @@ struct Turn {
 };
 
 // The barriers of a ring of STAGES tiles, which one thread has brought and the warps of GROUPS warpgroups use up. How a
-// block is fed: see forward_wg.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
+// block is fed: see attention/forward_wg.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
 // read it, all where each lane reads it too. (One behind a __syncwarp would do, but compute-sanitizer does not follow that.)
 template <int STAGES, int GROUPS, int LANES = 1>
 struct Ring {
@@ -255,4 +255,4 @@ __device__ __forceinline__ void pass_over(u32 lane, Turn<STAGES>& now, const RIN
     now.next();
 }
 
-}  // namespace attention
+}  // namespace tensor

@@ -1,0 +1,78 @@
+// Groups of rows whose ends lie in memory: what the kernels of grouped products share.
+//
+// ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or beyond the
+// rows are reported and then taken for the nearest that are neither, so that nothing reads or writes out of bounds.
+#pragma once
+#include "device/base.cuh"
+#include "device/fault.cuh"
+
+namespace library {
+
+struct alignas(8) Ends {
+    i64 step;    // elements from one end to the next
+    i32 groups;  // E
+    i32 rows;    // T
+};
+
+__device__ __forceinline__ i32 end_of(const i64* ends, const Ends& p, i32 group) {
+    i64 end = ends[group * p.step];
+    return (i32)(end < 0 ? 0 : end > p.rows ? p.rows : end);
+}
+
+// The threads of a block look at all ends: one block of a launch does.
+__device__ __forceinline__ void check_ends(const i64* ends, const Ends& p, Fault* fault, u32 kernel) {
+    for (i32 e = threadIdx.x; e < p.groups; e += blockDim.x) {
+        i64 end = ends[e * p.step], before = e > 0 ? ends[(e - 1) * p.step] : 0;
+        if (end < before || end < 0 || end > p.rows) report(fault, kernel, end, p.rows);
+    }
+}
+
+// Rows of one group, `first` to `last`; of no group (they are behind the last end) where `group` is -1, and none at all
+// where it is -2.
+struct Piece {
+    i32 group, first, last;
+};
+
+// The rows of group `group`.
+__device__ __forceinline__ Piece group_rows(const i64* ends, const Ends& p, i32 group) {
+    i32 first = group > 0 ? end_of(ends, p, group - 1) : 0;
+    return {group, first, max(first, end_of(ends, p, group))};
+}
+
+// Tile number `tile` of ROWS rows at most, where every group begins a tile of its own, and the rows behind the last end do.
+// Each warp finds out by itself: 32 groups at a time, with sums over its lanes.
+template <int ROWS>
+__device__ __forceinline__ Piece find_tile(const i64* ends, const Ends& p, i32 tile) {
+    constexpr u32 ALL = 0xffffffffu;
+    const i32 lane = threadIdx.x & 31;
+    i32 start = 0, tiles = 0;  // rows and tiles of the groups before
+    for (i32 base = 0; base < p.groups; base += 32) {
+        i32 end = max(start, base + lane < p.groups ? end_of(ends, p, base + lane) : 0);
+        // The largest so far: where ends ascend it is the end itself.
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            i32 other = __shfl_up_sync(ALL, end, d);
+            if (lane >= d) end = max(end, other);
+        }
+        i32 begin = __shfl_up_sync(ALL, end, 1);
+        if (lane == 0) begin = start;
+        const i32 own = (end - begin + ROWS - 1) / ROWS;
+        i32 upto = tiles + own;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            i32 other = __shfl_up_sync(ALL, upto, d);
+            if (lane >= d) upto += other - tiles;
+        }
+        const u32 who = __ballot_sync(ALL, tile >= upto - own && tile < upto);
+        if (who != 0) {
+            const i32 at = __ffs(who) - 1, first = begin + (tile - (upto - own)) * ROWS;
+            return {base + at, __shfl_sync(ALL, first, at), __shfl_sync(ALL, end, at)};
+        }
+        start = __shfl_sync(ALL, end, 31);
+        tiles = __shfl_sync(ALL, upto, 31);
+    }
+    const i32 first = start + (tile - tiles) * ROWS;
+    return {first < p.rows ? -1 : -2, first, p.rows};
+}
+
+}  // namespace library

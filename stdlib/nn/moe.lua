@@ -1,0 +1,79 @@
+-- nn/moe.lua: a mixture of experts in place of a feed-forward part: each token goes to the few that a router picks for it.
+--
+-- Tokens are put in the order of their experts, each expert's rows are multiplied with its own weights in one launch
+-- (pl.grouped_matmul), and the results go back to their tokens. No token is dropped, however uneven the routing is, and as the
+-- sizes stay on the device, any routing has the same plan. Shazeer et al., Outrageously Large Neural Networks (2017); top-k of a
+-- softmax, weights that add up to 1: Jiang et al., Mixtral of Experts (2024).
+--
+-- Letters: N tokens, C width, E experts, K experts for each token, R = N K rows.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local init = require "perilune.init"
+local nn = require "perilune.nn.module"
+local Linear = require("perilune.nn.linear").Linear
+
+local function experts(self, x_RC, ends_E)
+  local up = pl.grouped_matmul(x_RC, self.up, ends_E)
+  local h = self.gate and pl.grouped_matmul(x_RC, self.gate, ends_E):silu() * up or up:gelu(self.gelu)
+  return pl.grouped_matmul(h, self.down, ends_E)
+end
+
+local function forward(self, x)
+  local E, K, C = self.experts, self.top, x:size(-1)
+  local x_NC = x:reshape(-1, C)
+  local N = x_NC:size(0)
+  local share_NE = self.router(x_NC):softmax(-1)
+  local weight_NK, expert_NK = share_NE:topk(K)
+  -- One expert's share is all that tells the router how good it was; of several the shares among them do.
+  if K > 1 then weight_NK = weight_NK / weight_NK:sum(-1, { keepdim = true }) end
+
+  local expert_R = expert_NK:flatten()
+  local order_R = expert_R:argsort()
+  local count_E = pl.one_hot(expert_R, E):sum(0)
+  local rows_RC = experts(self, x_NC:index_select(0, order_R // K), count_E:cumsum(0))
+  local y_NKC = rows_RC:index_select(0, order_R:argsort()):view(N, K, C)
+  local y = (y_NKC * weight_NK:unsqueeze(-1)):sum(1):to(x.dtype):view(x.shape)
+
+  -- 1 where all experts get alike (Fedus et al., Switch Transformers, 2021, equation 4).
+  local balance = (count_E:to("f32") * share_NE:to("f32"):mean(0)):sum() * (E / (N * K))
+  return y, balance
+end
+
+---@class perilune.MoEOptions
+---@field top integer? experts for each token (2)
+---@field kind "swiglu"|"gelu"?
+---@field hidden integer? width between an expert's two layers
+---@field approximate "none"|"tanh"? of GELU
+
+---x (..., width) -> (..., width), and a number that is 1 where the router spreads tokens evenly and grows where it does not: add
+---a hundredth of it to the loss. `experts` feed-forward parts without biases, of which each token gets the `top` that the router
+---likes best, weighted by its softmax. Weights `up`, `gate` (experts, width, hidden), `down` (experts, hidden, width).
+---@param width integer
+---@param experts integer
+---@param opts perilune.MoEOptions?
+---@return perilune.Module
+local function MoE(width, experts, opts)
+  local op = "nn.MoE"
+  check.whole(op, "width", width)
+  check.whole(op, "experts", experts)
+  local o = check.options(op, opts, { top = 2, kind = "swiglu", approximate = "none" }, { hidden = "number" })
+  check.word(op, "kind", o.kind, { "gelu", "swiglu" })
+  check.whole(op, "top", o.top)
+  if o.top > experts then pl.error(op, ("top is %d of %d experts"):format(o.top, experts), "a token can go to each expert once") end
+  local hidden = check.whole(op, "hidden", o.hidden or 4 * width)
+  local function weights(rows, columns)
+    local bound = 1 / math.sqrt(rows)
+    return pl.state(init.uniform({ experts, rows, columns }, { a = -bound, b = bound }))
+  end
+  return nn.module {
+    kind = "MoE", info = ("%d of %d, %s, %d"):format(o.top, experts, o.kind, hidden), forward = forward,
+    experts = experts, top = o.top, gelu = { approximate = o.approximate },
+    router = Linear(width, experts, { bias = false, fp8 = false }),
+    up = weights(width, hidden),
+    gate = o.kind == "swiglu" and weights(width, hidden) or nil,
+    down = weights(hidden, width),
+  }
+end
+
+return { MoE = MoE }
