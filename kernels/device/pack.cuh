@@ -146,17 +146,17 @@ FN void store_some(S* p, const C* x, I left) {
     }
 }
 
-// The same, and `pads` zeros behind the last element: up to the end of its pack, or further.
+// The same, and `pads` zeros behind the last element, with which the pack ends, or some packs later.
 template <int V, class I, class C, class S>
 FN void store_filled(S* p, const C* x, I left, I pads) {
     if (left > V) {
         store_pack<V>(p, x);
     } else {
-        C y[V];
+        C y[V], none[V] = {};
 #pragma unroll
         for (int i = 0; i < V; i++) y[i] = i < left ? x[i] : (C)0;
         store_pack<V>(p, y);
-        for (I i = V; i < left + pads; i++) narrow(p[i], (C)0);
+        for (I i = V; i < left + pads; i += V) store_pack<V>(p + i, none);
     }
 }
 

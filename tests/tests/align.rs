@@ -70,14 +70,14 @@ local function show(y)
   print(n)
   for _, part in ipairs {{ y:to("f32"):sum(0), y:to("f32"):sum(-1) }} do print(table.concat(part:flatten():tolist(), " ")) end
 end
--- Sums of `y` and of the gradients of a weighted sum of it, all from one plan.
+-- Weighted sums (plain ones of a loss's gradients are 0 but for rounding) of `y` and of the gradients of one, all from one plan.
 local function all(y, xs)
   local c = pl.randn(y.shape):to(y.dtype)
   local out = {{ y, pl.grad((y * c):sum(), xs) }}
   pl.eval(table.unpack(out))
   print(0)
   for _, x in ipairs(out) do
-    x = x:to("f32")
+    x = x:to("f32") * pl.randn(x.shape)
     for _, part in ipairs(x:dim() > 1 and {{ x:sum(-1), x:sum(0) }} or {{ x }}) do
       -- A scale of its own for each, so that small ones are looked at too.
       print(table.concat((part / part:abs():max()):flatten():tolist(), " "))

@@ -23,6 +23,23 @@ const LEAST_FLOPS: f64 = 1e9;
 /// 3 TB/s, padding begins to pay at about 200.
 const FLOPS_A_BYTE: f64 = 300.0;
 
+/// Bytes of memory's lines: rows that begin at such are written faster than others (see `docs/decisions.md`).
+pub const LINE: usize = 128;
+/// Part of a dim that it may grow by for whole lines, or halves or quarters of them.
+const SLACK: usize = 32;
+
+/// What a dim of elements of `size` bytes grows to, if it is no multiple of `row` bytes.
+fn up(d: usize, size: usize, row: usize) -> usize {
+    if (d * size).is_multiple_of(row) {
+        return d;
+    }
+    let mut bytes = LINE;
+    while bytes > row && (d.next_multiple_of(bytes / size) - d) * SLACK > d {
+        bytes /= 2;
+    }
+    d.next_multiple_of(bytes / size)
+}
+
 /// Which dims of a product grow, and to what.
 struct Grown {
     m: usize,
@@ -60,13 +77,12 @@ fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
         return None;
     }
     let low = matches!(node.dtype, DType::BF16 | DType::F16) || node.tf32;
-    let unit = row / node.dtype.size();
     let (a, b) = (g.shape(node.inputs[0]), g.shape(node.inputs[1]));
     let r = a.rank();
     let (m, k) = (a.dims()[r - 2], a.dims()[r - 1]);
     let n = if linear { b.dims()[0] } else { b.dims()[r - 1] };
     let turned = !linear && matmul::is_transpose(g, node.inputs[0]);
-    let up = |d: usize| d.next_multiple_of(unit);
+    let up = |d: usize| up(d, node.dtype.size(), row);
     let dims = Grown { m: if turned { up(m) } else { m }, n: up(n), k: up(k) };
     if !low || (dims.m, dims.n, dims.k) == (m, n, k) {
         return None;
@@ -122,4 +138,19 @@ fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
     let r = g.shape(x).rank();
     let x = movement::place(g, x, r - 1, 0, 1, cols, 0.0)?;
     movement::place(g, x, r - 2, 0, 1, rows, 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::up;
+
+    #[test]
+    fn dims_grow_to_whole_lines_where_that_is_little() {
+        for (d, size, to) in
+            [(50257, 2, 50304), (50264, 2, 50264), (1003, 4, 1024), (1003, 2, 1024), (801, 2, 816), (301, 2, 304)]
+        {
+            assert_eq!(up(d, size, 16), to, "{d} of {size} bytes");
+        }
+        assert_eq!((up(67, 2, 16), up(1, 2, 16)), (72, 8));
+    }
 }

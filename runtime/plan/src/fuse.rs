@@ -14,6 +14,7 @@
 //!
 //! Rows that a product wants with zeros behind them are stored so by the cluster that computes them.
 
+use crate::align;
 use crate::ir::Level;
 use crate::lower::Lowered;
 use perilune_core::graph::{Node, NodeId};
@@ -532,15 +533,17 @@ impl Fuser<'_> {
 
 type Reads = SmallVec<[(NodeId, Layout); 3]>;
 
-/// Whether node `id` is its input with rows that zeros fill up to whole words of the device.
+/// Whether node `id` is its input with rows that a few zeros fill up, as `align` has them.
 pub fn fills(low: &Lowered, id: NodeId) -> bool {
     let node = low.graph.node(id);
     let (Some(word), true) = (low.fills, node.op == &movement::PLACE) else { return false };
     let (axis, size) = (node.attrs[0] as usize, node.dtype.size());
-    let cols = |s: Shape| s.dims().last().map_or(0, |d| d * size);
+    let row = |s: Shape| s.dims().last().map_or(0, |d| d * size);
+    let (from, to) = (row(low.graph.shape(node.inputs[0])), row(node.shape));
     axis + 1 == node.shape.rank()
         && node.attrs[1..] == [0, 1, node.attrs[3], 0]
-        && cols(node.shape) == cols(low.graph.shape(node.inputs[0])).next_multiple_of(word)
+        && to.is_multiple_of(word)
+        && (from + 1..from + align::LINE).contains(&to)
 }
 
 /// Elements of the space that a clustered node works over: its own, or its input's if it reduces or fills up rows.
