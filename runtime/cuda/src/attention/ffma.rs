@@ -42,7 +42,7 @@ pub const FFMA: &[(Pass, u32, Ffma)] = &[
     (Pass::BackwardQ, 96, ffma(64, 64, 8, 128, false, 2)),
     (Pass::BackwardQ, 96, ffma(64, 32, 8, 128, false, 2)),
     (Pass::BackwardQ, 96, ffma(64, 32, 8, 128, false, 1)),
-    (Pass::BackwardQ, 128, ffma(128, 64, 16, 256, false, 1)),
+    (Pass::BackwardQ, 128, ffma(64, 64, 16, 256, true, 1)),
     (Pass::BackwardQ, 128, ffma(64, 32, 8, 128, false, 1)),
     (Pass::BackwardQ, 256, ffma(64, 64, 16, 256, false, 1)),
     (Pass::BackwardQ, 256, ffma(32, 64, 16, 128, false, 1)),
