@@ -163,11 +163,16 @@ fn check(e: &mut Engine, case: &Case, order: usize) -> Result<usize, String> {
     Ok(n)
 }
 
+/// Engines beside each other. On a GPU the host spends its time on compiling kernels.
+fn threads() -> usize {
+    if harness::on_gpu() { std::thread::available_parallelism().map_or(2, |n| n.get().min(8)) } else { 2 }
+}
+
 fn sweep(order: usize, which: impl Fn(&Op) -> bool + Sync) -> usize {
     let ops: Vec<&'static Op> = ops::all().iter().copied().filter(|op| !op.sig.is_empty() && which(op)).collect();
     let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
     std::thread::scope(|s| {
-        for _ in 0..2 {
+        for _ in 0..threads() {
             s.spawn(|| {
                 let mut e = harness::engine(1);
                 while let Some(op) = ops.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
@@ -284,36 +289,55 @@ fn what_stops_gradients_gives_none_or_says_so() {
     }
 }
 
-/// f32 and 16-bit gradients against those in f64 at the same numbers.
-#[test]
-fn gradients_in_narrow_dtypes_follow_f64() {
-    let mut e = harness::engine(1);
-    let (mut n, mut faults) = (0, Vec::new());
-    for op in ops::all().iter().copied().filter(|op| !op.sig.is_empty() && has_gradient(op)) {
-        for case in case::cases(op).into_iter().filter(|c| c.variant == Variant::Grid) {
-            let Ok(Some(want)) = analytic(&mut e, &case, 0) else { continue };
-            for (dtype, room) in [(DType::F32, 2e-5), (DType::BF16, 0.06), (DType::F16, 0.01)] {
-                let got = match analytic(&mut e, &case.floats_as(dtype), 0) {
-                    Ok(Some(got)) => got,
-                    other => {
-                        faults.push(format!("{} in {dtype}: {other:?}", case.key));
-                        continue;
-                    }
-                };
-                n += 1;
-                for (g, w) in got.iter().zip(&want) {
-                    let largest = w.to_f64().iter().fold(0.0, |m: f64, v| m.max(v.abs()));
-                    for i in 0..w.numel() {
-                        let (x, y) = (g.get_f64(i), w.get_f64(i));
-                        if (x - y).abs() > room * (y.abs() + largest) + 1e-6 || x.is_nan() != y.is_nan() {
-                            faults.push(format!("{} in {dtype}: element {i} is {x:e} instead of {y:e}", case.key));
-                            break;
-                        }
-                    }
+/// The gradients of a case in f32 and 16 bits against those in f64 at the same numbers: how many were compared, and what differs.
+fn narrow(e: &mut Engine, case: &Case, faults: &mut Vec<String>) -> usize {
+    let Ok(Some(want)) = analytic(e, case, 0) else { return 0 };
+    let mut n = 0;
+    for (dtype, room) in [(DType::F32, 2e-5), (DType::BF16, 0.06), (DType::F16, 0.01)] {
+        let got = match analytic(e, &case.floats_as(dtype), 0) {
+            Ok(Some(got)) => got,
+            other => {
+                faults.push(format!("{} in {dtype}: {other:?}", case.key));
+                continue;
+            }
+        };
+        n += 1;
+        for (g, w) in got.iter().zip(&want) {
+            let largest = w.to_f64().iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+            for i in 0..w.numel() {
+                let (x, y) = (g.get_f64(i), w.get_f64(i));
+                if (x - y).abs() > room * (y.abs() + largest) + 1e-6 || x.is_nan() != y.is_nan() {
+                    faults.push(format!("{} in {dtype}: element {i} is {x:e} instead of {y:e}", case.key));
+                    break;
                 }
             }
         }
     }
+    n
+}
+
+#[test]
+fn gradients_in_narrow_dtypes_follow_f64() {
+    let ops: Vec<&'static Op> =
+        ops::all().iter().copied().filter(|op| !op.sig.is_empty() && has_gradient(op)).collect();
+    let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
+    std::thread::scope(|s| {
+        for _ in 0..threads() {
+            s.spawn(|| {
+                let mut e = harness::engine(1);
+                while let Some(op) = ops.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    let (mut n, mut faults) = (0, Vec::new());
+                    for case in case::cases(op).into_iter().filter(|c| c.variant == Variant::Grid) {
+                        n += narrow(&mut e, &case, &mut faults);
+                    }
+                    let mut all = found.lock().unwrap();
+                    all.0.extend(faults);
+                    all.1 += n;
+                }
+            });
+        }
+    });
+    let (faults, n) = found.into_inner().unwrap();
     assert!(faults.is_empty(), "{} failures in {n} checks:\n{}", faults.len(), faults.join("\n"));
     assert!(n > 800, "only {n} checks");
 }
