@@ -351,7 +351,7 @@ fn an_endless_version_does_not_hold_the_run_up() {
     let endless =
         FIRST.text().replace("local calls", "while true do pcall(function() while true do end end) end\nlocal calls");
     save(&p, "edited.lua", &endless);
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    run.hangs();
     save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", "lr = 0.02"));
     let event = run.next("reload");
     assert!(event["error"].as_str().unwrap().contains("when a newer one was saved"), "{event}");
@@ -359,7 +359,7 @@ fn an_endless_version_does_not_hold_the_run_up() {
     assert!(event["ok"] == true && event["changed"].to_string().contains("lr 0.01 -> 0.02"), "{event}");
     run.until(event["step"].as_u64().unwrap() + 5);
     save(&p, "edited.lua", &endless);
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    run.hangs();
     run.signal("-INT");
     let saved = run.next("checkpoint");
     assert_eq!(run.next("done")["steps"], saved["step"]);
@@ -384,7 +384,7 @@ fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
         save(&p, "edited.lua", &text);
         let applied = run.next("reload");
         assert_eq!(applied["ok"], true, "{applied}");
-        std::thread::sleep(std::time::Duration::from_secs(1));
+        run.hangs();
         then(&run);
         let refused = run.next("reload");
         let error = refused["error"].as_str().unwrap_or_default();
@@ -415,7 +415,7 @@ fn an_endless_evaluation_of_the_first_version_gives_way() {
     p.file("edited.lua", text.replace("return recipe", evaluate));
     let mut run = Running::start(&p, &ARGS);
     let last = [run.next("eval"), run.next("eval")][1]["step"].as_u64().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    run.hangs();
     save(&p, "edited.lua", &text);
     let warned = run.next("warning");
     let message = warned["message"].as_str().unwrap();

@@ -2,9 +2,12 @@
 #![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
 
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 /// Sixty-four points on a plane; the loss falls from the first step on.
 pub const TINY: &str = r#"
@@ -112,28 +115,41 @@ pub fn save(p: &Place, name: &str, text: &str) {
     std::fs::rename(p.path("new~"), p.path(name)).unwrap();
 }
 
-/// A run that is watched from outside, by its events.
+/// Events that a run may be ahead of its reader by, what a pipe holds aside.
+const AHEAD: usize = 256;
+
+/// A run that is watched from outside, by its events. It does not run far ahead of whoever reads them.
 pub struct Running {
     pub child: Child,
-    out: BufReader<ChildStdout>,
+    lines: Receiver<String>,
+    /// Those that came while nobody asked.
+    seen: VecDeque<String>,
 }
 
 impl Running {
     pub fn start(p: &Place, args: &[&str]) -> Running {
         let mut child = p.command(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        Running { child, out }
+        let (send, lines) = std::sync::mpsc::sync_channel(AHEAD);
+        std::thread::spawn(move || out.lines().map_while(Result::ok).all(|line| send.send(line).is_ok()));
+        Running { child, lines, seen: VecDeque::new() }
     }
 
     /// The next event of a kind.
     pub fn next(&mut self, kind: &str) -> Value {
-        let mut line = String::new();
         loop {
-            line.clear();
-            assert_ne!(self.out.read_line(&mut line).unwrap(), 0, "the run ended before a {kind} event");
+            let line = self.seen.pop_front().or_else(|| self.lines.recv().ok());
+            let line = line.unwrap_or_else(|| panic!("the run ended before a {kind} event"));
             if line.contains(&format!("\"event\":\"{kind}\"")) {
                 return serde_json::from_str(&line).unwrap();
             }
+        }
+    }
+
+    /// Waits until no event has come for two seconds, though they are read: the run is in something that does not end.
+    pub fn hangs(&mut self) {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(2)) {
+            self.seen.push_back(line);
         }
     }
 
