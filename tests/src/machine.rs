@@ -21,6 +21,10 @@ pub fn compiles(name: &str, p: &Program) {
     static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
     for props in GPUS {
         let Ok(mut compiler) = Compiler::new(props.arch, None) else {
+            assert!(
+                std::env::var_os("PERILUNE_TEST_NVRTC").is_none(),
+                "no libnvrtc, which PERILUNE_TEST_NVRTC asks for"
+            );
             println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
             return;
         };

@@ -331,6 +331,10 @@ mod tests {
     fn programs_made_side_by_side_go_to_their_functions() {
         let folder = tempfile::tempdir().unwrap();
         let Ok(mut c) = Compiler::new((9, 0), Some(folder.path().to_path_buf())) else {
+            assert!(
+                std::env::var_os("PERILUNE_TEST_NVRTC").is_none(),
+                "no libnvrtc, which PERILUNE_TEST_NVRTC asks for"
+            );
             println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
             return;
         };

@@ -19,7 +19,7 @@ use crate::ir::Level;
 use crate::lower::Lowered;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::{Class, Generator, ReduceFn, movement};
-use perilune_core::{Layout, Shape};
+use perilune_core::{DType, Layout, Shape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -629,7 +629,7 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
         if !matches!(f.home[id.index()], Home::Cluster(_)) {
             continue;
         }
-        let expr = expression(low, f, &exprs, id);
+        let mut expr = expression(low, f, &exprs, id);
         if let Some(users) = crossing.get(&id)
             && !f.stored[id.index()]
         {
@@ -650,12 +650,30 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                         f.stored[b.index()] = true;
                     }
                 }
+            } else if let Some(base) = widened(low, f, id).filter(|_| enabled && users.iter().all(|u| u.1)) {
+                // What it was made of goes to memory, and its readers cast.
+                for (k, _) in users {
+                    loads.entry(*k).or_default().push(base);
+                }
+                f.stored[base.index()] = true;
+                expr = Expr { flops: 1, frontier: SmallVec::from_slice(&[base]), fixed: false };
             } else {
                 f.stored[id.index()] = true;
             }
         }
         exprs[id.index()] = expr;
     }
+}
+
+/// What a node in f64 is the cast of, where that is narrower and computed beside it. (The loss's sum over rows is in f64, and a
+/// kernel of long rows has no registers left to make f64 of what it stores.)
+fn widened(low: &Lowered, f: &Fusion, id: NodeId) -> Option<NodeId> {
+    let node = low.graph.node(id);
+    let (base, layout) = reads(low, id).into_iter().next()?;
+    let from = low.graph.node(base);
+    let same = reading(&layout, node.shape.numel(), from.shape.numel()) == Reading::Same;
+    let cast = matches!(node.op.class, Class::Cast) && node.dtype == DType::F64 && from.dtype.size() < 8;
+    (cast && same && f.cluster_of(base).is_some() && low.graph.generator(base).is_none()).then_some(base)
 }
 
 /// What node `id` would take to compute again, given what is stored so far.

@@ -23,13 +23,18 @@ pub struct Compiled {
 }
 
 impl Nvrtc {
-    /// From `PERILUNE_NVRTC` (a file), or wherever the system's loader finds it; else says that a test is skipped.
+    /// From `PERILUNE_NVRTC` (a file), or wherever the system's loader finds it; else says that a test is skipped, which is an
+    /// error where `PERILUNE_TEST_NVRTC` is set, as CI does.
     pub fn open() -> Option<Nvrtc> {
         let named = std::env::var("PERILUNE_NVRTC").ok();
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from);
         // SAFETY: loading NVRTC runs its initialisers, which have no demands on the caller.
         let found = named.into_iter().chain(names).find_map(|n| unsafe { Library::new(n) }.ok()).map(Nvrtc);
         if found.is_none() {
+            assert!(
+                std::env::var_os("PERILUNE_TEST_NVRTC").is_none(),
+                "no libnvrtc, which PERILUNE_TEST_NVRTC asks for"
+            );
             println!("skipped: no libnvrtc (set PERILUNE_NVRTC or LD_LIBRARY_PATH)");
         }
         found
