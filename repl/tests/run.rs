@@ -281,6 +281,8 @@ fn a_memory_budget_is_kept_or_refused() {
     let r = p.run(&["run", "tiny.lua", "--memory-budget", "1KiB"]);
     assert_eq!(r.status, Some(1), "{}", r.err);
     assert!(r.err.contains("memory_budget: the step needs ") && r.err.contains("the budget is 1.0 KiB"), "{}", r.err);
+    // At the line that takes the most.
+    assert!(r.err.contains("tiny.lua:5:") && r.err.contains("f32 {64, 4}"), "{}", r.err);
     let r = p.run(&["run", "tiny.lua", "--memory-budget", "much"]);
     assert_eq!(r.status, Some(2), "{}", r.err);
     let weights = |args: &[&str]| p.run(args).events().last().unwrap()["weights"].to_string();

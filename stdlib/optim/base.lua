@@ -102,6 +102,21 @@ end
 
 local common = { clip_norm = "number", clip_value = "number" }
 
+-- Options that are rates, shares or amounts: below 0 they would train backwards without a word.
+local bounds = { lr = math.huge, weight_decay = math.huge, eps = math.huge, momentum = math.huge, alpha = 1, d = math.huge }
+
+local function check_bounds(op, options)
+  for _, name in ipairs(tree.names(bounds)) do
+    if type(options[name]) == "number" then check.between(op, name, options[name], 0, bounds[name]) end
+  end
+end
+
+local function check_clip(op, name, most)
+  if most ~= nil and not (most > 0) then
+    pl.error(op, ("%s is %s, but must be above 0"):format(name, check.show(most)), "leave it out to take gradients as they are")
+  end
+end
+
 ---A new optimizer.
 ---@param kind string its name in `optim`
 ---@param target any a module, a list of States, or a list of groups
@@ -118,6 +133,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
   for k, v in pairs(group_loose) do all_loose[k] = v end
   for k, v in pairs(common) do all_loose[k] = v end
   local o = check.options(op, given, defaults, all_loose)
+  for _, name in ipairs { "clip_norm", "clip_value" } do check_clip(op, name, o[name]) end
   local shared = {}
   for k in pairs(defaults) do shared[k] = o[k] end
   for k in pairs(group_loose) do shared[k] = o[k] end
@@ -136,6 +152,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
     for k, v in pairs(group.given) do merged[k] = v end
     local options = check.options(op, merged, defaults, group_loose)
     if options.lr == nil then options.lr = lr end
+    check_bounds(op, options)
     local params = {}
     for j, entry in ipairs(group.entries) do
       if seen[entry.state] then pl.error(op, ("parameter '%s' is there twice"):format(entry.path), "put each into one group") end

@@ -145,8 +145,8 @@ end
 function schedule.at(op, rate, step)
   if type(rate) == "number" then return rate end
   local value = rate(step)
-  if type(value) ~= "number" then
-    pl.error(op, ("the schedule gave %s at step %d"):format(check.show(value), step), "a schedule returns a number")
+  if type(value) ~= "number" or value ~= value or math.abs(value) == math.huge then
+    pl.error(op, ("the schedule gave %s at step %d"):format(check.show(value), step), "a schedule returns a finite number")
   end
   return value
 end

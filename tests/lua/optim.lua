@@ -236,3 +236,26 @@ describe("LossScaler", function()
     expect(function() opt:step { scaler = {} } end):to_raise "optim.LossScaler()"
   end)
 end)
+
+describe("options of optimizers", function()
+  it("refuses what would train backwards or not at all", function()
+    local w = pl.state(pl.ones { 1 })
+    for _, bad in ipairs { -1, 0, 0 / 0 } do
+      expect(function() optim.SGD({ w }, { lr = 0.1, clip_norm = bad }) end):to_raise "clip_norm is"
+      expect(function() optim.AdamW({ w }, { clip_value = bad }) end):to_raise "clip_value is"
+    end
+    expect(function() optim.SGD({ w }, { lr = -1 }) end):to_raise "lr is -1"
+    expect(function() optim.SGD({ w }, { lr = 0.1, momentum = -0.9 }) end):to_raise "momentum is -0.9"
+    expect(function() optim.AdamW({ w }, { weight_decay = -0.1 }) end):to_raise "weight_decay is -0.1"
+    expect(function() optim.AdamW({ w }, { lr = 0 / 0 }) end):to_raise "lr is"
+    expect(function() optim.AdamW({ { params = { w }, eps = -1 } }) end):to_raise "eps is -1"
+    expect(function() optim.RMSprop({ w }, { alpha = 1.5 }) end):to_raise "alpha is 1.5"
+  end)
+
+  it("refuses a schedule's rate that is not finite", function()
+    local w = pl.state(pl.ones { 1 })
+    local opt = optim.SGD({ w }, { lr = function(step) return 1 / step end })
+    w:sum():backward()
+    expect(function() opt:step() end):to_raise "the schedule gave inf at step 0"
+  end)
+end)

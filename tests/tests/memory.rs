@@ -190,6 +190,10 @@ print(tostring(e))
 "#;
     let out = run(None, text).unwrap();
     assert!(out.contains("memory_budget: the step needs ") && out.contains("the budget is 64.0 KiB"), "{out}");
+    // What fills the budget is what the step would keep, by line, though nothing of it was ever there.
+    let owner = |role: &str| out.lines().any(|l| l.contains(role) && l.contains("memory.lua:"));
+    assert!(owner("activations") && owner("gradients"), "{out}");
+    assert!(out.contains("a larger memory_budget") && !out.contains("pl.checkpoint"), "{out}");
 }
 
 /// What lies between products is computed again before any product is, and the bits stay.

@@ -12,7 +12,7 @@ use perilune_core::site::{Site, Sites};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Outline, Plan, Request, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Outline, Request, Sketch, Tracer, show};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -152,9 +152,9 @@ pub struct Engine {
     /// What a step may take: more is recomputed, or an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
-    pub(crate) largest: Option<Rc<Plan>>,
-    /// The plan that is to run or has failed to.
-    pub(crate) attempt: Option<Rc<Plan>>,
+    pub(crate) largest: Option<Sketch>,
+    /// The plan that is to run or has failed to, or would take more than the budget.
+    pub(crate) attempt: Option<Sketch>,
 }
 
 impl Engine {
@@ -427,10 +427,10 @@ impl Engine {
         self.attempt = None;
         let result = self.run_plan(request);
         let result = result.map_err(|fault| self.explain(fault));
-        if let Some(plan) = self.attempt.take().filter(|_| result.is_ok())
-            && self.largest.as_ref().is_none_or(|l| l.program.arena_bytes < plan.program.arena_bytes)
+        if let Some(ran) = self.attempt.take().filter(|_| result.is_ok())
+            && self.largest.as_ref().is_none_or(|l| l.program.arena_bytes < ran.program.arena_bytes)
         {
-            self.largest = Some(plan);
+            self.largest = Some(ran);
         }
         result
     }
@@ -447,9 +447,17 @@ impl Engine {
         let options = self.options();
         let steady = self.step.warm() && !request.commits.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
-        let (plan, hit) = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend)?;
+        let found = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend);
+        let (plan, hit) = match found {
+            Ok(found) => found,
+            Err((error, sketch)) => {
+                self.attempt = sketch;
+                return Err(error.into());
+            }
+        };
+        let Sketch { program, sites, .. } = &plan.sketch;
         if !hit {
-            let p = &plan.program;
+            let p = program;
             let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
             let ms = begun.elapsed().as_secs_f64() * 1e3;
             tracing::debug!(kernels, nodes = self.tracer.trace.order.len(), arena, ms, "compiled a plan");
@@ -463,16 +471,16 @@ impl Engine {
             match self.switches.print_plan {
                 PrintPlan::Off => {}
                 PrintPlan::Kernels => {
-                    self.plans_shown.push(show::show(&plan.program, &plan.sites, &self.sites));
+                    self.plans_shown.push(show::show(program, sites, &self.sites));
                 }
                 PrintPlan::Source => {
-                    let text = self.sources(request, &plan.program, &plan.sites)?;
+                    let text = self.sources(request, program, sites)?;
                     self.plans_shown.push(text);
                 }
             }
         }
         perilune_core::interrupt::check()?;
-        self.attempt = Some(plan.clone());
+        self.attempt = Some(plan.sketch.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
         for source in &self.tracer.trace.inputs {
             inputs.push(match source {
@@ -483,13 +491,13 @@ impl Engine {
                 },
             });
         }
-        let mut outputs: Vec<Buffer> = Vec::with_capacity(plan.program.outputs.len());
-        for nbytes in &plan.program.outputs {
+        let mut outputs: Vec<Buffer> = Vec::with_capacity(program.outputs.len());
+        for nbytes in &program.outputs {
             outputs.push(self.backend.alloc(*nbytes)?);
         }
         let times = self.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
-        let _span = tracing::trace_span!("run_plan", kernels = plan.program.kernels.len(), hit).entered();
+        let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
         if let Err(f) = plan.exec.run(&inputs, &self.tracer.trace.slots, &outputs, times) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.tracer.trace.order.get(p));
@@ -498,12 +506,12 @@ impl Engine {
         self.stats.runs += 1;
         self.products += plan.products;
         self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
-        self.stats.arena_bytes = plan.program.arena_bytes;
-        self.stats.live_bytes = plan.program.live_bytes;
-        self.stats.kernels = plan.program.kernels.len();
-        self.stats.output_bytes = plan.program.outputs.iter().sum();
+        self.stats.arena_bytes = program.arena_bytes;
+        self.stats.live_bytes = program.live_bytes;
+        self.stats.kernels = program.kernels.len();
+        self.stats.output_bytes = program.outputs.iter().sum();
         self.evaluated.resize(self.graph.len(), None);
-        for (root, found) in request.roots.iter().zip(&plan.program.results) {
+        for (root, found) in request.roots.iter().zip(&program.results) {
             let buffer = match found {
                 Root::Output(k) => outputs[*k as usize].clone(),
                 Root::Input(k) => inputs[*k as usize].clone(),

@@ -8,7 +8,7 @@ use perilune_core::error::{Error, Kind};
 use perilune_core::site::Site;
 use perilune_core::{DType, Shape, bytes};
 use perilune_plan::ir::Storage;
-use perilune_plan::{Memory, Plan, memory, show};
+use perilune_plan::{Memory, Sketch, memory, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -96,11 +96,11 @@ pub(crate) type Entry = (Role, Site, DType, Shape, usize);
 impl Engine {
     /// Who holds memory, with what the largest plan so far keeps while it runs.
     pub fn memory(&self) -> Report {
-        self.report(self.largest.as_deref(), false)
+        self.report(self.largest.as_ref(), false)
     }
 
     /// `planned`: the plan's outputs are not held yet, and count.
-    fn report(&self, plan: Option<&Plan>, planned: bool) -> Report {
+    fn report(&self, plan: Option<&Sketch>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
         entries.extend(self.copies.iter().flat_map(|c| c.entries()));
         entries.extend(self.values().map(|v| (v.role, v.site, v.dtype, v.shape, v.buffer.nbytes())));
@@ -143,8 +143,14 @@ impl Engine {
         if fault.error.kind != Kind::Memory {
             return fault;
         }
-        let plan = self.attempt.as_deref();
+        let plan = self.attempt.as_ref();
         let report = self.report(plan, true);
+        let budget = fault.error.op == "memory_budget";
+        if budget && fault.site.is_none() {
+            // A recipe's step has no line that is being run: the one that takes the most.
+            let planned = |o: &&Owner| matches!(o.role, Role::Activations | Role::Gradients | Role::Results);
+            fault.site = report.owners.iter().find(planned).map(|o| o.site).filter(|s| *s != Site::NONE);
+        }
         let mut text = std::mem::take(&mut fault.error.message);
         if let Some(plan) = plan {
             let p = &plan.program;
@@ -160,13 +166,13 @@ impl Engine {
             let _ = write!(text, "\n  {line}");
         }
         fault.error.message = text;
-        fault.error.hint = Some(cures(&report));
+        fault.error.hint = Some(cures(&report, budget));
         fault
     }
 }
 
 /// What a plan keeps in its arena when that is fullest, and, if asked, what it hands out.
-fn plan_entries(plan: &Plan, outputs: bool) -> Vec<Entry> {
+fn plan_entries(plan: &Sketch, outputs: bool) -> Vec<Entry> {
     let p = &plan.program;
     let entry = |v: &perilune_plan::ir::Value| {
         let backward = v.origin.position().and_then(|at| plan.backward.get(at)).is_some_and(|b| *b);
@@ -181,13 +187,15 @@ fn plan_entries(plan: &Plan, outputs: bool) -> Vec<Entry> {
     out
 }
 
-/// What would help, most telling first.
-fn cures(report: &Report) -> String {
+/// What would help, most telling first. Under a budget all that can be computed again has been.
+fn cures(report: &Report, budget: bool) -> String {
     let total: usize = report.owners.iter().map(|o| o.nbytes).sum();
     let large = |role: Role, share: f64| report.of(role) as f64 > share * total as f64;
     let half = report.owners.iter().any(|o| o.role == Role::Activations && o.dtype.is_half());
     let mut out = vec!["a smaller batch, with `accumulate = n` for the same gradients from n smaller ones"];
-    if large(Role::Activations, 0.2) || large(Role::Gradients, 0.3) {
+    if budget {
+        out.push("a larger memory_budget");
+    } else if large(Role::Activations, 0.2) || large(Role::Gradients, 0.3) {
         out.push("pl.checkpoint(fn, x), `checkpoint = true` of blocks, or recipe.memory_budget");
     }
     if !half {
@@ -199,7 +207,7 @@ fn cures(report: &Report) -> String {
     if large(Role::Inputs, 0.3) {
         out.push("smaller data, or data in a narrower dtype");
     }
-    if large(Role::Results, 0.3) {
+    if !budget && large(Role::Results, 0.3) {
         out.push("x:free() or a narrower scope for tensors that are held and not needed");
     }
     format!("what would help: {}", out.join("; "))

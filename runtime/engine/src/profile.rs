@@ -127,7 +127,7 @@ impl Timing {
 impl Profile {
     /// The time slots of a plan that is about to run.
     pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
-        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.program.kernels.len()] };
+        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.sketch.program.kernels.len()] };
         let entry = self.plans.entry(Rc::as_ptr(plan)).or_insert_with(new);
         entry.runs += 1;
         &mut entry.seconds
@@ -141,16 +141,16 @@ impl Profile {
         plans.sort_by(|a, b| total(b).total_cmp(&total(a)).then(b.seconds.len().cmp(&a.seconds.len())));
         let mut out = Vec::new();
         for (at, e) in plans.into_iter().enumerate() {
-            for (kernel, seconds) in e.plan.program.kernels.iter().zip(&e.seconds) {
+            for (kernel, seconds) in e.plan.sketch.program.kernels.iter().zip(&e.seconds) {
                 out.push(Timing {
                     plan: at,
                     runs: e.runs,
                     name: show::name(kernel),
                     space: show::space(kernel),
-                    place: sites.show(show::place(kernel.origin(), &e.plan.sites)),
+                    place: sites.show(show::place(kernel.origin(), &e.plan.sketch.sites)),
                     routine: matches!(kernel, Kernel::Library(_)),
                     seconds: seconds / e.runs as f64,
-                    cost: show::cost(&e.plan.program, kernel),
+                    cost: show::cost(&e.plan.sketch.program, kernel),
                 });
             }
         }

@@ -8,6 +8,7 @@
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
 
+use crate::cache::Failed;
 use crate::ir::Program;
 use perilune_core::bytes;
 use perilune_core::error::{Error, Result};
@@ -27,16 +28,18 @@ pub fn needs(p: &Program) -> usize {
     inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
 }
 
-/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans.
-pub fn fit(
+/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. Where
+/// nothing does, the error comes with the plan that takes the least.
+pub(crate) fn fit(
     g: &Graph,
     order: &[NodeId],
-    plain: &Program,
+    plain: Program,
     limit: usize,
     mut with: impl FnMut(&[Span]) -> Result<Program>,
-) -> Result<Program> {
+) -> std::result::Result<Program, Failed> {
     let passes = forward_passes(g, order);
-    let mut least = needs(plain);
+    let whole = needs(&plain);
+    let mut least = plain;
     let mut best: Option<(f64, Program)> = None;
     let mut finer = 0;
     for k in std::iter::once(None).chain(SEGMENTS.map(Some)) {
@@ -53,8 +56,11 @@ pub fn fit(
         let spans = |m: usize| -> Vec<Span> { parts[..m].iter().map(|p| p.span).collect() };
         let work = |m: usize| -> f64 { parts[..m].iter().map(|p| p.work).sum() };
         let all = with(&spans(parts.len()))?;
-        least = least.min(needs(&all));
-        if needs(&all) <= limit {
+        if needs(&all) > limit {
+            if needs(&all) < needs(&least) {
+                least = all;
+            }
+        } else {
             let (mut low, mut high, mut found) = (0, parts.len(), all);
             while high - low > 1 {
                 let middle = (low + high) / 2;
@@ -81,11 +87,11 @@ pub fn fit(
         None => {
             let message = format!(
                 "the step needs {}, and {} with all recomputation that helps: the budget is {}",
-                bytes::show(needs(plain)),
-                bytes::show(least),
+                bytes::show(whole),
+                bytes::show(needs(&least)),
                 bytes::show(limit)
             );
-            Err(Error::memory("memory_budget", message))
+            Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::backend::{Backend, Executable};
 use crate::ir::Program;
 use crate::trace::{Request, Tracer, digest};
 use crate::{budget, build, fuse, lower, remat};
-use perilune_core::error::Result;
+use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::site::Site;
 use std::collections::HashMap;
@@ -26,16 +26,42 @@ impl Default for Options {
     }
 }
 
+/// What is to run, and where it was recorded.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    pub program: Arc<Program>,
+    /// Recipe lines of the traced nodes when it was made.
+    pub sites: Rc<[Site]>,
+    /// Which of them a backward pass recorded.
+    pub backward: Rc<[bool]>,
+}
+
+impl Sketch {
+    fn new(g: &Graph, order: &[NodeId], program: Program) -> Sketch {
+        let sites = order.iter().map(|id| g.site_of(*id)).collect();
+        let backward = order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
+        Sketch { program: Arc::new(program), sites, backward }
+    }
+}
+
+/// Why there is no plan, and what takes the least memory where that is still too much.
+pub(crate) struct Failed {
+    pub error: Error,
+    pub least: Option<Box<Program>>,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed { error, least: None }
+    }
+}
+
 /// A step ready to run.
 pub struct Plan {
-    pub program: Arc<Program>,
+    pub sketch: Sketch,
     pub exec: Box<dyn Executable>,
     key: Vec<u32>,
     options: Options,
-    /// Recipe lines of the traced nodes when the plan was made.
-    pub sites: Vec<Site>,
-    /// Which of them a backward pass recorded.
-    pub backward: Vec<bool>,
     /// FLOP of its products, as recorded (see [`crate::show::products`]).
     pub products: f64,
     last_use: std::cell::Cell<u64>,
@@ -87,7 +113,7 @@ impl Cache {
         self.plans.get(&hash(key, options)).is_some_and(|list| list.iter().any(same))
     }
 
-    /// The plan for what `tracer` traced; compiled now if it is new.
+    /// The plan for what `tracer` traced; compiled now if it is new. With an error comes what did not fit, if anything was planned.
     pub fn get(
         &mut self,
         g: &Graph,
@@ -95,7 +121,7 @@ impl Cache {
         request: &Request,
         options: Options,
         backend: &dyn Backend,
-    ) -> Result<(Rc<Plan>, bool)> {
+    ) -> std::result::Result<(Rc<Plan>, bool), (Error, Option<Sketch>)> {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
@@ -114,19 +140,25 @@ impl Cache {
         }
         self.counts.misses += 1;
         let start = std::time::Instant::now();
-        let program = Arc::new(plan(g, tracer, request, options, backend)?);
-        if cfg!(debug_assertions) {
-            crate::check::check(&program)
-                .map_err(|e| perilune_core::Error::system("plan", format!("this is a bug: {e}")))?;
+        let sketch = |program| Sketch::new(g, &trace.order, program);
+        let sketch = match try_plan(g, tracer, request, options, backend) {
+            Ok(program) => sketch(program),
+            Err(failed) => return Err((failed.error, failed.least.map(|p| sketch(*p)))),
+        };
+        if cfg!(debug_assertions)
+            && let Err(e) = crate::check::check(&sketch.program)
+        {
+            return Err((Error::system("plan", format!("this is a bug: {e}")), None));
         }
-        let exec = backend.compile(program.clone())?;
+        let exec = match backend.compile(sketch.program.clone()) {
+            Ok(exec) => exec,
+            Err(error) => return Err((error, Some(sketch))),
+        };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
-        let sites = trace.order.iter().map(|id| g.site_of(*id)).collect();
         let last_use = std::cell::Cell::new(self.clock);
-        let backward = trace.order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
         let products = trace.order.iter().map(|id| crate::show::products(g, *id)).sum();
         let key = trace.key.clone();
-        let plan = Rc::new(Plan { program, exec, key, options, sites, backward, products, last_use });
+        let plan = Rc::new(Plan { sketch, exec, key, options, products, last_use });
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();
@@ -170,7 +202,7 @@ impl Cache {
                 2 + 2 * node.attrs.len() + node.inputs.len() + if ranked { 1 + node.shape.rank() } else { 0 }
             };
             if words > at {
-                let before = last.sites.get(k).copied().unwrap_or(Site::NONE);
+                let before = last.sketch.sites.get(k).copied().unwrap_or(Site::NONE);
                 let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
                 let site = if g.site_of(id) == Site::NONE { before } else { g.site_of(id) };
                 return Some((site, what));
@@ -185,19 +217,30 @@ fn hash(key: &[u32], options: Options) -> u128 {
 }
 
 fn weight(p: &Plan) -> usize {
-    p.key.len() * 4 + p.sites.len() * 4 + p.program.values.len() * 160 + p.program.kernels.len() * 2048
+    let Sketch { program, sites, .. } = &p.sketch;
+    p.key.len() * 4 + sites.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
 }
 
 /// Plans a traced request without compiling it.
 pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
-    let with = |more: &[(NodeId, NodeId)]| {
+    try_plan(g, tracer, request, options, backend).map_err(|failed| failed.error)
+}
+
+fn try_plan(
+    g: &Graph,
+    tracer: &Tracer,
+    request: &Request,
+    options: Options,
+    backend: &dyn Backend,
+) -> std::result::Result<Program, Failed> {
+    let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
         let low = lower::lower(g, tracer, request, &remat::Spans::new(g, more), backend)?;
         let fused = fuse::fuse(&low, options.fusion);
         Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
     };
     let program = with(&[])?;
     match options.budget {
-        Some(limit) if budget::needs(&program) > limit => budget::fit(g, &tracer.trace.order, &program, limit, with),
+        Some(limit) if budget::needs(&program) > limit => budget::fit(g, &tracer.trace.order, program, limit, with),
         _ => Ok(program),
     }
 }

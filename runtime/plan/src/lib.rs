@@ -26,6 +26,6 @@ pub mod trace;
 pub use backend::{
     Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Null, NullWith, Probe, Readings, Snapshot,
 };
-pub use cache::{Cache, Options, Plan};
+pub use cache::{Cache, Options, Plan, Sketch};
 pub use outline::Outline;
 pub use trace::{Guard, Request, Tracer};
