@@ -109,13 +109,6 @@ FN f64 opaque(f64 x) {
     FN T op_tanh(T x) { return tanh(opaque(x)); }                                           \
     FN T op_erf(T x) { return erf(opaque(x)); }                                             \
     FN T op_pow(T x, T y) { return pow(opaque(x), opaque(y)); }                             \
-    /* Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0. */ \
-    FN T op_sigmoid(T x) {                                                                  \
-        T e = exp(-fabs(opaque(x)));                                                        \
-        T sum = (T)1 + e;                                                                   \
-        T q = (x < (T)0 ? e : (T)1) / sum;                                                  \
-        return q - q * (e - (sum - (T)1));                                                  \
-    }                                                                                       \
     FN T op_remainder(T x, T y) {                                                           \
         T r = fmod(x, y);                                                                   \
         T lifted = (r < (T)0) != (y < (T)0) ? r + y : r;                                    \
@@ -123,6 +116,25 @@ FN f64 opaque(f64 x) {
     }
 EACH_FLOAT(OP_FLOAT)
 #undef OP_FLOAT
+
+// 1 / (1 + exp(-x)), where exp(-x) = 2^t (1 + d): t is the rounded product, d what rounding and the constant leave out.
+// Between the bounds 2^t is finite and d a number; behind them the result is 1, or 0 as it would be below 2^-126.
+FN f32 op_sigmoid(f32 x) {
+    const f32 MINUS_LOG2E = -1.44269502f, REST = -1.92596303e-8f, LN2 = 0.693147182f, BOUND = 88.7f;
+    asm("max.NaN.f32 %0, %0, %1;\n\tmin.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(-BOUND), "f"(BOUND));
+    const f32 t = __fmul_rn(x, MINUS_LOG2E);
+    const f32 d = __fmul_rn(LN2, __fmaf_rn(x, REST, __fmaf_rn(x, MINUS_LOG2E, -t)));
+    f32 e, y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + __fmaf_rn(e, d, e)));
+    return y;
+}
+// Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0.
+FN f64 op_sigmoid(f64 x) {
+    const f64 e = exp(-fabs(opaque(x))), sum = 1.0 + e;
+    const f64 q = (x < 0.0 ? e : 1.0) / sum;
+    return q - q * (e - (sum - 1.0));
+}
 
 // ---- numbers of 8 bits (runtime/core/src/scalar/fp8.rs)
 // From sm_89 on by an instruction, which makes infinity the largest number; before by the steps of the CPU.

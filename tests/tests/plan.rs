@@ -732,7 +732,7 @@ fn states_and_other_leaves_have_different_plans() {
         let mut tracer = Tracer::default();
         tracer.run(&g, &request, |_| None);
         let (plan, hit) = c.get(&g, &tracer, &request, Options::default(), &Null).unwrap();
-        (plan.program.outputs.len(), hit)
+        (plan.sketch.program.outputs.len(), hit)
     };
     assert_eq!(get(&create::LEAF), (0, false));
     assert_eq!(get(&create::STATE), (1, false));

@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 const THREADS: usize = 256;
 /// Bytes that a thread of much work should have asked for before it waits; with half of it one pack will do.
 const IN_FLIGHT: usize = 64;
+/// Blocks of a multiprocessor then, at least.
+const RESIDENT: u32 = 4;
 /// Work of an element that is much.
 const HEAVY: usize = 16;
 /// Work of one thread's elements beyond which more packs only make the text longer.
@@ -24,7 +26,8 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     let most = if set.iter().all(|i| body.region.body[*i].dtype.size() == 1) { 16 } else { 8 };
     let v = pack(body, &set, most);
     let mut g = Emit::new(body, None, v);
-    let unroll = unroll(body, &set, v);
+    let stores: Vec<usize> = body.full_stores().collect();
+    let unroll = if stores.len() > 1 { 1 } else { unroll(body, &set, v) };
     g.declare("n", n);
     g.prologue(&set);
     g.row_start(&set);
@@ -40,7 +43,6 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
     }
     let place = Place { decl, guard: "at < n".into(), partial, full: false, columns: super::space::OCTET };
     let none = BTreeSet::new();
-    let stores: Vec<usize> = body.full_stores().collect();
     g.pass(&Pass { packs: unroll, place: &place, held: &none, keep: &none, feeds: &[], stores: &stores, apart: &none });
     g.text.close();
     let packs = n.div_ceil(v);
@@ -48,7 +50,10 @@ pub fn stages(body: &Body, props: &Props, many: bool) -> Vec<Stage> {
         true => packs.div_ceil(THREADS * unroll),
         false => packs.div_ceil(THREADS).min(props.sms as usize * 16),
     };
-    vec![g.stage("map", blocks, THREADS, THREADS)]
+    let stage = g.stage("map", blocks, THREADS, THREADS);
+    // Packs beside each other must not cost the warps that hide their arithmetic.
+    let resident = if unroll > 1 { RESIDENT } else { 1 };
+    vec![Stage { resident, ..stage }]
 }
 
 /// Packs that a thread works on at a time.
