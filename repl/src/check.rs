@@ -10,6 +10,7 @@ use crate::format::{bytes, grouped, metrics};
 use crate::run::param;
 use crate::screen::{Mode, Screen};
 use crate::source::Source;
+use crate::told;
 use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -42,7 +43,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     };
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    told::plans(&runtime, &screen);
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
     }
@@ -84,7 +85,7 @@ impl Report<'_> {
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
         let mut warnings = self.params(&params, &reads);
-        warnings.append(&mut runtime.host().engine.borrow_mut().notices);
+        warnings.append(&mut runtime.host().engine.borrow_mut().notices.take());
         for text in &warnings {
             self.screen.warn(text);
         }

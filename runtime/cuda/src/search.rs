@@ -13,6 +13,7 @@ use cudarc::cublaslt::sys;
 use half::{bf16, f16};
 use perilune_core::DType;
 use perilune_core::error::Result;
+use perilune_core::switch::{self, Setting};
 use std::path::PathBuf;
 
 /// Of a result so many pieces of so many bytes are compared.
@@ -35,10 +36,10 @@ pub enum Search {
 
 impl Search {
     pub fn of_env() -> Search {
-        match std::env::var("PERILUNE_TUNE").as_deref() {
-            Ok("0") => Search::Off,
-            Ok(_) => Search::Any,
-            Err(_) => Search::SameBits,
+        match switch::TUNE.setting() {
+            Some(Setting::Off) => Search::Off,
+            Some(_) => Search::Any,
+            None => Search::SameBits,
         }
     }
 }
