@@ -136,3 +136,45 @@ fn a_device_that_is_not_there_is_named_once() {
     assert_eq!(r.status, Some(1));
     assert!(r.err.contains("--device cuda:99: ") && !r.err.contains(": cuda: "), "{}", r.err);
 }
+
+/// A kernel with a reference, which the CPU runs.
+const KERNEL: &str = r#"
+local pl = require "perilune"
+local twice = pl.kernel {
+  name = "twice", inputs = "x: f32",
+  source = "__global__ void twice(const float* x, float* y, long long n) { long long i = blockIdx.x * 256ll + threadIdx.x; if (i < n) y[i] = 2 * x[i]; }",
+  args = function(x) return x:numel() end,
+  cpu = function(x) return x * 2 end,
+  backward = function(g) return g * 2 end,
+}
+local w = pl.state(pl.ones { 700 })
+"#;
+
+#[test]
+fn a_plan_on_the_cpu_shows_the_recipes_kernel_where_a_gpu_would_run_it() {
+    let p = place();
+    p.file(
+        "k.lua",
+        format!("{KERNEL}print(pl.plan(twice(w + 1):sum(), {{ source = true }}))\nprint(pl.plan(twice(w)))"),
+    );
+    let r = p.run(&["run", "k.lua", "--device", "cpu"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    let (texts, plain) = r.out.rsplit_once("kernels · ").unwrap();
+    assert!(texts.contains("as a GPU (") && texts.contains("__global__ void twice("), "{texts}");
+    // The launch, with the grid that the rules give.
+    assert!(texts.contains("twice") && texts.contains("k.lua:11"), "{texts}");
+    assert!(!plain.contains("twice"), "what the CPU runs is the reference: {plain}");
+    // A plan that is compiled shows it as well, gradients behind it too; and the numbers are the reference's.
+    p.file(
+        "k.lua",
+        format!(
+            "{KERNEL}local g = pl.step(function() twice(w):sum():backward() return w.grad end)\nprint(g:sum():item())"
+        ),
+    );
+    let r = with(&p, &["run", "k.lua", "--device", "cpu"], &[("PERILUNE_PRINT_PLAN", "source")]);
+    assert_eq!((r.status, r.out.as_str()), (Some(0), "1400.0\n"), "{}", r.err);
+    p.file("k.lua", format!("{KERNEL}print(twice(w * 3):sum():item())"));
+    let r = with(&p, &["run", "k.lua", "--device", "cpu"], &[("PERILUNE_PRINT_PLAN", "source")]);
+    assert_eq!((r.status, r.out.as_str()), (Some(0), "4200.0\n"), "{}", r.err);
+    assert!(r.err.contains("__global__ void twice("), "{}", r.err);
+}

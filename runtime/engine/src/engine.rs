@@ -577,9 +577,17 @@ impl Engine {
             let source = |k| self.backend.source(program, k);
             return Ok(show::show_sources(program, places, &self.sites, written, source));
         };
-        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, request, self.options(), &**paper)?;
-        let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
-        Ok(format!("as {} would run it: {text}", paper.describe()))
+        let shown = |graph: &Graph, tracer: &Tracer, places: &[Site]| -> Result<String> {
+            let program = perilune_plan::cache::plan(graph, tracer, request, self.options(), &**paper)?;
+            let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
+            Ok(format!("as {} would run it: {text}", paper.describe()))
+        };
+        let Some(graph) = self.graph.with_kernels() else { return Ok(shown(&self.graph, &self.tracer, places)?) };
+        let mut tracer = Tracer::default();
+        tracer.budgeted = self.tracer.budgeted;
+        tracer.run(&graph, request, |id| self.value(id).map(|v| v.uid));
+        let places: Vec<Site> = tracer.trace.order.iter().map(|id| graph.site_of(*id)).collect();
+        Ok(shown(&graph, &tracer, &places)?)
     }
 
     /// Traces what evaluating `ids` and writing the pending assignments takes.

@@ -480,6 +480,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
+    native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
