@@ -149,8 +149,10 @@ fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua:
         other => match DType::parse(other).filter(|d| d.is_half()) {
             Some(d) => Some(d),
             None => {
-                let message =
-                    format!("dtype is {}; it must be \"bf16\", \"f16\", \"tf32\" or \"f32\"", args::show(&dtype));
+                let message = format!(
+                    "dtype is {}; it must be \"bf16\", \"f16\" (or \"fp16\"), \"tf32\" or \"f32\"",
+                    args::show(&dtype)
+                );
                 let fp8 = "fp8 is a matter of layers: nn.Linear(i, o, { fp8 = true }), or nn.use_fp8(model)";
                 let hint = (other == "fp8").then(|| fp8.to_string());
                 return Err(errors::argument(&host, lua, "autocast", message, hint));

@@ -92,6 +92,10 @@ pub fn error(
     Err(errors::argument(&host, lua, &op, message, hint))
 }
 
+/// Params that count what no recipe has none of, by the names that the library gives them too. What is made of a wrong one
+/// fails far from it. (The loop looks at its own: `accumulate`, `steps`.)
+const COUNTS: [&str; 2] = ["batch", "context"];
+
 /// `--set` values over the defaults of `params`; each value takes the type of its default.
 fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     let host = host(lua)?;
@@ -123,6 +127,18 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         if names.contains(key) {
             let default: Value = defaults.raw_get(key.as_str())?;
             out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+        }
+    }
+    for key in COUNTS {
+        let v: Value = out.raw_get(key)?;
+        let below = match &v {
+            Value::Integer(n) => *n < 1,
+            Value::Number(x) => *x < 1.0,
+            _ => false,
+        };
+        if below {
+            let message = format!("param {key} = {} must be at least 1", show(&v));
+            return Err(errors::argument(&host, lua, "recipe", message, None));
         }
     }
     let mut texts = BTreeMap::new();
