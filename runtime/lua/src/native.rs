@@ -8,7 +8,7 @@ use crate::kernels;
 use crate::runtime::Place;
 use crate::table;
 use crate::tensor::Tensor;
-use mlua::{Lua, Table, UserData, UserDataMethods, Value};
+use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
@@ -510,6 +510,10 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     // The recipe line being run, as a number, and the one that stands for it where none is.
     native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
     native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
+    native.set(
+        "written_at",
+        lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
+    )?;
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {
