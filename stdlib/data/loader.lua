@@ -31,8 +31,9 @@ local function new(op, fields)
   if fields.drop_last and fields.n < fields.size then
     pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or leave out drop_last")
   end
-  fields.place = pl.native.place()
-  return setmetatable(fields, meta)
+  local loader = setmetatable(fields, meta) --[[@as perilune.Loader]]
+  loader.place = pl.native.place()
+  return loader
 end
 
 ---Batches in an epoch.

@@ -36,7 +36,11 @@ pub enum Search {
 
 impl Search {
     pub fn of_env() -> Search {
-        match switch::TUNE.setting() {
+        Search::of(switch::TUNE.setting())
+    }
+
+    fn of(setting: Option<Setting>) -> Search {
+        match setting {
             Some(Setting::Off) => Search::Off,
             Some(_) => Search::Any,
             None => Search::SameBits,
@@ -187,6 +191,12 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_word_for_on_lets_any_algorithm_win() {
+        let of = [None, Some(Setting::Off), Some(Setting::On)].map(Search::of);
+        assert_eq!(of, [Search::SameBits, Search::Off, Search::Any]);
+    }
 
     #[test]
     fn algorithms_survive_the_disk_and_a_damaged_file_is_none() {
