@@ -101,6 +101,7 @@ function recipe.model(p)
     start(block.mlp.up, 0.02); start(block.mlp.down, small)
   end
   local model = nn.module(m)
+  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
   if p.weights ~= "" then   -- OpenAI's file names its tensors without "transformer." and holds the causal masks as well
     nn.load_weights(model, p.weights, names(p), { prefix = "transformer.", ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" } })
   end

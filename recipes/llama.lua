@@ -85,6 +85,7 @@ function recipe.model(p)
     end
   end
   local model = nn.module(m)
+  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
   if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
   return model
 end

@@ -111,6 +111,7 @@ end
 function recipe.model(p)
   local s = sizes[p.size] ---@type {blocks: integer[], width: integer}
   if not s then pl.error("resnet50", ("there is no size '%s'"):format(p.size), "one of 50, tiny") end
+  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
   local m = { conv1 = conv(3, s.width, 7, 2), bn1 = nn.BatchNorm2d(s.width) }
   local from = s.width
   for i, blocks in ipairs(s.blocks) do

@@ -17,7 +17,8 @@
 --
 -- The function is called with the inputs' addresses, those of the outputs, the numbers that `args` gives, and the scalars by
 -- value. Inputs are dense and not to be written; outputs are not initialised. It is one node of the graph: planned, captured
--- and differentiated (by `backward`) like any other. On the CPU `cpu` computes instead, and `pl.kernel_check` compares the two.
+-- and differentiated (by `backward`) like any other. On the CPU `cpu` computes instead, of calls that a GPU would take, and
+-- `pl.kernel_check` compares the two.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -29,6 +30,7 @@ local M = {}
 M.known = setmetatable({}, { __mode = "k" })
 
 local most_threads, most_numbers, most_outputs = 1024, 32, 8
+local most_blocks = { 2147483647, 65535, 65535 }   -- of every GPU, by the grid's axis
 
 local options = { name = "string", inputs = "string", outputs = "string", scalars = "string", source = "string", shape = "function",
                   grid = "number|table|function", block = "number|table|function", shared = "number|function", args = "function",
@@ -151,10 +153,9 @@ function M.kernel(given, declared)
 
   local function text(meta) return ("{%s} %s"):format(table.concat(meta, ", "), meta.dtype) end
 
-  ---The reference, whose results must be what was declared.
-  local function reference(...)
-    arguments(...)
-    local want, got = results(...), table.pack((given.cpu --[[@as function]])(...))
+  ---The reference, whose results must be what was declared: `want`.
+  local function reference(want, ...)
+    local got = table.pack((given.cpu --[[@as function]])(...))
     if got.n ~= #outputs then pl.error(name, ("cpu gave %d values for %d outputs"):format(got.n, #outputs), "return a tensor for each", given.cpu) end
     for i, y in ipairs(got) do
       local fine = pl.is_tensor(y) and y.dtype == want[i].dtype and #y.shape == #want[i]
@@ -172,7 +173,8 @@ function M.kernel(given, declared)
     return table.unpack(got, 1, got.n)
   end
 
-  local function run(...)
+  ---The call as a GPU takes it; what no GPU takes is an error, on every device.
+  local function launch(...)
     local list, made_of = arguments(...), results(...)
     local block = extents(name, "block", value(given.block or 256, ...), 1)
     local threads = block[1] * block[2] * block[3]
@@ -183,6 +185,11 @@ function M.kernel(given, declared)
     for _, n in ipairs(made_of[1]) do elements = elements * n --[[@as integer]] end
     -- By default a thread for each element of the first output.
     local grid = extents(name, "grid", given.grid == nil and (elements + threads - 1) // threads or value(given.grid, ...), 0)
+    for axis, most in ipairs(most_blocks) do
+      if grid[axis] > most then
+        pl.error(name, ("grid is {%d, %d, %d}"):format(grid[1], grid[2], grid[3]), ("its extent %d may be %d at most"):format(axis, most))
+      end
+    end
     local shared = value(given.shared or 0, ...)
     if not whole(shared, 0) then pl.error(name, "shared is " .. check.show(shared), "it is a number of bytes") end
     local numbers = given.args and table.pack(given.args(...)) or { n = 0 }
@@ -193,22 +200,24 @@ function M.kernel(given, declared)
       numbers[i] = math.tointeger(numbers[i])
     end
     if numbers.n > most_numbers then pl.error(name, ("args gave %d numbers"):format(numbers.n), ("%d at most"):format(most_numbers), given.args) end
-    return pl.native.source_kernel {
+    return {
       name = name, text = source, file = file, line = line, inputs = list, scalars = #scalars, outputs = made_of, grid = grid, block = block,
       shared = math.tointeger(shared), args = { table.unpack(numbers, 1, numbers.n) },
     }
   end
 
+  local function run(...) return pl.native.source_kernel(launch(...)) end
+
   local function forward(...)
     local first = (...)
-    if pl.is_tensor(first) and first.device == "cpu" then
-      if not given.cpu then
-        arguments(...)
-        pl.error(name, "its CUDA source runs on a GPU, and this is the CPU", "give it `cpu`, a function of tensors that computes the same, or run with --device cuda")
-      end
-      return reference(...)
+    if not (pl.is_tensor(first) and first.device == "cpu") then return run(...) end
+    local call = launch(...)
+    if not given.cpu then
+      pl.error(name, "its CUDA source runs on a GPU, and this is the CPU", "give it `cpu`, a function of tensors that computes the same, or run with --device cuda")
     end
-    return run(...)
+    local got = { reference(call.outputs, ...) }
+    pl.native.source_on_paper(call, got)
+    return table.unpack(got)
   end
 
   ---Without `backward` a gradient is refused, on every device.
@@ -228,7 +237,7 @@ function M.kernel(given, declared)
       return table.unpack(got)
     end
   end
-  M.known[kernel] = { name = name, run = run, cpu = given.cpu and reference }
+  M.known[kernel] = { name = name, run = run, cpu = given.cpu and function(...) return reference(results(...), ...) end }
   return kernel
 end
 

@@ -45,6 +45,7 @@ local train = {}
 
 ---@class perilune.Run
 ---@field recipe perilune.Recipe
+---@field place integer the recipe line that stands for what the loop itself records
 ---@field params table
 ---@field data table<string, perilune.Loader>
 ---@field model perilune.Module
@@ -228,7 +229,9 @@ function train.new(recipe, params, opts)
     local ema = recipe.ema
     if type(ema) == "number" then run.ema = require("perilune.optim.ema").EMA(run.model, ema) else run.ema = ema(params, run.model) end
   end
-  part(recipe, "loss", recipe.step == nil)
+  local loss = part(recipe, "loss", recipe.step == nil)
+  local loop = recipe.step or loss ---@type any
+  run.place = type(loop) == "function" and pl.native.written_at(loop) or 0
 
   run.accumulate = check.whole("recipe", "accumulate", params.accumulate or recipe.accumulate or 1)
   local steps = params.steps or recipe.steps
@@ -388,6 +391,13 @@ local function finally(fn)
   return setmetatable({}, { __close = function() pl.native.undisturbed(fn) end })
 end
 
+---What the loop itself records until the block ends has the line on which the recipe's loss (or step) begins: no line of the
+---recipe is being run then.
+local function placed(run)
+  local before = pl.native.at(run.place)
+  return setmetatable({}, { __close = function() pl.native.at(before) end })
+end
+
 ---Records a step over the batches; returns { loss =, [".metric"] = } and how many samples there were.
 ---@return table<string, any>
 ---@return integer
@@ -419,6 +429,7 @@ local function take_step(run, get_batches)
   if run.opt then run.opt.measured = run.on_nan == "skip" end
   local samples = 0
   local values = evaluated(function()
+    local _placed <close> = placed(run)
     local all, n = record_step(run, get_batches)
     samples = n
     guard(run, all.loss)
@@ -554,6 +565,7 @@ function Run:evaluate(split, limit)
   for k = 0, batches - 1 do
     local weight
     local values = evaluated(function()
+      local _placed <close> = placed(self)
       local all, w = record_evaluation(self, loader, k)
       weight = w
       if pl.is_tensor(weight) then all.weight, weight = weight, nil end
@@ -587,6 +599,7 @@ function Run:rehearse(plan)
   if self.opt then self.opt.measured = self.on_nan == "skip" end
   -- All that a step records, so that its plan is the step's.
   local known = pl.native.rehearse(function()
+    local _placed <close> = placed(self)
     local all = record_step(self, function() return next_batches(self) end)
     guard(self, all.loss)
     local _, list = unzip(all)

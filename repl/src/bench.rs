@@ -6,7 +6,7 @@
 //! drifting machine hits both; a figure is the median over the rounds of the median within one. On a GPU each case also says the
 //! most of its memory that either side had: the largest over the rounds.
 
-use crate::device::DeviceArgs;
+use crate::device::PlaceArgs;
 use crate::failure::{Failure, disk};
 use crate::screen::{Mode, Screen};
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ pub struct BenchArgs {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: PlaceArgs,
     /// The Python that has PyTorch
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
@@ -196,13 +196,6 @@ fn median(values: &mut [f64]) -> Option<f64> {
 }
 
 pub fn bench(args: BenchArgs) -> Result<(), Failure> {
-    if args.device.precision.is_some() {
-        return Err(Failure::Usage("--precision has no effect here: each case says what it computes in".into()));
-    }
-    if args.device.memory_budget.is_some() {
-        let case = "the case gpt2_b32_12gib has a budget of its own";
-        return Err(Failure::Usage(format!("--memory-budget has no effect here: {case}")));
-    }
     if !(args.seconds > 0.0 && args.seconds.is_finite()) {
         return Err(Failure::Usage(format!("--seconds {}: it must be above 0", args.seconds)));
     }

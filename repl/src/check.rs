@@ -9,7 +9,8 @@ use crate::failure::Failure;
 use crate::format::{bytes, grouped, metrics};
 use crate::run::param;
 use crate::screen::{Mode, Screen};
-use crate::source::Source;
+use crate::source::{Source, calls_recipe, mentions};
+use crate::told;
 use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -42,7 +43,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     };
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    told::plans(&runtime, &screen);
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
     }
@@ -84,7 +85,7 @@ impl Report<'_> {
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
         let mut warnings = self.params(&params, &reads);
-        warnings.append(&mut runtime.host().engine.borrow_mut().notices);
+        warnings.append(&mut runtime.host().engine.borrow_mut().notices.take());
         for text in &warnings {
             self.screen.warn(text);
         }
@@ -162,34 +163,5 @@ impl Report<'_> {
         let path = self.source.path.display();
         let names = params.iter().map(|(name, _)| name).filter(|name| unread(name));
         names.map(|name| format!("param '{name}' is read nowhere in {path}")).collect()
-    }
-}
-
-/// Whether the text, comments apart, makes a recipe. A file that hides it is loaded by `perilune run` all the same.
-fn calls_recipe(text: &str) -> bool {
-    text.lines().any(|l| mentions(l.split("--").next().unwrap_or(l), "recipe"))
-}
-
-/// Whether `.name` stands in the text: read in a branch that the dry step does not take.
-fn mentions(text: &str, name: &str) -> bool {
-    let needle = format!(".{name}");
-    let word = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(&needle).any(|(at, _)| !text[at + needle.len()..].starts_with(word))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{calls_recipe, mentions};
-
-    #[test]
-    fn a_mention_is_a_whole_word() {
-        assert!(mentions("f(p.lr)", "lr"));
-        assert!(!mentions("f(p.lrate)", "lr"));
-    }
-
-    #[test]
-    fn a_comment_makes_no_recipe() {
-        assert!(calls_recipe("local r = pl.recipe { name = 'x' }"));
-        assert!(!calls_recipe("-- perilune run my.recipe\nprint(1)"));
     }
 }

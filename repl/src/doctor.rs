@@ -55,7 +55,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
                 ),
             }
         }
-        Err(e) => row("gpu", format!("none usable: {}", e.to_string().lines().next().unwrap_or_default())),
+        Err(e) => row("gpu", format!("none usable: {}", e.message.lines().next().unwrap_or_default())),
     }
     if let Some(folder) = perilune_cuda::nvrtc::folder() {
         let (n, nbytes) = perilune_cuda::nvrtc::size(&folder);

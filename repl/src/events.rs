@@ -40,6 +40,13 @@ pub fn params(values: &[(String, ParamValue)]) -> Value {
     Value::Object(values.iter().map(|(k, v)| (k.clone(), one(v))).collect())
 }
 
+/// A warning that belongs to no step.
+pub fn warn(screen: &Screen, message: &str) {
+    tracing::warn!("{message}");
+    screen.event(&json!({ "event": "warning", "message": message }));
+    screen.warn(message);
+}
+
 impl Events {
     pub fn new(screen: Rc<Screen>) -> Events {
         Events { screen, dir: None, latest: Vec::new(), begun: Instant::now(), before: 0.0 }
@@ -128,9 +135,7 @@ impl Events {
     }
 
     pub fn warning(&self, message: &str) {
-        tracing::warn!("{message}");
-        self.screen.event(&json!({ "event": "warning", "message": message }));
-        self.screen.warn(message);
+        warn(&self.screen, message);
     }
 
     /// Something about a step, which the log of the run keeps too. `more` are fields of the event.

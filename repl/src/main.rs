@@ -35,6 +35,7 @@ mod sentry;
 mod signals;
 mod source;
 mod tensorboard;
+mod told;
 mod train;
 mod watch;
 

@@ -2,15 +2,17 @@
 //!
 //! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
 //! itself (by events on a GPU), which costs the overlap that a plain run has. Waits of the host are those of plain steps before
-//! that. What the device reaches is measured first.
+//! that. What the device reaches is measured first, in memory that is none of the recipe's.
 //! Nothing is written but the timeline, if one is asked for.
 
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::screen::{Mode, Screen};
-use crate::source::Source;
+use crate::source::{Source, calls_recipe};
+use crate::told;
 use perilune_core::bytes::show;
-use perilune_lua::{Loaded, Runtime, RuntimeOptions, profile};
+use perilune_lua::profile::{self, Ceiling};
+use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -32,21 +34,37 @@ pub struct ProfileArgs {
     device: DeviceArgs,
 }
 
+/// What the device reaches. Its buffers lie in a device of their own, so that what is said of the recipe's memory is the
+/// recipe's.
+fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
+    let print = Rc::new(|_: &str| ());
+    let options = RuntimeOptions { backend: device.open()?, params: Vec::new(), strict: true, print };
+    let runtime = Runtime::new(options)?;
+    Ok(runtime.ceiling(precision)?)
+}
+
 pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
+    // Loading a script is running it, with all that it writes.
+    let plain = || Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display()));
+    if !calls_recipe(&source.text) {
+        return Err(plain());
+    }
     let backend = args.device.open()?;
     let screen = Rc::new(Screen::new(Mode::Human));
     let print = {
         let screen = screen.clone();
         move |text: &str| screen.note(text)
     };
-    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    let params = args.set.clone();
+    let options = RuntimeOptions { backend: backend.clone(), params, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
+    told::plans(&runtime, &screen);
     let Loaded::Recipe(recipe) = source.load(&runtime)? else {
-        return Err(Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display())));
+        return Err(plain());
     };
     let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
-    let ceiling = runtime.ceiling(&run.precision())?;
+    let ceiling = ceiling(&args.device, &run.precision())?;
     let steps = args.steps.max(1);
     let mut seconds = 0.0;
     let splits = |runtime: &Runtime| runtime.host().engine.borrow().stats().splits;

@@ -16,6 +16,7 @@ use crate::rundir::{self, Kept, RunDir};
 use crate::screen::{Mode, Screen};
 use crate::signals::{Asked, Signals};
 use crate::source::Source;
+use crate::told;
 use crate::train::{End, Trainer};
 use crate::watch::Watch;
 use perilune_lua::{Handover, Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
@@ -167,7 +168,8 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
     let options =
         RuntimeOptions { backend: backend.clone(), params: args.set.clone(), strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    told::plans(&runtime, &events.screen);
+    told::notices(&runtime, &events.screen);
     let set = args.set.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
     runtime.offer_params(offered);
     let at_breakpoint =
@@ -373,7 +375,6 @@ impl Job<'_> {
         trainer.remember(&kept.history);
         trainer.evaluated = kept.evaluated.map(|values| (run.count(), values));
         trainer.until = self.args.script.as_ref().map(|s| s.steps);
-        trainer.notices();
         let end = loop {
             let end = trainer.train()?;
             if end != End::Finished {

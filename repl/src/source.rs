@@ -83,3 +83,32 @@ fn near(path: &Path) -> String {
         .or_else(|| did_you_mean(&name, names.iter().map(String::as_str)));
     found.map(|n| format!(". Did you mean {}?", dir.join(n).display())).unwrap_or_default()
 }
+
+/// Whether the text, comments apart, makes a recipe. A file that hides it is loaded by `perilune run` all the same.
+pub fn calls_recipe(text: &str) -> bool {
+    text.lines().any(|l| mentions(l.split("--").next().unwrap_or(l), "recipe"))
+}
+
+/// Whether `.name` stands in the text: read in a branch that the dry step does not take.
+pub fn mentions(text: &str, name: &str) -> bool {
+    let needle = format!(".{name}");
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(&needle).any(|(at, _)| !text[at + needle.len()..].starts_with(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{calls_recipe, mentions};
+
+    #[test]
+    fn a_mention_is_a_whole_word() {
+        assert!(mentions("f(p.lr)", "lr"));
+        assert!(!mentions("f(p.lrate)", "lr"));
+    }
+
+    #[test]
+    fn a_comment_makes_no_recipe() {
+        assert!(calls_recipe("local r = pl.recipe { name = 'x' }"));
+        assert!(!calls_recipe("-- perilune run my.recipe\nprint(1)"));
+    }
+}

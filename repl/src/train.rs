@@ -189,7 +189,6 @@ impl<'a> Trainer<'a> {
             // Lua code that can be ended is slower: only the first steps of an edit are.
             self.patiently(self.trial.is_some(), self.last_step, Run::step)
         };
-        self.notices();
         let result = result?;
         self.last_step = Some(start.elapsed());
         let step = self.run.count();
@@ -283,7 +282,6 @@ impl<'a> Trainer<'a> {
         let before = self.report_misses(false);
         let values = self.patiently(listens, self.last_evaluation, |run| run.evaluate(split));
         self.report_misses(before);
-        self.notices();
         let values = values?;
         self.last_evaluation = Some(begun.elapsed());
         self.events.eval(step, split, &values)?;
@@ -299,7 +297,6 @@ impl<'a> Trainer<'a> {
         let before = self.report_misses(false);
         let result = f(&self.run);
         self.report_misses(before);
-        self.notices();
         Ok(result?)
     }
 
@@ -321,19 +318,5 @@ impl<'a> Trainer<'a> {
             Some(watch) if listens && !watch.scripted() => watch.patiently(time, stop, || f(&self.run))?,
             _ => f(&self.run)?,
         })
-    }
-
-    /// What the engine has to say: plans that were asked for, and why a warmed-up loop needed a new one.
-    pub fn notices(&self) {
-        let (plans, notices) = {
-            let mut engine = self.run.host().engine.borrow_mut();
-            (std::mem::take(&mut engine.plans_shown), std::mem::take(&mut engine.notices))
-        };
-        for plan in plans {
-            self.events.screen.note(plan.trim_end());
-        }
-        for notice in notices {
-            self.events.warning(&notice);
-        }
     }
 }

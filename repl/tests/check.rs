@@ -120,6 +120,75 @@ fn profile_says_where_the_time_goes_and_writes_a_timeline() {
 }
 
 #[test]
+fn profile_says_of_memory_and_lines_what_is_the_recipes() {
+    let p = tiny();
+    let r = p.run(&["profile", "tiny.lua", "--steps", "2", "--device", "cpu"]);
+    // Points, weights and gradients of a few kilobytes: none of the megabytes that the ceiling is measured with.
+    let memory = r.out.lines().find(|l| l.starts_with("memory: ")).unwrap();
+    assert!(memory.ends_with("KiB at most") && !memory.contains("MiB"), "{memory}");
+    // Batches are made where no line of the recipe runs: they have the line that made the loader.
+    assert!(r.out.lines().any(|l| l.contains("index_select") && l.ends_with("tiny.lua:7")), "{}", r.out);
+    assert!(!r.out.lines().any(|l| l.ends_with(" ?")), "{}", r.out);
+    // No share of a ceiling is above what the ceiling is known to.
+    let shares = r.out.lines().filter(|l| l.contains(" GB/s ") && l.contains("memory  "));
+    for line in shares {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().rposition(|w| *w == "%").unwrap();
+        assert!(words[at - 1].parse::<f64>().unwrap() <= 105.0, "{line}");
+    }
+}
+
+#[test]
+fn profile_refuses_a_script_before_it_runs() {
+    let p = place();
+    p.file("script.lua", "local pl = require 'perilune'\npl.save('w.npy', pl.ones({ 3 }))\n");
+    let r = p.run(&["profile", "script.lua"]);
+    assert_eq!(r.status, Some(2));
+    assert!(r.err.contains("script.lua is a plain script; profile takes a recipe"), "{}", r.err);
+    assert!(!p.path("w.npy").exists());
+}
+
+#[test]
+fn a_count_below_one_and_an_export_into_nowhere_are_found_at_the_start() {
+    let p = place();
+    p.file("tiny.lua", TINY.replace("width = 4 }", "width = 4, batch = 8 }").replace(":batch(8)", ":batch(p.batch)"));
+    for value in ["-3", "0"] {
+        let r = p.run(&["check", "tiny.lua", "--set", &format!("batch={value}")]);
+        assert_eq!(r.status, Some(3), "{}", r.out);
+        let want = format!("tiny.lua:3: recipe: param batch = {value} must be at least 1");
+        assert!(r.err.contains(&want), "{}", r.err);
+    }
+    assert_eq!(p.run(&["check", "tiny.lua", "--set", "batch=4"]).status, Some(0));
+    let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/../recipes");
+    for (recipe, more) in [
+        ("gpt2.lua", ["size=tiny", "context=8"]),
+        ("llama.lua", ["size=tiny", "context=8"]),
+        ("resnet50.lua", ["size=tiny", "size=tiny"]),
+    ] {
+        let path = format!("{recipes}/{recipe}");
+        let r = p.run(&[
+            "run",
+            &path,
+            "--device",
+            "cpu",
+            "--steps",
+            "1",
+            "--set",
+            more[0],
+            "--set",
+            more[1],
+            "--set",
+            "batch=2",
+            "--set",
+            "export=no/such/w.safetensors",
+        ]);
+        assert_eq!(r.status, Some(3), "{recipe}: {}", r.err);
+        assert!(r.err.contains(recipe) && r.err.contains("there is no folder no/such"), "{recipe}: {}", r.err);
+        assert!(p.runs().is_empty(), "{recipe}: it has begun");
+    }
+}
+
+#[test]
 fn check_names_params_that_nothing_reads() {
     let p = place();
     let finish = "function recipe.finish(run) print(run.params.late) end\nreturn recipe";

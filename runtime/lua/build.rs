@@ -16,7 +16,9 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
 }
 
 fn main() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../stdlib");
+    // Asked for when it runs: a script that another checkout compiled into the same target folder would embed that one's.
+    let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let root = Path::new(&here).join("../../stdlib");
     let root = root.canonicalize().expect("stdlib/ lies beside runtime/");
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = Vec::new();

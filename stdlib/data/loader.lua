@@ -18,6 +18,7 @@ local check = require "perilune.check"
 ---@field ids (fun(first: integer, count: integer): integer[])? what a person would look these samples up by
 ---@field what string? what `ids` counts: "rows"
 ---@field tokens integer? tokens in a sample, of a text
+---@field place integer the recipe line that made it
 local Loader = {}
 local meta = { __index = Loader }
 
@@ -30,7 +31,9 @@ local function new(op, fields)
   if fields.drop_last and fields.n < fields.size then
     pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or leave out drop_last")
   end
-  return setmetatable(fields, meta)
+  local loader = setmetatable(fields, meta) --[[@as perilune.Loader]]
+  loader.place = pl.native.place()
+  return loader
 end
 
 ---Batches in an epoch.
@@ -67,7 +70,11 @@ end
 ---@return integer count samples in it
 function Loader:batch_at(k)
   local first, count = span(self, k)
-  return self.make(first, count), count
+  -- In the standard loop no line of the recipe is being run: then the line that made the loader stands for the batch.
+  local before = pl.native.at(self.place)
+  local batch = self.make(first, count)
+  pl.native.at(before)
+  return batch, count
 end
 
 ---Which samples batch `k` has: what they are called and their numbers, if they have some.

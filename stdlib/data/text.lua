@@ -69,6 +69,8 @@ local function language(opts)
   local op = "data.language"
   local o = check.options(op, opts, {}, { tokens = "string", vocab = "number", context = "number", batch = "number", seed = "number" })
   check.required(op, o, { "tokens", "vocab", "context", "batch", "seed" })
+  check.whole(op, "context", o.context)
+  check.whole(op, "batch", o.batch)
   local ids
   if o.tokens == "" then
     ids = pl.randint(0, o.vocab, { 64 * o.context * o.batch + 1 }, { dtype = "i32" })
@@ -105,6 +107,7 @@ function Text:windows(opts)
   local o = check.options(op, opts, {}, { length = "number", batch = "number", seed = "number" })
   check.required(op, o, { "length", "batch" })
   local T, n = check.whole(op, "length", o.length), self:size()
+  check.whole(op, "batch", o.batch)
   if n < T + 1 then
     pl.error(op, ("a window of %d tokens and the one behind it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
   end

@@ -142,4 +142,10 @@ local function save_weights(model, path, rules, opts)
   pl.save(path, out)
 end
 
-return { load_weights = load_weights, save_weights = save_weights }
+---Raises if `save_weights` could not write to `path`: a recipe that exports at its end says so at its start.
+---@param path string a .safetensors or .npz file that is to be written later
+local function check_export(path)
+  pl.native.check_save("nn.check_export", path)
+end
+
+return { load_weights = load_weights, save_weights = save_weights, check_export = check_export }

@@ -487,6 +487,14 @@ describe("weights under other names", function()
     expect(to.table_.weight):to_equal { { 0, 1 }, { 2, 3 }, { 4, 5 }, { 6, 7 }, { 0, 0 } }
   end)
 
+  it("are asked for at the start of a run that exports at its end", function()
+    nn.check_export(path)
+    nn.check_export "w.npz"
+    expect(function() nn.check_export "no/such/folder/w.safetensors" end):to_raise "there is no folder no/such/folder"
+    expect(function() nn.check_export "lua/files/w.bin" end):to_raise '"lua/files/w.bin" is none of .safetensors, .npz'
+    expect(function() nn.check_export "lua/files/golden/w" end):to_raise "is none of"
+  end)
+
   it("may lack the prefix of the rules", function()
     local to = model(4)
     local long = rules(4)

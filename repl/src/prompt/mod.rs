@@ -163,6 +163,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     let print = |text: &str| drop(screen::say(text));
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
+    crate::told::on_paper(&runtime);
     {
         let mut engine = runtime.host().engine.borrow_mut();
         // Every line is something new.

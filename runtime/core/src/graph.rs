@@ -103,10 +103,12 @@ pub struct Graph {
     pub tf32: bool,
     pub rng: RngState,
     pub remat: Remat,
+    /// (what a reference computed, the kernel that another device would run instead): see [`Graph::with_kernels`].
+    pub stand_ins: Vec<(NodeId, NodeId)>,
 }
 
 /// What recomputation must know of a recording besides its nodes; `plan::remat` reads it, nothing here acts on it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Remat {
     /// Nodes whose values the backward pass makes again instead of keeping them: from .. to, properly nested.
     pub spans: Vec<(NodeId, NodeId)>,
@@ -178,6 +180,7 @@ impl Graph {
         self.nodes.clear();
         self.sites.clear();
         self.remat = Remat::default();
+        self.stand_ins.clear();
     }
 
     /// Forgets the nodes from `len` on (a failed recording).
@@ -185,6 +188,26 @@ impl Graph {
         self.nodes.truncate(len);
         self.sites.truncate(len);
         self.remat.truncate(len);
+        self.stand_ins.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
+    }
+
+    /// The same recording with kernels where their references stood, if there are any: what a device that runs them records.
+    ///
+    /// A kernel of a recipe lies behind a node that brings its backward and passes on its first input; only there is a
+    /// reference replaced, since it may well be a node that others read too.
+    pub fn with_kernels(&self) -> Option<Graph> {
+        if self.stand_ins.is_empty() {
+            return None;
+        }
+        let kernel = |id: NodeId| self.stand_ins.iter().find(|s| s.0 == id).map(|s| s.1);
+        let mut nodes = self.nodes.clone();
+        for (at, node) in nodes.iter_mut().enumerate().filter(|(_, n)| n.op == &create::CUSTOM) {
+            if let Some(kernel) = node.inputs.first().and_then(|x| kernel(*x)).filter(|k| k.index() < at) {
+                node.inputs[0] = kernel;
+            }
+        }
+        let (sites, remat, stand_ins) = (self.sites.clone(), self.remat.clone(), Vec::new());
+        Some(Graph { nodes, sites, remat, stand_ins, ..*self })
     }
 
     pub fn node(&self, id: NodeId) -> &Node {

@@ -17,6 +17,7 @@ pub mod philox;
 pub mod scalar;
 pub mod shape;
 pub mod site;
+pub mod switch;
 
 pub use dtype::{Category, DType};
 pub use error::{Error, Kind, Result};

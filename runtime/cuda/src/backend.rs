@@ -10,6 +10,7 @@ use crate::search::Search;
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::switch;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
 use std::cell::{OnceCell, RefCell};
@@ -64,7 +65,7 @@ impl Cuda {
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
-            replay: std::env::var_os("PERILUNE_REPLAY").is_none_or(|v| v != "0"),
+            replay: switch::REPLAY.is_on(true),
             search: Search::of_env(),
             heap,
             device,
@@ -198,8 +199,7 @@ impl Backend for Cuda {
 impl Machine {
     /// cuDNN, if it is there and wanted.
     pub fn dnn(&self) -> Option<&Dnn> {
-        let wanted = || std::env::var_os("PERILUNE_CUDNN").is_none_or(|v| v != "0");
-        self.dnn.get_or_init(|| if wanted() { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        self.dnn.get_or_init(|| if switch::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

@@ -13,6 +13,7 @@ use cudarc::cublaslt::sys;
 use half::{bf16, f16};
 use perilune_core::DType;
 use perilune_core::error::Result;
+use perilune_core::switch::{self, Setting};
 use std::path::PathBuf;
 
 /// Of a result so many pieces of so many bytes are compared.
@@ -35,10 +36,14 @@ pub enum Search {
 
 impl Search {
     pub fn of_env() -> Search {
-        match std::env::var("PERILUNE_TUNE").as_deref() {
-            Ok("0") => Search::Off,
-            Ok(_) => Search::Any,
-            Err(_) => Search::SameBits,
+        Search::of(switch::TUNE.setting())
+    }
+
+    fn of(setting: Option<Setting>) -> Search {
+        match setting {
+            Some(Setting::Off) => Search::Off,
+            Some(_) => Search::Any,
+            None => Search::SameBits,
         }
     }
 }
@@ -186,6 +191,12 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_word_for_on_lets_any_algorithm_win() {
+        let of = [None, Some(Setting::Off), Some(Setting::On)].map(Search::of);
+        assert_eq!(of, [Search::SameBits, Search::Off, Search::Any]);
+    }
 
     #[test]
     fn algorithms_survive_the_disk_and_a_damaged_file_is_none() {

@@ -2,6 +2,7 @@
 
 use crate::memory::Role;
 use crate::profile::{Bound, Profile, Waits};
+use crate::said::Said;
 use crate::snapshot::Copied;
 use crate::state::{Held, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
@@ -138,13 +139,13 @@ pub struct Engine {
     /// Bytes of values made in this generation, or since what nobody holds of them was let go.
     pub(crate) made_bytes: usize,
     /// Misses to report: recipe line and what differs.
-    pub notices: Vec<String>,
+    pub notices: Said,
     /// Kernel times, while somebody asks for them.
     pub profile: Option<Profile>,
     /// What the host waits for, while somebody wants to know.
     pub waits: Option<Waits>,
     /// The text of every plan compiled, if the switch asks for it.
-    pub plans_shown: Vec<String>,
+    pub plans_shown: Said,
     /// A device that has kernels' texts, to show them where the one that computes has none.
     pub paper: Option<Rc<dyn Backend>>,
     /// FLOP of all products run so far.
@@ -179,10 +180,10 @@ impl Engine {
             stats: Stats::default(),
             fresh_bytes: 0,
             made_bytes: 0,
-            notices: Vec::new(),
+            notices: Said::default(),
             profile: None,
             waits: None,
-            plans_shown: Vec::new(),
+            plans_shown: Said::default(),
             paper: None,
             products: 0.0,
             memory_budget: None,
@@ -466,16 +467,16 @@ impl Engine {
             self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
         } else {
             if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
-                self.notices.push(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
+                self.notices.say(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
             }
             match self.switches.print_plan {
                 PrintPlan::Off => {}
                 PrintPlan::Kernels => {
-                    self.plans_shown.push(show::show(program, sites, &self.sites));
+                    self.plans_shown.say(show::show(program, sites, &self.sites));
                 }
                 PrintPlan::Source => {
                     let text = self.sources(request, program, sites)?;
-                    self.plans_shown.push(text);
+                    self.plans_shown.say(text);
                 }
             }
         }
@@ -584,9 +585,17 @@ impl Engine {
             let source = |k| self.backend.source(program, k);
             return Ok(show::show_sources(program, places, &self.sites, written, source));
         };
-        let program = perilune_plan::cache::plan(&self.graph, &self.tracer, request, self.options(), &**paper)?;
-        let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
-        Ok(format!("as {} would run it: {text}", paper.describe()))
+        let shown = |graph: &Graph, tracer: &Tracer, places: &[Site]| -> Result<String> {
+            let program = perilune_plan::cache::plan(graph, tracer, request, self.options(), &**paper)?;
+            let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
+            Ok(format!("as {} would run it: {text}", paper.describe()))
+        };
+        let Some(graph) = self.graph.with_kernels() else { return Ok(shown(&self.graph, &self.tracer, places)?) };
+        let mut tracer = Tracer::default();
+        tracer.budgeted = self.tracer.budgeted;
+        tracer.run(&graph, request, |id| self.value(id).map(|v| v.uid));
+        let places: Vec<Site> = tracer.trace.order.iter().map(|id| graph.site_of(*id)).collect();
+        Ok(shown(&graph, &tracer, &places)?)
     }
 
     /// Traces what evaluating `ids` and writing the pending assignments takes.

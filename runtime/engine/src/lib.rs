@@ -14,6 +14,7 @@ mod finite;
 pub mod memory;
 pub mod profile;
 mod prompt;
+pub mod said;
 mod snapshot;
 mod state;
 mod step;

@@ -31,7 +31,10 @@ pub struct Ceiling {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Bound {
     Compute,
+    /// The device's memory.
     Memory,
+    /// What it reads lies in caches: more bytes a second move than memory gives. How fast those are is not measured.
+    Cache,
     /// Too short for its work to matter.
     Launch,
     /// The host makes a batch.
@@ -41,10 +44,10 @@ pub enum Bound {
 }
 
 impl Bound {
-    pub const ALL: [Bound; 5] = [Bound::Compute, Bound::Memory, Bound::Launch, Bound::Data, Bound::Sync];
+    pub const ALL: [Bound; 6] = [Bound::Compute, Bound::Memory, Bound::Cache, Bound::Launch, Bound::Data, Bound::Sync];
 
     pub fn name(self) -> &'static str {
-        ["compute", "memory", "launch", "data", "sync"][self as usize]
+        ["compute", "memory", "cache", "launch", "data", "sync"][self as usize]
     }
 }
 
@@ -88,6 +91,11 @@ pub struct Wait {
 /// Kernels shorter than this, in seconds, cost their launch.
 const LAUNCH: f64 = 10e-6;
 
+/// What comes from memory does not come faster than this share of its ceiling, which is measured to a few percent.
+const THROUGH_MEMORY: f64 = 1.05;
+/// A product that makes such a share of the ceiling of products is bound by it, whatever it reads.
+const PRODUCT: f64 = 0.9;
+
 /// One kernel of a plan.
 #[derive(Clone, Debug)]
 pub struct Timing {
@@ -107,20 +115,25 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// The time it would take at the ceiling, as a share of the time it took, and what bounds it.
+    /// What bounds it, and the time it would take at that ceiling as a share of the time it took, where that ceiling is
+    /// measured.
     ///
     /// Operations count against the ceiling of products only for routines: nothing else could reach that.
-    pub fn bound(&self, c: &Ceiling) -> (f64, Bound) {
+    pub fn bound(&self, c: &Ceiling) -> (Option<f64>, Bound) {
         let memory = (self.cost.read + self.cost.written) as f64 / c.bytes / self.seconds;
         let compute = if self.routine { self.cost.flops as f64 / c.flops / self.seconds } else { 0.0 };
-        let bound = if self.seconds < LAUNCH && memory.max(compute) < 0.5 {
-            Bound::Launch
-        } else if memory >= compute && (self.routine || memory >= 0.4) {
-            Bound::Memory
+        let cached = memory > THROUGH_MEMORY;
+        if self.seconds < LAUNCH && memory.max(compute) < 0.5 {
+            (None, Bound::Launch)
+        } else if compute >= PRODUCT || (compute > memory) || (cached && compute >= 0.5) {
+            (Some(compute), Bound::Compute)
+        } else if cached {
+            (None, Bound::Cache)
+        } else if self.routine || memory >= 0.4 {
+            (Some(memory), Bound::Memory)
         } else {
-            Bound::Compute
-        };
-        (memory.max(compute), bound)
+            (None, Bound::Compute)
+        }
     }
 }
 
@@ -158,16 +171,24 @@ impl Profile {
     }
 }
 
+/// Those of some kernels that one thing bounds.
+#[derive(Clone, Copy, Default)]
+struct Part {
+    seconds: f64,
+    /// Of the seconds, those of kernels whose ceiling is measured; and what these would take at it.
+    measured: f64,
+    ideal: f64,
+}
+
 /// Seconds, bytes and operations of all runs of some kernels.
 #[derive(Default)]
 struct Sum {
     seconds: f64,
     bytes: f64,
     flops: f64,
-    /// Seconds at the ceiling.
-    ideal: f64,
     kernels: u64,
-    by: [f64; Bound::ALL.len()],
+    /// By what bounds them.
+    by: [Part; Bound::ALL.len()],
 }
 
 impl Sum {
@@ -177,19 +198,36 @@ impl Sum {
         self.seconds += all;
         self.bytes += (t.cost.read + t.cost.written) as f64 * t.runs as f64;
         self.flops += t.cost.flops as f64 * t.runs as f64;
-        self.ideal += share * all;
         self.kernels += t.runs;
-        self.by[bound as usize] += all;
+        let part = &mut self.by[bound as usize];
+        part.seconds += all;
+        if let Some(share) = share {
+            part.measured += all;
+            part.ideal += share * all;
+        }
     }
 
-    fn bound(&self) -> &'static str {
-        let most = Bound::ALL.into_iter().max_by(|a, b| self.by[*a as usize].total_cmp(&self.by[*b as usize]));
-        most.map_or("", Bound::name)
+    /// What bounds most of the time, and the share of that ceiling which the kernels so bound reach.
+    fn bound(&self) -> (Option<f64>, &'static str) {
+        let seconds = |b: &Bound| self.by[*b as usize].seconds;
+        let Some(most) = Bound::ALL.into_iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b))) else {
+            return (None, "");
+        };
+        let part = self.by[most as usize];
+        ((part.measured > 0.0).then(|| part.ideal / part.measured), most.name())
     }
 }
 
-/// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, percent of the
-/// ceiling, what bounds most of its time. Waits of the host, over as many steps, have lines of their own:
+/// A share of a ceiling in `width` characters; a dash where the ceiling is not known.
+fn percent(share: Option<f64>, width: usize) -> String {
+    match share {
+        Some(share) => format!("{:>width$.0} %", share * 100.0),
+        None => format!("{:>width$}  ", "-"),
+    }
+}
+
+/// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, what bounds most of
+/// its time and before it the percent of that ceiling. Waits of the host, over as many steps, have lines of their own:
 /// they have no kernels, and may pass beside kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
@@ -206,16 +244,16 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
         "  share   us a step  kernels       rate of bytes and operations   of ceiling  bound by  recipe line\n",
     );
     for (place, s) in &lines {
+        let (reached, bound) = s.bound();
         let _ = writeln!(
             out,
-            "{:>5.1} % {:>11.1} {:>8} {:>9.1} GB/s {:>10.1} GFLOP/s {:>10.0} %  {:<8}  {place}",
+            "{:>5.1} % {:>11.1} {:>8} {:>9.1} GB/s {:>10.1} GFLOP/s {}  {bound:<8}  {place}",
             s.seconds / total * 100.0,
             s.seconds / f64::from(steps) * 1e6,
             s.kernels / u64::from(steps),
             s.bytes / s.seconds / 1e9,
             s.flops / s.seconds / 1e9,
-            s.ideal / s.seconds * 100.0,
-            s.bound(),
+            percent(reached, 10),
         );
     }
     for w in waits {
@@ -237,8 +275,8 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
     out
 }
 
-/// A table by kernel, plan by plan, slowest first: share, microseconds a run, GB/s, GFLOP/s, percent of the ceiling, what
-/// bounds it, kernel, recipe line.
+/// A table by kernel, plan by plan, slowest first: share, microseconds a run, GB/s, GFLOP/s, percent of the ceiling of what
+/// bounds it, that, kernel, recipe line.
 pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     let mut out = String::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
@@ -250,12 +288,12 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
             let (share, bound) = t.bound(c);
             let _ = writeln!(
                 out,
-                "{:>5.1} % {:>9.1} us {:>7.1} GB/s {:>8.1} GFLOP/s {:>4.0} % {:<7}  {:<40} {:<22} {}",
+                "{:>5.1} % {:>9.1} us {:>7.1} GB/s {:>8.1} GFLOP/s {} {:<7}  {:<40} {:<22} {}",
                 t.seconds / sum * 100.0,
                 t.seconds * 1e6,
                 (t.cost.read + t.cost.written) as f64 / t.seconds / 1e9,
                 t.cost.flops as f64 / t.seconds / 1e9,
-                share * 100.0,
+                percent(share, 4),
                 bound.name(),
                 t.name,
                 t.space,
@@ -276,7 +314,7 @@ pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> Str
         for t in plan {
             let (share, bound) = t.bound(c);
             events.push(format!(
-                r#"{{"name":"{}","cat":"kernel","ph":"X","pid":0,"tid":{},"ts":{:.3},"dur":{:.3},"args":{{"line":"{}","space":"{}","bytes_read":{},"bytes_written":{},"flops":{},"percent_of_ceiling":{:.1},"bound":"{}"}}}}"#,
+                r#"{{"name":"{}","cat":"kernel","ph":"X","pid":0,"tid":{},"ts":{:.3},"dur":{:.3},"args":{{"line":"{}","space":"{}","bytes_read":{},"bytes_written":{},"flops":{},"percent_of_ceiling":{},"bound":"{}"}}}}"#,
                 text(&t.name),
                 t.plan,
                 at,
@@ -286,7 +324,7 @@ pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> Str
                 t.cost.read,
                 t.cost.written,
                 t.cost.flops,
-                share * 100.0,
+                share.map_or("null".into(), |s| format!("{:.1}", s * 100.0)),
                 bound.name(),
             ));
             at += t.seconds * 1e6;
@@ -326,9 +364,9 @@ mod tests {
     #[test]
     fn kernels_are_held_against_the_ceiling() {
         let c = Ceiling { bytes: 1e9, flops: 1e12 };
-        assert_eq!(timing("copy", false, 1e-3, 800_000, 0).bound(&c), (0.8, Bound::Memory));
-        assert_eq!(timing("exp", false, 1e-3, 100_000, 1 << 20).bound(&c), (0.1, Bound::Compute));
-        assert_eq!(timing("matmul", true, 1e-3, 100_000, 500_000_000).bound(&c), (0.5, Bound::Compute));
+        assert_eq!(timing("copy", false, 1e-3, 800_000, 0).bound(&c), (Some(0.8), Bound::Memory));
+        assert_eq!(timing("exp", false, 1e-3, 100_000, 1 << 20).bound(&c), (None, Bound::Compute));
+        assert_eq!(timing("matmul", true, 1e-3, 100_000, 500_000_000).bound(&c), (Some(0.5), Bound::Compute));
         assert_eq!(timing("sum", false, 2e-6, 100, 0).bound(&c).1, Bound::Launch);
         let all = [timing("copy", false, 3e-3, 2_400_000, 0), timing("exp", false, 1e-3, 100_000, 0)];
         let table = by_line(&all, &[], &c, 2);
@@ -342,6 +380,27 @@ mod tests {
         );
         assert!(trace.contains(r#""space":"\"8\"""#), "{trace}");
     }
+
+    #[test]
+    fn what_lies_in_caches_is_not_held_against_memory() {
+        let c = Ceiling { bytes: 1e9, flops: 1e12 };
+        // Twice what memory gives: its data were in a cache.
+        assert_eq!(timing("copy", false, 1e-3, 2_000_000, 0).bound(&c), (None, Bound::Cache));
+        assert_eq!(timing("index_select", true, 1e-3, 5_000_000, 0).bound(&c), (None, Bound::Cache));
+        // A product near the ceiling of products is bound by it, whether it reads from caches or just so from memory.
+        assert_eq!(timing("matmul", true, 1e-3, 2_120_000, 920_000_000).bound(&c), (Some(0.92), Bound::Compute));
+        assert_eq!(timing("matmul", true, 1e-3, 950_000, 920_000_000).bound(&c), (Some(0.92), Bound::Compute));
+        assert_eq!(timing("matmul", true, 1e-3, 800_000, 300_000_000).bound(&c), (Some(0.8), Bound::Memory));
+        // A line's percent is that of what bounds most of it: no kernel that something else bounds counts.
+        let all = [timing("copy", false, 3e-3, 1_500_000, 0), timing("matmul", true, 1e-3, 9_000_000, 950_000_000)];
+        let table = by_line(&all, &[], &c, 2);
+        assert!(table.contains(" 50 %  memory    a.lua:1"), "{table}");
+        let cached = [timing("copy", false, 1e-3, 9_000_000, 0)];
+        assert!(by_line(&cached, &[], &c, 2).contains(" -    cache     a.lua:1"), "{}", by_line(&cached, &[], &c, 2));
+        assert!(by_kernel(&cached, &c).contains("    -   cache "), "{}", by_kernel(&cached, &c));
+        assert!(trace(&cached, &[], &c, 2).contains(r#""percent_of_ceiling":null,"bound":"cache""#));
+    }
+
     #[test]
     fn waits_of_the_host_have_lines_of_their_own() {
         let mut waits = Waits::default();

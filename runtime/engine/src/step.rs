@@ -4,6 +4,7 @@ use crate::engine::{Engine, Fault};
 use crate::state::{Held, StateId};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
+use perilune_core::switch::{self, Setting};
 use perilune_plan::Request;
 
 /// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
@@ -15,7 +16,7 @@ pub struct Switches {
     pub print_plan: PrintPlan,
     /// `PERILUNE_CHECK_NAN=1`: a NaN or infinity in what a step hands out or assigns is an error.
     pub check_nan: bool,
-    /// `PERILUNE_REPORT_MISSES=1`: say why a warmed-up loop needed a new plan.
+    /// `PERILUNE_REPORT_MISSES=0`: do not say why a warmed-up loop needed a new plan.
     pub report_misses: bool,
 }
 
@@ -31,19 +32,15 @@ pub enum PrintPlan {
 
 impl Switches {
     pub fn from_env() -> Switches {
-        let on = |name: &str, default: bool| match std::env::var(name) {
-            Ok(v) => !matches!(v.as_str(), "0" | "" | "off" | "false"),
-            Err(_) => default,
-        };
         Switches {
-            fusion: on("PERILUNE_FUSION", true),
-            print_plan: match std::env::var("PERILUNE_PRINT_PLAN").as_deref() {
-                Ok("source") => PrintPlan::Source,
-                _ if on("PERILUNE_PRINT_PLAN", false) => PrintPlan::Kernels,
-                _ => PrintPlan::Off,
+            fusion: switch::FUSION.is_on(true),
+            print_plan: match switch::PRINT_PLAN.setting() {
+                Some(Setting::Word(_)) => PrintPlan::Source,
+                Some(Setting::On) => PrintPlan::Kernels,
+                Some(Setting::Off) | None => PrintPlan::Off,
             },
-            check_nan: on("PERILUNE_CHECK_NAN", false),
-            report_misses: on("PERILUNE_REPORT_MISSES", true),
+            check_nan: switch::CHECK_NAN.is_on(false),
+            report_misses: switch::REPORT_MISSES.is_on(true),
         }
     }
 }

@@ -149,8 +149,10 @@ fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua:
         other => match DType::parse(other).filter(|d| d.is_half()) {
             Some(d) => Some(d),
             None => {
-                let message =
-                    format!("dtype is {}; it must be \"bf16\", \"f16\", \"tf32\" or \"f32\"", args::show(&dtype));
+                let message = format!(
+                    "dtype is {}; it must be \"bf16\", \"f16\" (or \"fp16\"), \"tf32\" or \"f32\"",
+                    args::show(&dtype)
+                );
                 let fp8 = "fp8 is a matter of layers: nn.Linear(i, o, { fp8 = true }), or nn.use_fp8(model)";
                 let hint = (other == "fp8").then(|| fp8.to_string());
                 return Err(errors::argument(&host, lua, "autocast", message, hint));
@@ -247,6 +249,14 @@ fn plan(lua: &Lua, mut values: MultiValue) -> mlua::Result<String> {
     let defaults = lua.create_table()?;
     defaults.set("source", false)?;
     let source: bool = options::fill(lua, "plan", given.unwrap_or(Value::Nil), &defaults)?.get("source")?;
+    for (k, v) in values.iter().enumerate() {
+        let holds = v.as_table().is_some_and(|t| t.pairs::<Value, Value>().flatten().any(|(_, v)| is_tensor(&v)));
+        if !is_tensor(v) && !holds {
+            let message = format!("argument {} is {}; it must be a tensor or a table of tensors", k + 1, args::show(v));
+            let hint = "pl.plan(x, y, { source = true }); without tensors, the plan of pending assignments";
+            return Err(errors::argument(&host, lua, "plan", message, Some(hint.into())));
+        }
+    }
     let refs = tensors_of(&values);
     host.record(lua, |engine| {
         let nodes: Vec<_> = refs.iter().map(|r| r.node(engine)).collect::<Result<_, _>>()?;
@@ -335,34 +345,32 @@ fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
 fn switches(lua: &Lua, (given, f, args): (Value, Option<Function>, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let before = host.engine.borrow().switches;
-    let mut word = false;
-    let defaults = lua.create_table()?;
-    defaults.set("fusion", before.fusion)?;
-    // On, off, or "source": a word where the rest are bools.
+    // A word where the rest are bools: it is taken out, and the rest go by the common rule.
+    let mut print_plan = before.print_plan;
     let given = match given {
-        Value::Table(t) if t.get::<Option<String>>("print_plan").is_ok_and(|w| w.as_deref() == Some("source")) => {
+        Value::Table(t) => {
             let plain = lua.create_table()?;
             for pair in t.pairs::<Value, Value>() {
                 let (k, v) = pair?;
-                plain.set(k, v)?;
+                if k.as_string().is_some_and(|k| k == "print_plan") {
+                    print_plan = plan_shown(&host, lua, &v)?;
+                } else {
+                    plain.set(k, v)?;
+                }
             }
-            plain.set("print_plan", true)?;
-            word = true;
             Value::Table(plain)
         }
         other => other,
     };
-    defaults.set("print_plan", before.print_plan != PrintPlan::Off)?;
+    let defaults = lua.create_table()?;
+    defaults.set("fusion", before.fusion)?;
+    defaults.set("print_plan", false)?;
     defaults.set("check_nan", before.check_nan)?;
     defaults.set("report_misses", before.report_misses)?;
     let t = options::fill(lua, "switches", given, &defaults)?;
     let now = Switches {
         fusion: t.get("fusion")?,
-        print_plan: match t.get::<bool>("print_plan")? {
-            false => PrintPlan::Off,
-            true if word || (before.print_plan == PrintPlan::Source) => PrintPlan::Source,
-            true => PrintPlan::Kernels,
-        },
+        print_plan,
         check_nan: t.get("check_nan")?,
         report_misses: t.get("report_misses")?,
     };
@@ -371,6 +379,19 @@ fn switches(lua: &Lua, (given, f, args): (Value, Option<Function>, MultiValue)) 
     let out = f.call::<MultiValue>(args);
     host.engine.borrow_mut().switches = before;
     out
+}
+
+/// What `print_plan` of `pl.switches` says.
+fn plan_shown(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<PrintPlan> {
+    match v {
+        Value::Boolean(false) => Ok(PrintPlan::Off),
+        Value::Boolean(true) => Ok(PrintPlan::Kernels),
+        Value::String(s) if *s == "source" => Ok(PrintPlan::Source),
+        other => {
+            let message = format!("option 'print_plan' is {}; it must be true, false or \"source\"", args::show(other));
+            Err(errors::argument(host, lua, "switches", message, None))
+        }
+    }
 }
 
 /// Fills the module table with all functions.

@@ -11,7 +11,6 @@ use perilune_core::Error;
 use perilune_core::grad::Backward;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::create;
-use perilune_core::site::Site;
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -42,14 +41,14 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let mut values = MultiValue::new();
         values.push_back(crate::functions::into_lua(lua, host.tensor(call.grad))?);
         values.extend(args);
-        let before = {
+        let (before, at) = {
             let graph = &mut host.engine.borrow_mut().graph;
             graph.remat.back = Some(call.node);
-            host.called_at.set(graph.site_of(call.node));
-            std::mem::replace(&mut graph.no_grad, !pass.create_graph())
+            let at = host.called_at.replace(graph.site_of(call.node));
+            (std::mem::replace(&mut graph.no_grad, !pass.create_graph()), at)
         };
         let out = backward.call::<MultiValue>(values);
-        host.called_at.set(Site::NONE);
+        host.called_at.set(at);
         {
             let graph = &mut host.engine.borrow_mut().graph;
             graph.remat.back = None;

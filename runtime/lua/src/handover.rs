@@ -225,11 +225,11 @@ pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> 
     let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
     let places: BTreeSet<String> = lost.map(|(_, site)| engine.sites.show(site)).collect();
     let any = !places.is_empty();
-    engine.notices.extend(places.into_iter().map(|place| {
-        format!(
+    for place in places {
+        engine.notices.say(format!(
             "{place}: the step changes a State that checkpoints and edits do not carry over; make it part of the model, or name it: recipe.states = {{ name = state }}"
-        )
-    }));
+        ));
+    }
     Ok(any)
 }
 

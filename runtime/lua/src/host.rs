@@ -189,8 +189,8 @@ impl Host {
     /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.
     pub fn take_notices(&self) -> Vec<String> {
         let mut engine = self.engine.borrow_mut();
-        let mut out = std::mem::take(&mut engine.plans_shown);
-        out.extend(std::mem::take(&mut engine.notices));
+        let mut out = engine.plans_shown.take();
+        out.extend(engine.notices.take());
         out
     }
 }

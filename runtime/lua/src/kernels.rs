@@ -6,7 +6,7 @@ use crate::functions::host;
 use crate::runtime::Place;
 use crate::tensor::Tensor;
 use mlua::{Lua, MultiValue, Table, Value};
-use perilune_core::graph::Meta;
+use perilune_core::graph::{Meta, NodeId};
 use perilune_core::ops::source::{self, Body, Launch};
 use perilune_core::{DType, Shape};
 use std::path::Path;
@@ -30,6 +30,34 @@ pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
 
 /// `native.source_kernel { … }`: records a call; its outputs.
 pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
+    let host = host(lua)?;
+    let out = call(lua, t)?;
+    out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
+}
+
+/// `native.source_on_paper({ … }, { results })`: what a GPU would run instead of a reference that gave these results, for
+/// plans with their texts. Nothing reads it here, so nothing computes it.
+pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    if host.engine.borrow().paper.is_none() {
+        return Ok(());
+    }
+    let kernels = call(lua, t)?;
+    let mut refs = Vec::new();
+    for v in results.sequence_values::<Value>() {
+        let v = v?;
+        refs.extend(v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what))));
+    }
+    host.record(lua, |engine| {
+        for (r, kernel) in refs.iter().zip(&kernels) {
+            let reference = r.node(engine)?;
+            engine.graph.stand_ins.push((reference, *kernel));
+        }
+        Ok(())
+    })
+}
+
+fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     let host = host(lua)?;
     let name: String = t.get("name")?;
     let three = |key: &str| -> mlua::Result<[i64; 3]> {
@@ -60,9 +88,8 @@ pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
         numbers: t.get::<Table>("args")?.sequence_values::<i64>().collect::<mlua::Result<_>>()?,
         outputs,
     };
-    let out = host.record(lua, |engine| {
+    host.record(lua, |engine| {
         let inputs = refs.iter().map(|r| r.node(engine)).collect::<Result<Vec<_>, _>>()?;
-        Ok(source::call(&mut engine.graph, &inputs, &launch)?)
-    })?;
-    out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
+        Ok(source::call(&mut engine.graph, &inputs, &launch)?.into_iter().collect())
+    })
 }

@@ -8,7 +8,7 @@ use crate::kernels;
 use crate::runtime::Place;
 use crate::table;
 use crate::tensor::Tensor;
-use mlua::{Lua, Table, UserData, UserDataMethods, Value};
+use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
 use perilune_core::site::Site;
 use perilune_core::{DType, HostTensor, Shape};
@@ -360,6 +360,27 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     result.map_err(|e| fail(&host, lua, "save", e))
 }
 
+/// `native.check_save(op, path)`: raises if `pl.save` of tensors by name could not write there.
+fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, &op, "the path", &path)?;
+    let file = PathBuf::from(&name);
+    let no = |message: String, hint: &str| Err(errors::argument(&host, lua, &op, message, Some(hint.into())));
+    if !matches!(file.extension().and_then(|e| e.to_str()), Some("safetensors" | "npz")) {
+        return no(format!("\"{name}\" is none of .safetensors, .npz"), "the end of the name says the format");
+    }
+    if file.is_dir() {
+        return no(format!("\"{name}\" is a folder"), "name a file in it");
+    }
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::metadata(folder) {
+        Ok(m) if !m.is_dir() => no(format!("{} is no folder", folder.display()), "name a file in a folder"),
+        Ok(m) if m.permissions().readonly() => no(format!("{} cannot be written to", folder.display()), "name another"),
+        Ok(_) => Ok(()),
+        Err(_) => no(format!("there is no folder {}", folder.display()), "make it first, or name another"),
+    }
+}
+
 /// `native.loss_sum(loss)`: of the mean of a loss over class ids, the sum and what it is divided by; of any other, nothing.
 fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
     let host = host(lua)?;
@@ -376,6 +397,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("load", lua.create_function(load)?)?;
     pl.set("save", lua.create_function(save)?)?;
     let native = lua.create_table()?;
+    native.set("check_save", lua.create_function(check_save)?)?;
     native.set("csv", lua.create_function(csv)?)?;
     native.set(
         "text",
@@ -480,6 +502,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
+    native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
     native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
@@ -487,6 +510,10 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     // The recipe line being run, as a number, and the one that stands for it where none is.
     native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
     native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
+    native.set(
+        "written_at",
+        lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
+    )?;
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {

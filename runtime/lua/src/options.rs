@@ -3,10 +3,11 @@
 use crate::args::show;
 use crate::errors;
 use crate::functions::host;
-use crate::host::INTERNAL;
+use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::error::did_you_mean;
+use perilune_core::site::Site;
 use std::collections::BTreeMap;
 
 /// What a Lua value is, for the rule "an option has the type of its default".
@@ -69,28 +70,37 @@ pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua
     fill(lua, &op, given, &defaults)
 }
 
+/// The recipe line on which a function begins; none if it is the runtime's own.
+pub fn written_at(host: &Host, f: &Function) -> Site {
+    let info = f.info();
+    match info.source.zip(info.line_defined) {
+        Some((source, line)) if source.starts_with('@') && !source.starts_with(INTERNAL) => {
+            let sites = &mut host.engine.borrow_mut().sites;
+            let file = sites.file(&source[1..]);
+            sites.intern(file, line as u32)
+        }
+        _ => Site::NONE,
+    }
+}
+
 /// `pl.error(op, message, hint, fn)`: raises at the recipe line, or where `fn` is written if that is at fault.
 pub fn error(
     lua: &Lua,
     (op, message, hint, at): (String, String, Option<String>, Option<Function>),
 ) -> mlua::Result<()> {
     let host = host(lua)?;
-    let info = at.map(|f| f.info());
-    if let Some((source, line)) = info.and_then(|i| i.source.zip(i.line_defined))
-        && source.starts_with('@')
-        && !source.starts_with(INTERNAL)
-    {
-        let site = {
-            let sites = &mut host.engine.borrow_mut().sites;
-            let file = sites.file(&source[1..]);
-            sites.intern(file, line as u32)
-        };
+    let site = at.map_or(Site::NONE, |f| written_at(&host, &f));
+    if site != Site::NONE {
         let mut error = perilune_core::Error::argument(&op, message);
         error.hint = hint;
         return Err(errors::raise(&host, errors::Raise::Fault(error.into(), site)));
     }
     Err(errors::argument(&host, lua, &op, message, hint))
 }
+
+/// Params that count what no recipe has none of, by the names that the library gives them too. What is made of a wrong one
+/// fails far from it. (The loop looks at its own: `accumulate`, `steps`.)
+const COUNTS: [&str; 2] = ["batch", "context"];
 
 /// `--set` values over the defaults of `params`; each value takes the type of its default.
 fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
@@ -123,6 +133,18 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         if names.contains(key) {
             let default: Value = defaults.raw_get(key.as_str())?;
             out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+        }
+    }
+    for key in COUNTS {
+        let v: Value = out.raw_get(key)?;
+        let below = match &v {
+            Value::Integer(n) => *n < 1,
+            Value::Number(x) => *x < 1.0,
+            _ => false,
+        };
+        if below {
+            let message = format!("param {key} = {} must be at least 1", show(&v));
+            return Err(errors::argument(&host, lua, "recipe", message, None));
         }
     }
     let mut texts = BTreeMap::new();

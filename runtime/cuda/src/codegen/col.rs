@@ -66,7 +66,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
     let apart = strands;
     if together == 1 {
-        g.text.line("#pragma unroll 1");
+        g.text.line("#pragma unroll 2");
     }
     g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * apart));
     let mut decl =
@@ -92,7 +92,7 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     }
     let stage = g.stage("col", groups * cut.chunks, threads, THREADS);
     // Arithmetic hides behind other warps, so as many as there are registers for.
-    let resident = if together == 1 && small && loads.len() <= 2 { 5 } else { 2 };
+    let resident = if together == 1 && small && loads.len() <= 2 { 4 } else { 2 };
     let mut out = vec![Stage { resident, ..stage }];
     if joins {
         out.push(combine(body, &feeds, &cells, cut));

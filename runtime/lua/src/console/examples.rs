@@ -81,6 +81,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("nn.TransformerBlock", "pl.nn.TransformerBlock(16, 4, { causal = true })(pl.randn({2, 5, 16}))"),
     ("nn.Unflatten", "pl.nn.Unflatten(1, { 1, 8, 8 })(pl.randn({2, 64}))"),
     ("nn.add_lora", "pl.nn.add_lora(pl.nn.Sequential({ pl.nn.Linear(64, 10) }), \".\", { rank = 4 })"),
+    ("nn.check_export", "pl.nn.check_export(\"out/linear.safetensors\")"),
     ("nn.is_module", "pl.nn.is_module(pl.nn.GELU())"),
     ("nn.load_weights", "pl.nn.load_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"),
     (
