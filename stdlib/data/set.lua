@@ -94,8 +94,9 @@ end
 ---@param row integer
 ---@return string
 function Set:path(row)
-  if not self.source.path then pl.error("set:path", "its samples are no files", "sets of data.images have them") end
-  return self.source.path(check.whole("set:path", "row", row, 0))
+  local path = self.source.path
+  if not path then return pl.error("set:path", "its samples are no files", "those of data.images are") end
+  return path(check.whole("set:path", "row", row, 0))
 end
 
 ---A random part: see data/part.lua. The same seed gives parts that do not overlap.
