@@ -44,6 +44,9 @@ local function images(path, opts)
       pl.error(op, ("'%s' says nothing with crop = \"%s\""):format(name, o.crop), ("it belongs to crop = \"%s\""):format(own[name]))
     end
   end
+  for i, name in ipairs(o.classes or {}) do
+    if type(name) ~= "string" then pl.error(op, ("class %d is %s"):format(i, check.show(name)), "classes are names: { \"cat\", \"dog\" }") end
+  end
   if o.threads then check.whole(op, "threads", o.threads) end
   local form = { pixels = o.pixels, threads = o.threads }
   if o.crop == "random" then
@@ -52,7 +55,7 @@ local function images(path, opts)
   else
     form.resize = check.whole(op, "resize", o.resize or o.pixels * 256 // 224)
   end
-  local folder = native.images(path, o.classes)
+  local folder, place = native.images(path, o.classes), pl.native.place()
 
   local function reader(seed)
     local options = { seed = o.crop == "random" and (seed or 0) or nil }
@@ -60,6 +63,9 @@ local function images(path, opts)
     local inner = folder:reader(options)
     return {
       batch = function(rows, first)
+        -- A loop of the library asks for batches: a file that does not decode is a matter of the line that names the folder.
+        local before = pl.native.at(place)
+        local _back <close> = setmetatable({}, { __close = function() pl.native.at(before) end })
         local x, y = inner:batch(rows, first)
         return { x = x, y = y }
       end,

@@ -14,7 +14,7 @@ local loader = require "perilune.data.loader"
 ---@class perilune.Source
 ---@field what string what its rows are called
 ---@field reader fun(seed: integer?): perilune.BatchReader for one loader, with the seed of its order
----@field path (fun(row: integer): string)? the file of a row
+---@field path fun(row: integer): string the file of a row, or an error
 
 ---@class perilune.BatchReader rows, and the number of the first of them in the loader's stream of samples
 ---@field batch fun(rows: integer[], first: integer): table<string, perilune.Tensor>
@@ -81,7 +81,8 @@ local function tensors(columns)
     own[name] = t
   end
   local reader = { batch = function(rows) return select(own, rows) end }
-  return new({ what = "rows", reader = function() return reader end }, n --[[@as integer]], { columns = own })
+  local function path() pl.error("set:path", "its samples are no files", "those of data.images are") end
+  return new({ what = "rows", reader = function() return reader end, path = path }, n --[[@as integer]], { columns = own })
 end
 
 ---The number of samples.
@@ -94,9 +95,7 @@ end
 ---@param row integer
 ---@return string
 function Set:path(row)
-  local path = self.source.path
-  if not path then return pl.error("set:path", "its samples are no files", "those of data.images are") end
-  return path(check.whole("set:path", "row", row, 0))
+  return self.source.path(check.whole("set:path", "row", row, 0))
 end
 
 ---A random part: see data/part.lua. The same seed gives parts that do not overlap.

@@ -116,6 +116,7 @@ describe("a folder of images", function()
     expect(function() opened { scale = { 0.5 } } end):to_raise "two numbers"
     expect(function() data.images(FOLDER, { pixels = 8, resize = 4 }) end):to_raise "resize"
     expect(function() opened { pixels = 0 } end):to_raise "pixels"
+    expect(function() opened { classes = { "boat", true } } end):to_raise "class 2 is true"
     expect(function() opened { threads = 1 << 20 } end):to_raise "threads"
     expect(function() data.images("no such folder", { pixels = 8 }) end):to_raise "there is no folder \"no such folder\""
     expect(function() data.images("files/cars.csv", { pixels = 8 }) end):to_raise "is a file"

@@ -162,6 +162,33 @@ fn resnet50_has_the_classes_of_its_folder() {
     assert!(text.contains("classes is 1000, and ../tests/golden/images/folder has 3"), "{text}");
 }
 
+/// The line of the recipe that names the folder, the file, and what to do.
+#[test]
+fn a_broken_image_is_named() {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken");
+    for (class, name) in [("boat", "plain.jpg"), ("car", "grey.jpg")] {
+        std::fs::create_dir_all(place.join(class)).unwrap();
+        std::fs::copy(Path::new("golden/images/folder").join(class).join(name), place.join(class).join(name)).unwrap();
+    }
+    let cut = std::fs::read(place.join("car/grey.jpg")).unwrap();
+    std::fs::write(place.join("car/cut.jpg"), &cut[..cut.len() / 2]).unwrap();
+    let params = [("images", place.to_str().unwrap()), ("size", "tiny"), ("pixels", "32"), ("batch", "3")];
+    let s = script(1, &params).unwrap();
+    let recipe = s.recipe(Path::new("../recipes/resnet50.lua")).unwrap();
+    let run = recipe.start(None, None, None).unwrap();
+    let text = run.step().err().expect("a broken image").to_string();
+    let line = 1 + std::fs::read_to_string("../recipes/resnet50.lua")
+        .unwrap()
+        .lines()
+        .position(|l| l.contains("data.images("))
+        .unwrap();
+    for needle in
+        [&format!("resnet50.lua:{line}: data.images: "), "cut.jpg: JPEG: it ends before the image does", "hint: "]
+    {
+        assert!(text.contains(needle), "{needle}: {text}");
+    }
+}
+
 /// The sampler behind chargpt's training prints text of the asked length.
 #[test]
 fn chargpt_samples() {

@@ -87,7 +87,7 @@ fn random(width: usize, height: usize, seed: u64, sample: u64, scale: (f64, f64)
         let (cut_w, cut_h) = ((area * aspect).sqrt().round_ties_even(), (area / aspect).sqrt().round_ties_even());
         if cut_w >= 1.0 && cut_h >= 1.0 && cut_w <= w && cut_h <= h {
             let (cut_w, cut_h) = (cut_w as usize, cut_h as usize);
-            let start = |word: u32, room: usize| (u64::from(word) * (room as u64 + 1) >> 32) as usize;
+            let start = |word: u32, room: usize| ((u64::from(word) * (room as u64 + 1)) >> 32) as usize;
             let across = Span { start: start(words[3], width - cut_w), len: cut_w };
             return (across, Span { start: start(words[2], height - cut_h), len: cut_h });
         }

@@ -41,6 +41,26 @@ fn files_decode_as_in_pillow() {
     }
 }
 
+/// What a JPEG decodes to must not depend on the processor's vector instructions.
+#[test]
+fn vector_code_gives_the_bits_of_plain_code() {
+    use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
+    let decoded = |bytes: &[u8], vectors: bool| {
+        let options = DecoderOptions::default().set_use_unsafe(vectors).jpeg_set_out_colorspace(ColorSpace::RGB);
+        zune_jpeg::JpegDecoder::new_with_options(ZCursor::new(bytes), options).decode().expect("decode")
+    };
+    let f = folder();
+    let mut jpegs = 0;
+    for i in 0..f.len() {
+        let bytes = std::fs::read(f.path(i)).expect("read");
+        if bytes[0] == 0xff {
+            assert!(decoded(&bytes, true) == decoded(&bytes, false), "{}", f.path(i).display());
+            jpegs += 1;
+        }
+    }
+    assert_eq!(jpegs, 10);
+}
+
 fn numbers(text: &str) -> Vec<usize> {
     text.split('-').filter_map(|part| part.parse().ok()).collect()
 }
