@@ -45,10 +45,15 @@ pub fn read(path: &Path, scratch: &mut Scratch) -> Result<(usize, usize)> {
             Error::malformed(path, "file", "it changes while it is read").hint("let it be written to its end first")
         );
     }
-    match &scratch.file[..] {
-        [0xff, 0xd8, 0xff, ..] => jpeg(path, &scratch.file, &mut scratch.rgb),
-        [0x89, b'P', b'N', b'G', ..] => png(path, &scratch.file, &mut scratch.rgb),
-        other => Err(stranger(path, other)),
+    decode(path, &scratch.file, &mut scratch.rgb)
+}
+
+/// The same from the bytes of the file.
+pub(super) fn decode(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(usize, usize)> {
+    match bytes {
+        [0xff, 0xd8, 0xff, ..] => jpeg(path, bytes, rgb),
+        [0x89, b'P', b'N', b'G', ..] => png(path, bytes, rgb),
+        _ => Err(stranger(path, bytes)),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::ahead::{Item, Reader};
 use super::crop::Crop;
 use super::folder::Folder;
-use super::read::{Scratch, read};
+use super::read::{Scratch, decode, read};
 use super::resize::{Picture, Side, Span, resize};
 use crate::error::{Error, Result};
 use crate::npz;
@@ -321,6 +321,24 @@ fn broken_files_are_named_with_rule_and_cure() {
     assert!(gone.contains("x.jpg: cannot open"), "{gone}");
 }
 
+/// An error waits for its batch, and of several it is the first image's, whichever thread is quicker.
+#[test]
+fn errors_belong_to_their_batch() -> Result<()> {
+    let jpeg = file("boat/plain.jpg");
+    let made = Made::new(&[("a/1.jpg", &jpeg), ("a/2.jpg", b"x"), ("a/3.jpg", &jpeg[..99]), ("a/4.jpg", &jpeg)]);
+    let mut reader = Reader::new(Arc::new(made.open()?), 8, RANDOM, Some(4))?;
+    let items = |images: &[usize]| images.iter().map(|&image| Item { image, sample: 0 }).collect::<Vec<_>>();
+    for _ in 0..20 {
+        reader.expect(&items(&[0, 2, 1]));
+        reader.expect(&items(&[3, 0]));
+        let text = reader.batch(&items(&[0, 2, 1])).map_err(|e| e.to_string()).expect_err("two broken files");
+        assert!(text.contains("3.jpg"), "{text}");
+        assert_eq!(reader.batch(&items(&[3, 0]))?.0.shape.dims(), &[2, 3, 8, 8]);
+        reader.expect(&items(&[1]));
+    }
+    Ok(())
+}
+
 /// A JPEG whose frame header claims other sides.
 fn claimed(width: u16, height: u16) -> Vec<u8> {
     let mut jpeg = file("boat/plain.jpg");
@@ -343,23 +361,19 @@ fn bombs_are_refused() {
 /// One byte changed or the end cut off: an error or an image, but no panic, no endless loop and no size that is not the file's.
 #[test]
 fn damaged_files_end_well() {
-    let dir = tempfile::tempdir().expect("tempdir");
-    let path = dir.path().join("t.jpg");
-    let mut scratch = Scratch::default();
+    let (path, mut rgb) = (Path::new("t.jpg"), Vec::new());
     for name in
         ["boat/plain.jpg", "boat/near/progressive.jpg", "car/restarts.jpg", "car/cmyk.jpg", "dog/palette_clear.png"]
     {
         let whole = file(name);
         let mut failures = 0;
         for i in 0..whole.len() {
-            std::fs::write(&path, &whole[..i]).expect("write");
-            assert!(read(&path, &mut scratch).is_err(), "{name}: {i} of {} bytes", whole.len());
+            assert!(decode(path, &whole[..i], &mut rgb).is_err(), "{name}: {i} of {} bytes", whole.len());
             for flip in [1 << (i % 8), 0xff] {
                 let mut bad = whole.clone();
                 bad[i] ^= flip;
-                std::fs::write(&path, &bad).expect("write");
-                match read(&path, &mut scratch) {
-                    Ok((w, h)) => assert_eq!(scratch.rgb.len(), 3 * w * h),
+                match decode(path, &bad, &mut rgb) {
+                    Ok((w, h)) => assert_eq!(rgb.len(), 3 * w * h),
                     Err(_) => failures += 1,
                 }
             }
