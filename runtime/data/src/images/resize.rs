@@ -82,7 +82,7 @@ fn round(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// Scales and writes channel by channel: `out` is (3, across.wanted rows of down.wanted).. that is (3, H, W). `rows` is scratch.
+/// Scales and writes channel by channel: `out` is (3, H, W) of what is wanted. `rows` is scratch.
 pub fn resize(picture: Picture, across: &Side, down: &Side, rows: &mut Vec<u8>, out: &mut [u8]) {
     let (w, h) = (across.wanted.len, down.wanted.len);
     assert!(out.len() == 3 * w * h && w * h > 0, "this is a bug: {} bytes for {w} x {h} pixels", out.len());
