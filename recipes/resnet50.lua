@@ -1,14 +1,16 @@
 -- recipes/resnet50.lua: ResNet-50 on images, from scratch or from weights
 --
---   perilune run recipes/resnet50.lua --device cuda --precision bf16 --set images=train.npz --set valid=val.npz
+--   perilune run recipes/resnet50.lua --device cuda --precision bf16 --set images=imagenet/train --set valid=imagenet/val
 --
 -- He et al., Deep Residual Learning for Image Recognition (2015), in the form called v1.5, which is torchvision's: the stride of a
 -- bottleneck lies in its 3x3 convolution. SGD with momentum, cosine, label smoothing, no decay of norms and biases, after
 -- Goyal et al., Accurate, Large Minibatch SGD (2017).
 --
--- `images` and `valid` name .npz (or .safetensors) files with `x` (N, 3, H, W), u8 from 0 to 255, and `y` (N), class ids; they are held in
--- memory, as there is no reader of image folders yet. Without one the recipe trains on noise, which says how fast a
--- machine is and nothing else. Images are flipped at random; crops are left to whoever makes the file.
+-- `images` and `valid` name folders with a folder of JPEGs and PNGs for each class. They are read as they are needed: random
+-- crops to train on, the middle to evaluate on, as torchvision's references have them. The classes are those of the folder;
+-- `classes` need not be given. Or they name .npz (or .safetensors) files with `x` (N, 3, H, W), u8 from 0 to 255, and `y` (N),
+-- class ids, which are held in memory and not cropped. Images are flipped at random. Without `images` the recipe trains on noise,
+-- which says how fast a machine is and nothing else.
 --
 -- `weights` names a model.safetensors with torchvision's names to start from; `export` one to write at the end.
 --
@@ -27,9 +29,10 @@ local recipe = pl.recipe {
   description = "ResNet-50 on images",
   params = {
     size = "50",                       -- 50 or tiny
-    images = "", valid = "",           -- files of images; noise without them
+    images = "", valid = "",           -- folders or files of images; noise without them
     weights = "", export = "",         -- model.safetensors to start from, and to write at the end
-    classes = 1000, pixels = 224,
+    classes = 0,                       -- 0: those of the folder, else 1000
+    pixels = 224,
     batch = 256, accumulate = 1, steps = 5000, lr = 0.1, warmup = 100, weight_decay = 1e-4, smoothing = 0.1, seed = 1,
   },
 }
@@ -49,23 +52,38 @@ local function flipped(batch)
   return batch
 end
 
-local function images(p, path, count)
+-- How many classes: those of the folder that `source`, a set or a loader, was made of, else as `classes` says.
+local function num_classes(p, source)
+  if source and source.classes then return #source.classes end
+  return p.classes > 0 and p.classes or 1000
+end
+
+local function images(p, path, count, crop, classes)
   if path == "" then
     local x = pl.randint(0, 256, { count, 3, p.pixels, p.pixels }, { dtype = "u8" })
-    return data.tensors { x = x, y = pl.randint(0, p.classes, { count }) }
+    return data.tensors { x = x, y = pl.randint(0, num_classes(p), { count }) }
   end
-  local file = pl.load(path)
-  if pl.is_tensor(file) or not file.x or not file.y or file.x:dim() ~= 4 or file.x:size(1) ~= 3 then
-    pl.error("resnet50", path .. " does not hold images", "it holds x (N, 3, H, W) and y (N): numpy.savez(path, x=x, y=y)")
+  if path:match "%.npz$" or path:match "%.safetensors$" then
+    local file = pl.load(path)
+    if pl.is_tensor(file) or not file.x or not file.y or file.x:dim() ~= 4 or file.x:size(1) ~= 3 then
+      pl.error("resnet50", path .. " does not hold images", "it holds x (N, 3, H, W) and y (N): numpy.savez(path, x=x, y=y)")
+    end
+    return data.tensors { x = file.x, y = file.y:to("i64") }
   end
-  return data.tensors { x = file.x, y = file.y:to("i64") }
+  local set = data.images(path, { pixels = p.pixels, crop = crop, classes = classes })
+  if p.classes > 0 and p.classes ~= #set.classes then
+    pl.error("resnet50", ("classes is %d, and %s has %d"):format(p.classes, path, #set.classes), "leave `classes` out: the folder says it")
+  end
+  return set
 end
 
 function recipe.data(p)
-  return {
-    train = images(p, p.images, 4 * p.batch):shuffle(p.seed):map(flipped):map(scaled):batch(p.batch),
-    valid = images(p, p.valid, p.batch):map(scaled):batch(p.batch),
-  }
+  local train = images(p, p.images, 4 * p.batch, "random")
+  local loaders = { train = train:shuffle(p.seed):map(flipped):map(scaled):batch(p.batch) }
+  if p.valid ~= "" or p.images == "" then
+    loaders.valid = images(p, p.valid, p.batch, "center", train.classes):map(scaled):batch(p.batch)
+  end
+  return loaders
 end
 
 local function conv(from, to, kernel, stride)
@@ -108,7 +126,7 @@ local function names()
   return out
 end
 
-function recipe.model(p)
+function recipe.model(p, loaders)
   local s = sizes[p.size] ---@type {blocks: integer[], width: integer}
   if not s then pl.error("resnet50", ("there is no size '%s'"):format(p.size), "one of 50, tiny") end
   if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
@@ -122,7 +140,7 @@ function recipe.model(p)
     end
     m["layer" .. i] = list
   end
-  m.fc = nn.Linear(from, p.classes)
+  m.fc = nn.Linear(from, num_classes(p, loaders and loaders.train))
 
   function m:forward(x_BCHW)
     local x = pl.max_pool2d(self.bn1(self.conv1(x_BCHW)):relu(), 3, { stride = 2, padding = 1 })

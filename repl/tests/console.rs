@@ -181,6 +181,7 @@ fn every_function_of_the_library_is_explained() {
     let p = prompt();
     let dir = tempfile::tempdir().unwrap();
     let files = |line: &str| {
+        let line = line.replace("\"data/photos\"", "\"../tests/golden/images/folder\"");
         line.replace("\"data/", "\"../recipes/data/").replace("\"out/", &format!("\"{}/", dir.path().display()))
     };
     p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));

@@ -119,6 +119,31 @@ fn from_every_step_a_run_goes_on_to_the_same_bits() {
     }
 }
 
+/// Images are decoded and cropped ahead of their step; a run that goes on must see the same, and not what comes two batches later.
+#[test]
+fn random_crops_go_on_to_the_same_bits() {
+    let p = place();
+    let pictures = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/images/folder");
+    p.file(
+        "all.lua",
+        RECIPE.replace("data(p)", &format!("data(p)\n  local pictures = {pictures:?}")).replace(
+            "local x = pl.randn { 80, 4 }\n  local set = pl.data.tensors { x = x, y = x:sum(1) }",
+            r#"local set = pl.data.images(pictures, { pixels = 6, crop = "random" })
+  set = set:map(function(b) return { x = b.x:to("f32"):mean({ 1, 2 }):narrow(1, 0, 4) / 255, y = b.y:to("f32") } end)"#,
+        ),
+    );
+    let r = run(&p, "straight", &["--checkpoint-every", "1", "--keep", "0"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    for step in [1, 2, 7] {
+        let dir = format!("from-{step}");
+        copy_until(&p, "straight", &dir, step);
+        let r = run(&p, &dir, &["--resume"]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "from {step}");
+        assert_eq!(weights(&p, &dir), weights(&p, "straight"), "from {step}");
+        same_log(&p, &dir, "straight");
+    }
+}
+
 #[test]
 fn checkpointing_changes_no_bit() {
     let p = all();

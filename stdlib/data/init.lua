@@ -1,4 +1,4 @@
--- data/init.lua: datasets for recipes: CSV files, texts, tensors, images.
+-- data/init.lua: datasets for recipes: CSV files, texts, tensors, folders of images.
 --
 --   local set = data.csv("data/digits.csv.gz"):tensors { x = { columns = {0, 64} }, y = { column = 64, dtype = "i64" } }
 --   return { train = set:split("train", 0.8, 1):shuffle(1):batch(64), valid = set:split("valid", 0.2, 1):batch(256) }
@@ -9,6 +9,7 @@ return {
   sequence = require("perilune.data.text").sequence,
   tokens = require("perilune.data.text").tokens,
   language = require("perilune.data.text").language,
+  images = require("perilune.data.images").images,
   tensors = require("perilune.data.set").tensors,
   pad = require("perilune.data.pad").pad,
   bucket = require("perilune.data.pad").bucket,

@@ -15,15 +15,20 @@ local check = require "perilune.check"
 ---@field shuffled boolean
 ---@field drop_last boolean
 ---@field make fun(first: integer, count: integer): table the batch of samples first .. first + count - 1 of the stream
+---@field expect (fun(first: integer, count: integer))? begins with a batch that will be asked for, where that takes time
 ---@field ids (fun(first: integer, count: integer): integer[])? what a person would look these samples up by
 ---@field what string? what `ids` counts: "rows"
 ---@field tokens integer? tokens in a sample, of a text
 ---@field place integer the recipe line that made it
+---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
+
+-- Batches that are in the making while one is used. Two: with one, a slow batch behind a quick step would be waited for.
+local AHEAD = 2
 local meta = { __index = Loader }
 
 ---@param op string
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, ids: function?, what: string?, tokens: integer?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, expect: function?, ids: function?, what: string?, tokens: integer?, classes: string[]?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)
@@ -74,6 +79,11 @@ function Loader:batch_at(k)
   local before = pl.native.at(self.place)
   local batch = self.make(first, count)
   pl.native.at(before)
+  if self.expect then
+    -- A loader in order ends with its last batch: whether it begins again, nobody knows.
+    local last = self.shuffled and k + AHEAD or math.min(k + AHEAD, k - k % self:batches() + self:batches() - 1)
+    for next = k + 1, last do self.expect(span(self, next)) end
+  end
   return batch, count
 end
 

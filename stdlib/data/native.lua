@@ -69,13 +69,15 @@ function native.chars(text)
   return pl.native.chars(text)
 end
 
----The order of one epoch: 0 .. n - 1 shuffled, a pure function of its arguments.
+---Samples `first` .. `first + count - 1` of an endless stream: epoch behind epoch, each 0 .. n - 1 in an order that is a pure function of
+---(seed, epoch). Costs what `count` samples cost, however many an epoch has.
 ---@param seed integer
----@param epoch integer
----@param n integer
+---@param first integer
+---@param count integer
+---@param n integer samples in an epoch
 ---@return integer[] list
-function native.permutation(seed, epoch, n)
-  return pl.native.permutation(seed, epoch, n, "shuffle"):tolist()
+function native.shuffled(seed, first, count, n)
+  return pl.native.shuffled(seed, first, count, n)
 end
 
 ---The order in which a split deals its samples: another stream than the epochs', so that one seed may serve both.
@@ -95,6 +97,24 @@ end
 ---@return perilune.Tensor (count) i64
 function native.text_windows(seed, first, count, n, length)
   return pl.native.text_windows(seed, first, count, n, length)
+end
+
+---@class perilune.NativeImages a folder of images, listed
+---@field size fun(self): integer
+---@field classes fun(self): string[]
+---@field path fun(self, i: integer): string the file of image `i`, from 0
+---@field reader fun(self, options: table): perilune.NativeReader pixels, threads?, and for random crops seed, scale_low, scale_high, ratio_low, ratio_high, else resize
+
+---@class perilune.NativeReader
+---@field batch fun(self, rows: integer[], first: integer): perilune.Tensor, perilune.Tensor x (N, 3, P, P) u8, y (N) i64; `first` is the stream's number of the first
+---@field expect fun(self, rows: integer[], first: integer) begins with a batch that will be asked for
+
+---The images of a folder, a class a folder in it.
+---@param path string
+---@param classes string[]? their names in the order of their ids; by default those that are there, sorted
+---@return perilune.NativeImages
+function native.images(path, classes)
+  return pl.native.images(path, classes)
 end
 
 ---An image file as floats in [0, 1].

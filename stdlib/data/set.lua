@@ -1,8 +1,8 @@
--- data/set.lua: datasets in memory: named columns of equal length, and views of them.
+-- data/set.lua: datasets: samples by number from a source, and views of them.
 --
--- split, shuffle and map return a new view and copy no data: which samples, in which order, what is done to a batch. A
--- batch is made by `index_select` from a small index tensor, so it is recorded like any other op and its content is no
--- part of the plan.
+-- split, shuffle and map return a new view and copy no data: which samples, in which order, what is done to a batch. The source
+-- makes a batch of a list of samples. That of `tensors`, named columns of equal length in memory, does so by `index_select` from a
+-- small index tensor, so it is recorded like any other op and its content is no part of the plan; data/images.lua has another.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -11,10 +11,21 @@ local native = require "perilune.data.native"
 local part = require "perilune.data.part"
 local loader = require "perilune.data.loader"
 
+---@class perilune.Source
+---@field what string what its rows are called
+---@field reader fun(seed: integer?): perilune.BatchReader for one loader, with the seed of its order
+---@field path fun(row: integer): string the file of a row, or an error
+
+---@class perilune.BatchReader rows, and the number of the first of them in the loader's stream of samples
+---@field batch fun(rows: integer[], first: integer): table<string, perilune.Tensor>
+---@field expect (fun(rows: integer[], first: integer))? begins with a batch that will be asked for
+
 ---@class perilune.Set
----@field columns table<string, perilune.Tensor>
+---@field source perilune.Source
+---@field columns table<string, perilune.Tensor>? of a set in memory
+---@field classes string[]? of a set of images: class id i is classes[i + 1]
 ---@field n integer
----@field index integer[]? the samples of this view, as rows of the columns; all when absent
+---@field index integer[]? the samples of this view, as rows of the source; all when absent
 ---@field seed integer? of the order; samples stay in order when absent
 ---@field maps function[]
 ---@field parts table<integer, perilune.Parts> by seed
@@ -22,9 +33,26 @@ local Set = {}
 local meta = { __index = Set }
 
 local function view(set, changes)
-  local out = { columns = set.columns, n = set.n, index = set.index, seed = set.seed, maps = set.maps, parts = {} }
+  local out = { source = set.source, columns = set.columns, classes = set.classes, n = set.n, index = set.index, seed = set.seed,
+                maps = set.maps, parts = {} }
   for k, v in pairs(changes) do out[k] = v end
   return setmetatable(out, meta)
+end
+
+---A set of the `n` samples of a source.
+---@param source perilune.Source
+---@param n integer
+---@param fields {columns: table?, classes: string[]?}
+---@return perilune.Set
+local function new(source, n, fields)
+  return setmetatable({ source = source, columns = fields.columns, classes = fields.classes, n = n, maps = {}, parts = {} }, meta)
+end
+
+---Rows of tensors.
+local function select(columns, rows)
+  local ids, batch = pl.tensor(rows, { dtype = "i64" }), {}
+  for _, name in ipairs(tree.names(columns)) do batch[name] = columns[name]:index_select(0, ids) end
+  return batch
 end
 
 ---A set from tensors whose first dims are equal: data.tensors { x = x, y = y }.
@@ -52,13 +80,22 @@ local function tensors(columns)
     pl.eval(t)
     own[name] = t
   end
-  return setmetatable({ columns = own, n = n, maps = {}, parts = {} }, meta)
+  local reader = { batch = function(rows) return select(own, rows) end }
+  local function path() pl.error("set:path", "its samples are no files", "those of data.images are") end
+  return new({ what = "rows", reader = function() return reader end, path = path }, n --[[@as integer]], { columns = own })
 end
 
 ---The number of samples.
 ---@return integer
 function Set:size()
   return self.n
+end
+
+---The file of an image, by its number in the list of all (`images 4, 17` in a warning), from 0.
+---@param row integer
+---@return string
+function Set:path(row)
+  return self.source.path(check.whole("set:path", "row", row, 0))
 end
 
 ---A random part: see data/part.lua. The same seed gives parts that do not overlap.
@@ -95,9 +132,8 @@ function Set:map(fn)
   return view(self, { maps = maps })
 end
 
-local function gather(set, rows)
-  local ids, batch = pl.tensor(rows, { dtype = "i64" }), {}
-  for _, name in ipairs(tree.names(set.columns)) do batch[name] = set.columns[name]:index_select(0, ids) end
+---What the maps make of a batch.
+local function mapped(set, batch)
   for _, fn in ipairs(set.maps) do
     batch = fn(batch)
     if type(batch) ~= "table" then pl.error("set:map", "the function returned " .. check.show(batch), "return the batch, a table of tensors") end
@@ -111,28 +147,25 @@ end
 ---@return perilune.Loader
 function Set:batch(size, opts)
   local o = check.options("set:batch", opts, { drop_last = false })
-  local set, epoch, order = self, nil, {}
-  ---@param sample integer
-  ---@return integer
-  local function row(sample) -- of the stream: sample number -> row of the columns
-    local at = sample % set.n
+  local set, reader = self, self.source.reader(self.seed)
+  ---Samples `first` .. `first + count - 1` of the stream as rows of the source; a batch may span two epochs.
+  ---@return integer[]
+  local function rows(first, count)
+    local list = {}
     if set.seed then
-      if sample // set.n ~= epoch then -- a batch may span two epochs; the order kept is the one drawn last
-        epoch = sample // set.n
-        order = native.permutation(set.seed, epoch, set.n)
-      end
-      at = order[at + 1] --[[@as integer]]
+      list = native.shuffled(set.seed, first, count, set.n)
+    else
+      for i = 1, count do list[i] = (first + i - 1) % set.n end
     end
-    return set.index and set.index[at + 1] or at
+    if set.index then
+      for i, at in ipairs(list) do list[i] = set.index[at + 1] end
+    end
+    return list
   end
-  local function ids(first, count)
-    local rows = {}
-    for i = 1, count do rows[i] = row(first + i - 1) end
-    return rows
-  end
-  local function make(first, count) return gather(set, ids(first, count)) end
+  local function make(first, count) return mapped(set, reader.batch(rows(first, count), first)) end
+  local expect = reader.expect and function(first, count) reader.expect(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
-                                    make = make, ids = ids, what = "rows" })
+                                    make = make, expect = expect, ids = rows, what = self.source.what, classes = self.classes })
 end
 
-return { tensors = tensors }
+return { new = new, tensors = tensors }

@@ -18,6 +18,7 @@ pub enum Stream {
     Shuffle = 1,
     Split = 2,
     Window = 3,
+    Crop = 4,
 }
 
 /// A permutation of 0..n that is a function of (seed, epoch, stream).

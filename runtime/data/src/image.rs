@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::file;
 use perilune_core::{DType, HostTensor, Shape};
-use std::io::{BufReader, Write};
+use std::io::{BufRead, BufReader, Seek, Write};
 use std::path::Path;
 
 /// The longest side read or written.
@@ -19,12 +19,22 @@ pub const MAX_BYTES: u64 = 1 << 30;
 /// Reads a PNG as u8 {H, W, C}, C being 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGBA).
 pub fn load(path: &Path) -> Result<HostTensor> {
     let (file, len) = file::open(path)?;
+    decode(path, BufReader::new(file), len, |_, _| Ok(()))
+}
+
+/// The same from the `len` bytes of `source`; `path` is for errors. `limit` may refuse a width and height besides.
+pub(crate) fn decode(
+    path: &Path,
+    source: impl BufRead + Seek,
+    len: u64,
+    limit: impl FnOnce(u32, u32) -> Result<()>,
+) -> Result<HostTensor> {
     let failed = |e: png::DecodingError| match e {
         png::DecodingError::IoError(e) => Error::io(path, "read", e),
         e => Error::malformed(path, "image", e.to_string()).hint("is it a PNG file, and all of it?"),
     };
     let limits = png::Limits { bytes: 64 << 20 };
-    let mut decoder = png::Decoder::new_with_limits(BufReader::new(file), limits);
+    let mut decoder = png::Decoder::new_with_limits(source, limits);
     decoder.set_transformations(png::Transformations::normalize_to_color8());
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
@@ -34,6 +44,7 @@ pub fn load(path: &Path) -> Result<HostTensor> {
             return Err(Error::too_large(path, what, u64::from(side), MAX_SIDE).hint("scale the image down first"));
         }
     }
+    limit(info.width, info.height)?;
     let (raw, most) = (info.raw_bytes() as u64, file::max_inflated(len));
     if raw > most {
         let rule =

@@ -13,6 +13,7 @@ pub mod error;
 pub mod file;
 pub mod gather;
 pub mod image;
+pub mod images;
 mod inflate;
 pub mod npy;
 pub mod npz;

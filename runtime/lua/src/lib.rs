@@ -15,6 +15,7 @@ mod functions;
 mod grads;
 mod handover;
 mod host;
+mod images;
 mod indexing;
 mod inspect;
 mod kernels;

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// A data error at the recipe line.
-fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
     let text = e.to_string();
     match text.split_once("\n  hint: ") {
         Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
@@ -41,6 +41,15 @@ enum First {
 
 /// A path to read: beside the recipe or in the current directory, whichever has it first.
 fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
+    found(host, lua, op, "file", path, first)
+}
+
+/// The same for a folder of data.
+pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    found(host, lua, op, "folder", path, First::Beside)
+}
+
+fn found(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
     let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
     let (beside, here) = (place.at(path), PathBuf::from(path));
     let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
@@ -58,7 +67,7 @@ fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> m
         First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
     };
     let hint = near.or_else(|| here.is_relative().then(|| rule.into()));
-    Err(errors::argument(host, lua, op, format!("there is no file \"{path}\"{looked}"), hint))
+    Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
 }
 
 /// A file in the same folder whose name is nearly that of `path`, said as `path` is.
@@ -72,12 +81,12 @@ fn neighbour(full: &Path, path: &str) -> Option<String> {
     Some(format!("{}{near}", path.strip_suffix(name)?))
 }
 
-fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
+pub(crate) fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
     let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
     Ok(host.tensor(id))
 }
 
-fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
+pub(crate) fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
     match v {
         Value::String(s) => Ok(s.to_string_lossy()),
         other => Err(errors::argument(host, lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
@@ -447,6 +456,15 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
+    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, shuffled anew in each epoch.
+    native.set(
+        "shuffled",
+        lua.create_function(|_, (seed, first, count, n): (i64, u64, u64, u64)| {
+            let at = |i: u64| Permutation::new(n, seed as u64, i / n, Stream::Shuffle).at(i % n);
+            Ok(if n == 0 { Vec::new() } else { (first..first + count).map(at).collect() })
+        })?,
+    )?;
+    native.set("images", lua.create_function(crate::images::images)?)?;
     native.set(
         "text_windows",
         lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {

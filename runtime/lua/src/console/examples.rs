@@ -123,6 +123,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("optim.wsd", "pl.optim.wsd({ peak = 1e-3, warmup = 50, steps = 800, decay = 200 })"),
     ("data.bucket", "pl.data.bucket(100)"),
     ("data.csv", "pl.data.csv(\"data/digits.csv.gz\")"),
+    ("data.images", "pl.data.images(\"data/photos\", { pixels = 64, crop = \"random\" }):shuffle(1):batch(4)"),
     ("data.language", "pl.data.language({ tokens = \"\", vocab = 100, context = 16, batch = 4, seed = 1 }).train"),
     ("data.pad", "pl.data.pad({ { 5, 6, 7 }, { 8 } })"),
     ("data.png", "pl.data.png(\"out/grey.png\")"),

@@ -1,0 +1,164 @@
+//! The list of a folder's images: `FOLDER/CLASS/**/*.{jpg,jpeg,png}`.
+//!
+//! Classes are sorted by name, which gives their ids from 0; files as torchvision's ImageFolder sorts them, folder by folder.
+//! So the list does not depend on the file system. Hidden files and folders (a name that begins with a dot) are left out, as
+//! are files beside the class folders and files of other kinds. But an image of a format that is not read here is an error:
+//! leaving it out in silence would train on less than the folder holds.
+
+use crate::error::{Error, Result, quote};
+use perilune_core::error::did_you_mean;
+use std::path::{Path, PathBuf};
+
+const READ: [&str; 3] = ["jpg", "jpeg", "png"];
+const NOT_READ: [&str; 13] =
+    ["jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2", "heic", "heif", "avif"];
+/// Folders in folders: a link to a folder above it would go on for ever.
+const MAX_DEPTH: usize = 32;
+
+/// The images of a folder, as they were when it was opened.
+#[derive(Debug)]
+pub struct Folder {
+    root: PathBuf,
+    classes: Vec<String>,
+    /// Class, and path within its folder.
+    files: Vec<(u32, Box<Path>)>,
+}
+
+impl Folder {
+    /// Lists `root`. With `classes`, these are the classes and their ids: others in the folder are an error, missing ones are
+    /// not, so that a few images for validation need not show them all.
+    pub fn open(root: &Path, classes: Option<&[String]>) -> Result<Folder> {
+        let meta = std::fs::metadata(root).map_err(|e| Error::io(root, "open", e))?;
+        if !meta.is_dir() {
+            return Err(Error::unsupported(root, "path", "is a file; a folder is needed").hint(LAYOUT));
+        }
+        let mut found = Vec::new();
+        let mut images = 0;
+        for entry in entries(root)? {
+            match entry.name.into_string() {
+                _ if entry.hidden => {}
+                Ok(name) if entry.is_dir => found.push(name),
+                Err(name) if entry.is_dir => {
+                    let place = format!("class {}", quote(&name.to_string_lossy()));
+                    return Err(Error::malformed(root, place, "its name is not UTF-8").hint("rename the folder"));
+                }
+                Ok(name) => images += usize::from(has_extension(Path::new(&name), &READ)),
+                Err(_) => {}
+            }
+        }
+        if found.is_empty() {
+            let rule = match images {
+                0 => "has no class folders".to_string(),
+                n => format!("has no class folders, and {n} images outside of them"),
+            };
+            return Err(Error::malformed(root, "folder", rule).hint(LAYOUT));
+        }
+        found.sort();
+        let mut folder = Folder { root: root.to_path_buf(), classes: Vec::new(), files: Vec::new() };
+        folder.classes = classes.map_or_else(|| found.clone(), <[String]>::to_vec);
+        for name in &found {
+            let Some(class) = folder.classes.iter().position(|c| c == name) else {
+                let rule = format!("is none of the {} classes asked for", folder.classes.len());
+                let near = did_you_mean(name, folder.classes.iter().map(String::as_str));
+                let cure = near
+                    .map_or("give the folders the same classes".to_string(), |c| format!("did you mean {}?", quote(c)));
+                return Err(Error::malformed(root, format!("class {}", quote(name)), rule).hint(cure));
+            };
+            folder.add(class as u32, name)?;
+        }
+        Ok(folder)
+    }
+
+    fn add(&mut self, class: u32, name: &str) -> Result<()> {
+        let base = self.root.join(name);
+        let mut found = Vec::new();
+        walk(&base, Path::new(""), 0, &mut found)?;
+        if found.is_empty() {
+            let error = Error::malformed(&self.root, format!("class {}", quote(name)), "holds no .jpg, .jpeg or .png");
+            return Err(error.hint("put its images there, or remove the folder"));
+        }
+        // By folder and then by name, as os.walk and sorted give them; a path's own order puts folders among the files.
+        found.sort();
+        self.files.extend(found.into_iter().map(|(dir, name)| (class, Path::new(&dir).join(name).into_boxed_path())));
+        Ok(())
+    }
+
+    /// The number of images.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Names of the classes; a class's id is its place.
+    pub fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    /// The class of image `i`.
+    pub fn class(&self, i: usize) -> u32 {
+        self.files[i].0
+    }
+
+    /// The file of image `i`.
+    pub fn path(&self, i: usize) -> PathBuf {
+        let (class, path) = &self.files[i];
+        self.root.join(&self.classes[*class as usize]).join(path)
+    }
+}
+
+const LAYOUT: &str = "images lie as FOLDER/CLASS/NAME.jpg (or .jpeg, .png), a folder a class";
+
+struct Entry {
+    name: std::ffi::OsString,
+    is_dir: bool,
+    hidden: bool,
+}
+
+/// What a folder holds, links followed.
+fn entries(dir: &Path) -> Result<impl Iterator<Item = Entry>> {
+    let failed = |e| Error::io(dir, "list", e);
+    let mut out = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let kind = entry.file_type().map_err(failed)?;
+        let name = entry.file_name();
+        let hidden = name.as_encoded_bytes().first() == Some(&b'.');
+        let is_dir = match kind.is_symlink() && !hidden {
+            // A link that leads nowhere counts as a file, and is an error once it is read.
+            true => std::fs::metadata(entry.path()).is_ok_and(|m| m.is_dir()),
+            false => kind.is_dir(),
+        };
+        out.push(Entry { name, is_dir, hidden });
+    }
+    Ok(out.into_iter())
+}
+
+fn has_extension(name: &Path, list: &[&str]) -> bool {
+    name.extension().and_then(|e| e.to_str()).is_some_and(|e| list.iter().any(|known| e.eq_ignore_ascii_case(known)))
+}
+
+/// Adds (folder within the class, name) of every image below `base/dir`.
+fn walk(base: &Path, dir: &Path, depth: usize, out: &mut Vec<(std::ffi::OsString, std::ffi::OsString)>) -> Result<()> {
+    let full = base.join(dir);
+    if depth > MAX_DEPTH {
+        let error = Error::malformed(&full, "folder", format!("lies more than {MAX_DEPTH} folders deep"));
+        return Err(error.hint("is there a link to a folder above it?"));
+    }
+    for entry in entries(&full)?.filter(|e| !e.hidden) {
+        if entry.is_dir {
+            walk(base, &dir.join(&entry.name), depth + 1, out)?;
+        } else if has_extension(Path::new(&entry.name), &READ) {
+            out.push((dir.as_os_str().to_os_string(), entry.name));
+        } else if has_extension(Path::new(&entry.name), &NOT_READ) {
+            let error =
+                Error::unsupported(&full.join(&entry.name), "image", "of this format; .jpg, .jpeg and .png are read");
+            return Err(
+                error.hint("convert it (ImageMagick: magick mogrify -format png FILE), or move it out of the folder")
+            );
+        }
+    }
+    Ok(())
+}
