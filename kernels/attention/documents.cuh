@@ -42,10 +42,10 @@ struct Documents {
     __device__ __forceinline__ Documents of(i32 batch, const Problem& p) const {
         return {labels + batch * p.padded, bounds + batch * ((p.t + STRETCH - 1) / STRETCH)};
     }
-    // Keys that the ROWS rows from `first` on can see.
+    // Keys that the ROWS rows from `first` on, a multiple of ROWS, can see: whole stretches, or one that the rows lie in.
     template <int ROWS>
     __device__ __forceinline__ int2 span(i32 first, i32 t) const {
-        static_assert(ROWS % STRETCH == 0);
+        static_assert(ROWS % STRETCH == 0 || STRETCH % ROWS == 0);
         int2 y = make_int2(t, 0);
 #pragma unroll
         for (int i = 0; i < ROWS; i += STRETCH)

@@ -1,14 +1,16 @@
 """Attention's kernels on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
 
-    python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep] [f32]   (all without arguments; over 2 minutes)
+    python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep] [f32] [tf32]   (all without arguments; over 2 minutes)
 
 Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
 same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
 of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
 poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention;
 a causal mask counts half the work. `documents` times kernels with documents beside those without. `sweep` times other
-tiles kernel by kernel. `f32` checks, times and sweeps the kernels of f32, beside torch's memory-efficient attention. Exit status 1 if a check fails. CASES=12 checks the first twelve, as under compute-sanitizer;
-KIND=documents (or plain) only those; WARPS=1 leaves out the kernels of warpgroups.
+tiles kernel by kernel. `f32` checks, times and sweeps the kernels of f32 by three TF32 products, beside torch's
+memory-efficient attention; `tf32` those of one product, beside torch's decomposition into TF32 products. Exit status 1 if
+a check fails. CASES=12 checks the first twelve, as under compute-sanitizer; KIND=documents (or plain) only those; SWEEP=64
+sweeps heads of 64 only; WARPS=1 leaves out the kernels of warpgroups.
 """
 
 import ctypes
@@ -52,15 +54,18 @@ WG_POINTERS = {
 }
 
 
-# Tiles of f32: ("ffma", rows, bn, columns, threads, both, blocks).
+# Tiles of f32: ("tf32", products, warps, mt, bn, stages, side, blocks).
+PRODUCTS = {"f32": 3, "tf32": 1}
+
+
 class Table:
     """Which tile a kernel works with, from the Rust source."""
 
     def __init__(self, arch, shared):
         self.shared = shared
-        row = r"\(Pass::(\w+), (\d+), ffma\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
-        self.ffma = re.findall(row, open(os.path.join(RUST, "ffma.rs")).read())
-        assert {(r[0], int(r[1])) for r in self.ffma} == {(p, c) for p in NAMES for c in SIZES}, "ffma.rs changed"
+        row = r"\(Pass::(\w+), (\d+), (\d+), tf32\((\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\)\)"
+        self.tf32 = [(r[0], *map(int, r[1:])) for r in re.findall(row, open(os.path.join(RUST, "tf32.rs")).read())]
+        assert {r[:3] for r in self.tf32} == {(p, c, n) for p in NAMES for c in SIZES for n in (1, 3)}, "tf32.rs changed"
         self.newer, hopper = arch >= (10, 0), arch == (9, 0)
         large = hopper and shared >= 200 << 10
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
@@ -71,9 +76,9 @@ class Table:
         assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "groups.rs changed"
 
     def of(self, p, size, causal, window, documents=False, dtype="bf16"):
-        if dtype == "f32":
-            kinds = [("ffma", *(number(x) for x in r[2:])) for r in self.ffma if r[0] == p and int(r[1]) == size]
-            return next(k for k in kinds if k[6] * (shared_bytes(p, size, k) + 1024) <= self.shared + 1024)
+        if dtype in PRODUCTS:
+            kinds = [("tf32", *r[2:]) for r in self.tf32 if r[:3] == (p, size, PRODUCTS[dtype])]
+            return next(k for k in kinds if k[7] * (shared_bytes(p, size, k) + 1024) <= self.shared + 1024)
         holds = {"Always": True, "Large": self.large and not window and not documents, "Masked": causal or window,
                  "Bare100": self.newer and not (causal or window or documents), "Documents": documents,
                  "Mixed": documents and (window or not causal)}
@@ -82,6 +87,10 @@ class Table:
                 return ("wg", *map(number, r[3:]))
         found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
         return tuple(map(number, found[3:]))
+
+
+def element(dtype):
+    return "f32" if dtype == "tf32" else dtype
 
 
 def number(x):
@@ -117,24 +126,24 @@ def wg_text(p, size, tile, t, causal, window, documents=False):
             f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
-def ffma_text(p, size, tile, causal, window, documents=False):
-    _, rows, bn, columns, threads_, both, blocks = tile
+def tf32_text(p, size, tile, causal, window, documents=False):
+    _, products, warps, mt, bn, stages, side, blocks = tile
     lower = lambda x: "true" if x else "false"
     params = ", ".join(f"{kind.replace('T', 'f32')} {name}" for kind, name in POINTERS[p])
     args = ", ".join(name for _, name in POINTERS[p])
     more, given = of_documents(documents)
-    return (f'#include "attention/{NAMES[p]}_ffma.cuh"\n'
-            f'extern "C" __global__ void __launch_bounds__({threads_}, {blocks}) KERNEL({params}, {more}'
+    return (f'#include "attention/{NAMES[p]}_tf32.cuh"\n'
+            f'extern "C" __global__ void __launch_bounds__({32 * warps}, {blocks}) KERNEL({params}, {more}'
             f"const attention::Problem p) {{\n"
-            f"    attention::{NAMES[p]}_ffma<attention::FfmaPlan<{size}, {rows}, {bn}, {columns}, {threads_}, {lower(both)}>, "
+            f"    attention::{NAMES[p]}_tf32<attention::Tf32Plan<{size}, {products}, {warps}, {mt}, {bn}, {stages}, {side}>, "
             f"{lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
 def text(p, size, tile, t, causal, window, documents=False):
     if tile[0] == "wg":
         return wg_text(p, size, tile, t, causal, window, documents)
-    if tile[0] == "ffma":
-        return ffma_text(p, size, tile, causal, window, documents)
+    if tile[0] == "tf32":
+        return tf32_text(p, size, tile, causal, window, documents)
     warps, mt, bn, stages, held, split, blocks = tile
     lower = lambda x: "true" if x else "false"
     plan = f"attention::{PLANS[p]}<{size}, {warps}, {mt}, {bn}, {stages}, {lower(held)}"
@@ -161,14 +170,14 @@ def delta_text(size, t):
 
 
 def threads(tile):
-    if tile[0] == "ffma":
-        return tile[4]
+    if tile[0] == "tf32":
+        return 32 * tile[2]
     return 128 * tile[1] if tile[0] == "wg" else 32 * tile[0]
 
 
 def tile_rows(tile):
-    if tile[0] == "ffma":
-        return tile[1]
+    if tile[0] == "tf32":
+        return 16 * tile[2] * tile[3] // tile[6]
     return 64 * tile[1] if tile[0] == "wg" else 16 * tile[1] * tile[0]
 
 
@@ -183,10 +192,12 @@ def wg_shared_bytes(p, size, tile):
 def shared_bytes(p, size, tile):
     if tile[0] == "wg":
         return wg_shared_bytes(p, size, tile)
-    if tile[0] == "ffma":
-        _, rows, bn, columns, _, both, _ = tile
-        kept, stepped = rows if p == "Forward" else 2 * rows, 2 * bn if both else bn
-        return 4 * ((kept + stepped) * (size + 4) + rows * (bn + columns))
+    if tile[0] == "tf32":
+        _, _, _, _, bn, stages, side, _ = tile
+        rows = tile_rows(tile)
+        kept, numbers = rows if p == "Forward" else 2 * rows, 2 * bn if p == "BackwardKv" else 0
+        weights = rows * (bn + 8 + (2 if p == "Forward" else 0)) if side == 2 else 0
+        return 4 * (kept * (size + 4) + stages * (2 * bn * (size + 4) + numbers) + weights)
     warps, mt, bn, stages, _, _, _ = tile
     rows, step = 16 * mt * warps * size * 2, bn * size * 2
     return {"Forward": rows + 2 * stages * step, "BackwardQ": 2 * rows + 2 * stages * step,
@@ -316,7 +327,8 @@ class Case:
         self.b, self.h, self.g, self.t, self.s, self.d, self.e = b, h, g, t, s, d, e
         self.causal, self.window, self.dtype = causal or window > 0, window if window < t else 0, dtype
         self.size = next(c for c in SIZES if c >= max(d, e))
-        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
+        kind = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32,
+                "tf32": torch.float32}[dtype]
         new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(kind)
         if fused and t == s and d == e:
             x = new(b, t, h + 2 * g, d).transpose(1, 2)
@@ -350,7 +362,7 @@ class Case:
 
     def texts(self, tiles):
         kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
-        return kinds if self.wg(tiles) else [*kinds, delta_text(self.size, self.dtype)]
+        return kinds if self.wg(tiles) else [*kinds, delta_text(self.size, element(self.dtype))]
 
     def wg(self, tiles):
         return self.tile(tiles, "BackwardQ")[0] == "wg"
@@ -391,7 +403,7 @@ class Case:
         """What comes before the kernels of warps. (Those of warpgroups make it themselves.)"""
         per_block = 256 // (1 << (self.size // 8 - 1).bit_length())
         data, blocks = self.problem("Delta", per_block)
-        return delta_text(self.size, self.dtype), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
+        return delta_text(self.size, element(self.dtype)), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
 
     def backward_launches(self, gpu, tiles):
         first = [] if self.wg(tiles) else [self.delta_launch()]
@@ -442,7 +454,7 @@ class Case:
             return {}
         try:
             q, k, v = (x.detach().clone().requires_grad_() for x in (self.q, self.k, self.v))
-            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if self.dtype == "f32" else SDPBackend.FLASH_ATTENTION):
+            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if self.dtype in PRODUCTS else SDPBackend.FLASH_ATTENTION):
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
             dq, dk, dv = torch.autograd.grad(out, (q, k, v), self.grad)
             return {"out": out, "dq": dq, "dk": dk, "dv": dv}
@@ -518,31 +530,31 @@ def document_cases():
             yield 2, 2, 2, 515, 515, d, d, True, 70, "bf16", True, kind
 
 
-def f32_cases():
+def f32_cases(dtype):
     for case in cases():
         if len(case) < 10:
-            yield *case, *((0,) if len(case) == 8 else ()), "f32"
+            yield *case, *((0,) if len(case) == 8 else ()), dtype
     for d in (64, 128):
         for kind in ("packed", "wide", "mixed", "each"):
-            yield 2, 4, 2, 515, 515, d, d, True, 0, "f32", True, kind
+            yield 2, 4, 2, 515, 515, d, d, True, 0, dtype, True, kind
         for kind in ("packed", "mixed"):
-            yield 2, 2, 2, 300, 300, d, d, False, 0, "f32", True, kind
-            yield 2, 2, 2, 515, 515, d, d, True, 70, "f32", True, kind
+            yield 2, 2, 2, 300, 300, d, d, False, 0, dtype, True, kind
+            yield 2, 2, 2, 515, 515, d, d, True, 70, dtype, True, kind
     for d in (4, 12, 36, 60, 100, 200):
-        yield 2, 4, 2, 200, 200, d, d, True, 0, "f32"
+        yield 2, 4, 2, 200, 200, d, d, True, 0, dtype
 
 
-def some_cases(f32=False):
-    if f32:
-        return itertools.islice(f32_cases(), int(os.environ.get("CASES", "1000")))
+def some_cases(dtype=None):
+    if dtype:
+        return itertools.islice(f32_cases(dtype), int(os.environ.get("CASES", "1000")))
     kinds = {"all": itertools.chain(cases(), document_cases()), "documents": document_cases(), "plain": cases()}
     return itertools.islice(kinds[os.environ.get("KIND", "all")], int(os.environ.get("CASES", "1000")))
 
 
-def check(gpu, tiles, f32=False):
+def check(gpu, tiles, dtype=None):
     bad = count = 0
     worst = {}
-    for spec in some_cases(f32):
+    for spec in some_cases(dtype):
         c = Case(*spec)
         c.run(gpu, tiles)
         torch.cuda.synchronize()
@@ -553,13 +565,13 @@ def check(gpu, tiles, f32=False):
         torch.cuda.synchronize()
         # Bit for bit: NaN never equals.
         same = all(torch.equal(first[k], x) for k, x in c.results().items())
-        ref, flash = c.reference(), c.flash()
-        floor = {"bf16": 2.5e-3, "f16": 3.2e-4, "f32": 5e-7}[c.dtype]
+        ref, flash = c.reference(), c.flash() if dtype != "tf32" else {}
+        floor = {"bf16": 2.5e-3, "f16": 3.2e-4, "f32": 5e-7, "tf32": 4e-4}[c.dtype]
         line = []
         for k, x in first.items():
             err = distance(x, ref[k])
             base = distance(flash[k], ref[k]) if k in flash else 0.0
-            limit = (1e-6 if f32 else 1e-5) if k == "lse" else 2 * max(base, floor)
+            limit = {"f32": 1e-6, "tf32": 1e-3}.get(dtype, 1e-5) if k == "lse" else 2 * max(base, floor)
             ok = err <= limit
             worst[k, c.dtype] = max(worst.get((k, c.dtype), 0.0), err)
             line.append(f"{k} {err:.1e}" + (f" ({base:.1e})" if base else "") + ("" if ok else " BAD"))
@@ -593,12 +605,12 @@ def milliseconds(f, repeat=15):
     return statistics.median(a.elapsed_time(b) for a, b in marks)
 
 
-def rival(c, backend):
+def rival(c, backend, causal=True):
     q, k, v = (x.detach().contiguous().requires_grad_() for x in (c.q, c.k, c.v))
     grad = c.grad.contiguous()
     try:
         with sdpa_kernel(backend):
-            run = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            run = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
             out = run()
             back = milliseconds(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
             with torch.no_grad():
@@ -644,19 +656,22 @@ def timing_documents(gpu, tiles):
             torch.cuda.empty_cache()
 
 
-F32_SHAPES = [(64, 12, 4, 1024), (64, 12, 4, 4096), (128, 12, 4, 1024), (128, 12, 2, 4096)]
+F32_SHAPES = [(64, 12, 4, 1024), (64, 12, 4, 4096), (128, 12, 4, 1024), (128, 12, 2, 4096), (32, 12, 4, 1024), (96, 12, 4, 1024), (256, 12, 2, 1024)]
 
 
-def timing_f32(gpu, tiles):
-    print("\nf32, TFLOP/s forward / backward (of 5 products; a causal mask counts half the work); ours in ms: forward; delta + dq + dk, dv")
+def timing_f32(gpu, tiles, dtype):
+    print(f"\n{dtype}, TFLOP/s forward / backward (of 5 products; a causal mask counts half the work); ours in ms: forward; delta + dq + dk, dv")
     for d, h, b, t in F32_SHAPES:
         for causal in (True, False):
-            c = Case(b, h, h, t, t, d, d, causal, dtype="f32")
+            c = Case(b, h, h, t, t, d, d, causal, dtype=dtype)
             c.run(gpu, tiles)
             work = 4 * b * h * t * t * d / (2 if causal else 1) / 1e9
             ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
             forward, *each = [milliseconds(lambda: gpu.launch(*x), 5) for x in ready]
-            f, r = rival(c, SDPBackend.EFFICIENT_ATTENTION)
+            # PyTorch's kernels of f32 never take single TF32 products; its decomposition does.
+            torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+            f, r = rival(c, SDPBackend.MATH if dtype == "tf32" else SDPBackend.EFFICIENT_ATTENTION, causal)
+            torch.backends.cuda.matmul.allow_tf32 = False
             print(f"d{d} {b}x{t} {'causal' if causal else 'full'}: ours {work / forward:.1f} / {2.5 * work / sum(each):.1f}"
                   f"   torch's {work / f:.1f} / {2.5 * work / r:.1f}   [{forward:.3f}; {' + '.join(f'{x:.3f}' for x in each)}]",
                   flush=True)
@@ -664,13 +679,23 @@ def timing_f32(gpu, tiles):
             torch.cuda.empty_cache()
 
 
+# (warps, mt, bn, stages, side, blocks), for three products and for one.
 F32_SWEEP = {
-    ("Forward", 64): [(64, 64, 8, 128, False, 3), (128, 64, 8, 128, False, 2), (128, 64, 8, 128, True, 2), (64, 64, 16, 128, False, 3)],
-    ("BackwardQ", 64): [(64, 64, 16, 128, True, 2), (64, 64, 16, 128, False, 2), (64, 64, 8, 128, True, 2), (128, 64, 16, 256, True, 1)],
-    ("BackwardKv", 64): [(64, 64, 16, 128, True, 2), (64, 64, 16, 128, False, 2), (64, 64, 8, 128, True, 2), (128, 64, 16, 256, True, 1)],
-    ("Forward", 128): [(64, 64, 16, 128, False, 2), (128, 64, 16, 256, True, 1), (128, 64, 16, 256, False, 1)],
-    ("BackwardQ", 128): [(128, 64, 16, 256, False, 1), (64, 32, 8, 128, False, 2), (64, 64, 16, 256, True, 1)],
-    ("BackwardKv", 128): [(128, 64, 16, 256, False, 1), (64, 32, 8, 128, False, 2), (64, 64, 16, 256, True, 1)],
+    ("Forward", 32): [(4, 2, 64, 2, 1, 2), (4, 1, 64, 2, 1, 3)],
+    ("BackwardQ", 32): [(4, 2, 32, 2, 1, 2), (4, 1, 64, 2, 1, 2)],
+    ("BackwardKv", 32): [(4, 2, 32, 2, 1, 2), (4, 1, 64, 2, 1, 2)],
+    ("Forward", 64): [(8, 1, 64, 2, 1, 1), (4, 2, 32, 1, 1, 2), (4, 1, 64, 2, 1, 2)],
+    ("BackwardQ", 64): [(4, 1, 64, 2, 1, 2), (4, 2, 32, 2, 1, 2), (4, 2, 64, 1, 2, 2)],
+    ("BackwardKv", 64): [(4, 2, 64, 1, 2, 2), (4, 1, 64, 1, 1, 2), (4, 1, 32, 2, 1, 2)],
+    ("Forward", 96): [(4, 1, 32, 2, 1, 2), (4, 1, 64, 1, 1, 2)],
+    ("BackwardQ", 96): [(4, 1, 32, 2, 1, 2), (4, 1, 64, 1, 1, 2)],
+    ("BackwardKv", 96): [(4, 1, 32, 2, 1, 2), (4, 1, 32, 1, 1, 2)],
+    ("Forward", 128): [(8, 1, 32, 2, 1, 1), (8, 2, 64, 1, 2, 1), (8, 1, 64, 2, 2, 1), (4, 1, 64, 1, 1, 2)],
+    ("BackwardQ", 128): [(8, 1, 32, 2, 1, 1), (8, 1, 64, 2, 2, 1), (8, 2, 32, 2, 2, 1)],
+    ("BackwardKv", 128): [(8, 1, 64, 2, 2, 1), (4, 1, 16, 2, 1, 2), (4, 2, 32, 1, 2, 2)],
+    ("Forward", 256): [(8, 1, 64, 1, 2, 1), (8, 1, 32, 1, 2, 1)],
+    ("BackwardQ", 256): [(8, 1, 32, 1, 2, 1), (8, 1, 16, 2, 2, 1)],
+    ("BackwardKv", 256): [(8, 1, 32, 1, 2, 1), (8, 1, 16, 2, 2, 1)],
 }
 
 
@@ -702,25 +727,30 @@ SWEEP = {
 }
 
 
-def sweep_f32(gpu, tiles):
-    print("\nsweep of f32: (rows, bn, columns, threads, both, blocks): registers, local bytes, blocks an SM; TFLOP/s of the "
-          "kernel's own products, causal, at 4 x 12 heads x 1024 and 4096; the distance of its results from the table's tile; "
-          "* is the table's")
+def sweeps():
+    size = os.environ.get("SWEEP", "")
+    return {k: v for k, v in F32_SWEEP.items() if str(k[1]) == size or not size}
+
+
+def sweep_f32(gpu, tiles, dtype):
+    print(f"\nsweep of {dtype}: (warps, mt, bn, stages, side, blocks): registers, local bytes, blocks an SM; TFLOP/s of the "
+          "kernel's own products, causal at 4 x 12 heads x 1024 and 4096, full at 1024; the distance of its "
+          "results from the table's tile; * is the table's")
     products = {"Forward": 2, "BackwardQ": 3, "BackwardKv": 4}
     wrote = {"Forward": ["out", "lse"], "BackwardQ": ["dq"], "BackwardKv": ["dk", "dv"]}
-    for (p, d), list_ in F32_SWEEP.items():
+    for (p, d), list_ in sweeps().items():
+        list_ = [("tf32", PRODUCTS[dtype], *tile) for tile in list_]
         speeds, far = {tile: [] for tile in list_}, {}
-        for b, t in ((4, 1024), (4, 4096)):
-            c = Case(b, 12, 12, t, t, d, d, True, dtype="f32")
+        for b, t, causal in ((4, 1024, True), (4, 4096, True), (4, 1024, False)):
+            c = Case(b, 12, 12, t, t, d, d, causal, dtype=dtype)
             c.run(gpu, tiles)
             right = [getattr(c, name).clone() for name in wrote[p]]
-            work = products[p] * c.b * c.h * c.t * c.t * d / 1e9
+            work = products[p] * (1 if causal else 2) * c.b * c.h * c.t * c.t * d / 1e9
             for tile in list_:
-                name = text(p, d, ("ffma", *tile), "f32", True, False)
-                if gpu.codes[name][0] is None:
+                if gpu.codes[text(p, d, tile, dtype, causal, False)][0] is None:
                     continue
                 try:
-                    ready = c.launches(gpu, p, ("ffma", *tile))
+                    ready = c.launches(gpu, p, tile)
                     speeds[tile].append(work / milliseconds(lambda: gpu.launch(*ready), 5))
                     got = max(distance(getattr(c, x), y.double()) for x, y in zip(wrote[p], right))
                     far[tile] = max(far.get(tile, 0.0), got)
@@ -729,10 +759,9 @@ def sweep_f32(gpu, tiles):
             del c
         for tile, got in speeds.items():
             if got:
-                tile_ = ("ffma", *tile)
-                facts = gpu.facts(text(p, d, tile_, "f32", True, False), threads(tile_), shared_bytes(p, d, tile_))
-                mark = "*" if tiles.of(p, d, True, False, dtype="f32") == tile_ else " "
-                print(f"{mark} {p} d{d} {tile}: {facts}  {' '.join(f'{x:.1f}' for x in got)}  {far[tile]:.0e}", flush=True)
+                facts = gpu.facts(text(p, d, tile, dtype, True, False), threads(tile), shared_bytes(p, d, tile))
+                mark = "*" if tiles.of(p, d, True, False, dtype=dtype) == tile else " "
+                print(f"{mark} {p} d{d} {tile[2:]}: {facts}  {' '.join(f'{x:.1f}' for x in got)}  {far[tile]:.0e}", flush=True)
 
 
 def sweep(gpu, tiles):
@@ -781,7 +810,7 @@ def main():
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    todo = sys.argv[1:] or ["check", "time", "documents", "sweep", "f32"]
+    todo = sys.argv[1:] or ["check", "time", "documents", "sweep", "f32", "tf32"]
     torch.manual_seed(1)
     gpu = Gpu()
     gpu.arch = torch.cuda.get_device_capability()
@@ -789,16 +818,17 @@ def main():
     if os.environ.get("WARPS"):
         tiles.groups = []
     texts = []
-    if todo != ["f32"]:
+    if set(todo) - set(PRODUCTS):
         texts += [t for d, h, b, t_ in SHAPES[::3] for t in Case(1, 1, 1, 8, 8, d, d, True).texts(tiles)]
     if "documents" in todo:
         texts += [t for d in (64, 128) for t in Case(1, 1, 1, 8, 8, d, d, True, documents="one").texts(tiles)]
     if "check" in todo:
         texts += [t for spec in some_cases() for t in Case(*spec).texts(tiles)]
-    if "f32" in todo:
-        texts += [t for spec in some_cases(True) for t in Case(*spec).texts(tiles)]
-        texts += [t for d in (64, 128) for causal in (True, False) for t in Case(1, 1, 1, 8, 8, d, d, causal, dtype="f32").texts(tiles)]
-        texts += [text(p, d, ("ffma", *t), "f32", True, False) for (p, d), list_ in F32_SWEEP.items() for t in list_]
+    for dtype in (d for d in PRODUCTS if d in todo):
+        texts += [t for spec in some_cases(dtype) for t in Case(*spec).texts(tiles)]
+        texts += [t for d in SIZES for causal in (True, False) for t in Case(1, 1, 1, 8, 8, d, d, causal, dtype=dtype).texts(tiles)]
+        texts += [text(p, d, ("tf32", PRODUCTS[dtype], *t), dtype, causal, False)
+                  for (p, d), list_ in sweeps().items() for t in list_ for causal in (True, False)]
     if "sweep" in todo:
         texts += [text(p, d, tile, "bf16", True, False) for (p, d), list_ in SWEEP.items() for tile in list_]
         texts += [delta_text(d, "bf16") for d in (64, 128)]
@@ -811,10 +841,10 @@ def main():
         if gpu.codes.get(t, (None,))[0]:
             print(f"  {p} {size} {tile}: {gpu.facts(t, threads(tile), shared_bytes(p, size, tile))}")
     bad = check(gpu, tiles) if "check" in todo else 0
-    if "f32" in todo:
-        bad += check(gpu, tiles, True)
-        timing_f32(gpu, tiles)
-        sweep_f32(gpu, tiles)
+    for dtype in (d for d in PRODUCTS if d in todo):
+        bad += check(gpu, tiles, dtype)
+        timing_f32(gpu, tiles, dtype)
+        sweep_f32(gpu, tiles, dtype)
     if "time" in todo:
         timing(gpu, tiles)
     if "documents" in todo:

@@ -77,8 +77,9 @@ function Loader:batch_at(k)
   local first, count = span(self, k)
   -- In the standard loop no line of the recipe is being run: then the line that made the loader stands for the batch.
   local before = pl.native.at(self.place)
-  local batch = self.make(first, count)
+  local made, batch = pcall(self.make, first, count)
   pl.native.at(before)
+  if not made then error(batch, 0) end
   if self.expect then
     -- A loader in order ends with its last batch: whether it begins again, nobody knows.
     local last = self.shuffled and k + AHEAD or math.min(k + AHEAD, k - k % self:batches() + self:batches() - 1)

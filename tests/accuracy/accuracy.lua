@@ -31,7 +31,9 @@ function ops.gelu(x, o) return x.x:gelu { approximate = o.tanh == 1 and "tanh" o
 local function solve(name)
   local x, options = cases[name], {}
   for key, number in name:gmatch "/(%w+):([%d%.]+)" do options[key] = tonumber(number) end
-  local y, wanted = ops[name:match "^[%w_]+"](x, options)
+  local run = function() return ops[name:match "^[%w_]+"](x, options) end
+  local y, wanted
+  if name:match "/tf32/%d+$" then y, wanted = pl.autocast("tf32", run) else y, wanted = run() end
   local from = {}
   for i, k in ipairs(wanted) do from[i] = x[k] end
   -- The gradient of (y * grad):sum() for y is grad, to the bit.

@@ -7,7 +7,8 @@ the same inputs, and compares errors against f64: their maximum and their root m
 A ratio ours / PyTorch's above 2 is a failure (exit status 1). What any result in the dtype must be expected to err by is
 not held against us: half a unit in the last place of the largest element for the maximum, and the mean square of
 evenly spread roundings for the other (of a loss, which is one number, half a unit). Documents and windows are masks to
-PyTorch, which has no options for them.
+PyTorch, which has no options for them. Attention comes in tf32 as well: tensors of f32 whose products may round operands to
+11 bits, beside PyTorch's plain products with allow_tf32 (its kernels of f32 never do so).
 
 Needs torch; a whole run takes about a minute on a GPU. On a CPU give --small, which leaves out the largest shapes.
 """
@@ -24,9 +25,10 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "tf32": torch.float32}
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 LIMIT = 2.0
 
@@ -165,8 +167,14 @@ def value(case, x, ids, exact):
     return getattr(F, case.op)(x["x"], -1)
 
 
-def solve(case, given, ids, exact):
+def solve(case, given, ids, exact, tf32=False):
     """Result and gradients, by name."""
+    if tf32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        with sdpa_kernel(SDPBackend.MATH):
+            found = solve(case, given, ids, exact)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return found
     x = {k: (v.double() if exact else v).detach().requires_grad_(k != "grad") for k, v in given.items()}
     y = value(case, x, ids, exact)
     wanted = [k for k in x if k != "grad"]
@@ -211,8 +219,9 @@ def errors(got, want, dtype):
     """(maximum, root mean square) of |got - want|, each in units of what the dtype's own rounding lets one expect."""
     if got.shape != want.shape:
         return math.inf, math.inf
-    info, big = torch.finfo(dtype), want.abs().clamp_min(torch.finfo(dtype).smallest_normal)
-    half = torch.exp2(torch.floor(torch.log2(big))) * info.eps / 2
+    info = torch.finfo(DTYPES[dtype])
+    eps, big = 2**-10 if dtype == "tf32" else info.eps, want.abs().clamp_min(info.smallest_normal)
+    half = torch.exp2(torch.floor(torch.log2(big))) * eps / 2
     error = (got.double() - want).abs()
     error = torch.where(error.isfinite(), error, math.inf)
     spread = 3 if error.numel() > 1 else 1
@@ -244,10 +253,14 @@ def main():
         if args.small and not case.small:
             continue
         for dtype, kind in DTYPES.items():
-            if args.dtype and dtype not in args.dtype or args.only and not any(o in case.name(dtype) for o in args.only):
+            if dtype == "tf32" and case.op != "attention" or args.dtype and dtype not in args.dtype:
+                continue
+            if args.only and not any(o in case.name(dtype) for o in args.only):
                 continue
             for draw in range(case.draws()):
-                name, given = f"{case.name(dtype)}/{draw}", inputs(case, kind)
+                # tf32 draws aside, so that the inputs of the others are what they were without it.
+                with torch.random.fork_rng(devices=[], enabled=dtype == "tf32"):
+                    name, given = f"{case.name(dtype)}/{draw}", inputs(case, kind)
                 work.append((case, dtype, name, given))
                 file.update({f"{name}/{k}": v for k, v in {**given, **case.ids}.items()})
     write(os.path.join(folder, "inputs.safetensors"), file)
@@ -263,12 +276,12 @@ def main():
     device, found = args.device.split(":")[0], {}
     for case, dtype, name, given in work:
         given, ids = ({k: v.to(device) for k, v in d.items()} for d in (given, case.ids))
-        exact, rival = solve(case, given, ids, True), solve(case, given, ids, False)
+        exact, rival = solve(case, given, ids, True), solve(case, given, ids, False, dtype == "tf32")
         for key, want in exact.items():
             got = ours[f"{name}/{key}"].to(device)
             if got.dtype != DTYPES[dtype]:
                 sys.exit(f"{name}: {key} is {got.dtype}")
-            pair = [errors(x, want, DTYPES[dtype]) for x in (got, rival[key])]
+            pair = [errors(x, want, dtype) for x in (got, rival[key])]
             found.setdefault((case.op, dtype, key, case.name(dtype)), []).append(pair)
 
     print(f"compared with f64 and PyTorch after {time.time() - start:.1f} s", flush=True)

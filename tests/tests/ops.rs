@@ -374,12 +374,13 @@ fn linear_of_16_bit_floats_rounds_once() {
 /// with kernels for documents, which have none for masks, to the dtype's precision; elsewhere to the bit.
 #[test]
 fn documents_are_a_mask_of_equal_numbers() {
-    documents_are_a_mask(DType::BF16, 1e-4);
-    documents_are_a_mask(DType::F32, 1e-11);
+    documents_are_a_mask(DType::BF16, false, 1e-4);
+    documents_are_a_mask(DType::F32, false, 1e-11);
+    documents_are_a_mask(DType::F32, true, 1e-5);
 }
 
 /// `error`: of the squares of a result, relative to their sum.
-fn documents_are_a_mask(dtype: DType, error: f64) {
+fn documents_are_a_mask(dtype: DType, tf32: bool, error: f64) {
     const DIMS: [usize; 4] = [2, 4, 300, 64];
     const KEYS: [usize; 4] = [2, 2, 300, 64];
     let mut rng = perilune_tests::rng::Pcg::new(5);
@@ -400,6 +401,7 @@ fn documents_are_a_mask(dtype: DType, error: f64) {
                 let run = |by_mask: bool| {
                     let mut e = harness::engine(1);
                     let got = harness::run_with(&mut e, |e| {
+                        e.graph.tf32 = tf32;
                         let x: Vec<NodeId> = [&q, &k, &v, &d].map(|x| e.from_host(x).unwrap()).to_vec();
                         let ids = e.from_host(&ids).unwrap();
                         let given = if by_mask {

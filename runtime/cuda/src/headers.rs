@@ -2,18 +2,18 @@
 
 /// Path under `kernels/`, and text.
 pub const HEADERS: &[(&str, &str)] = &[
-    ("attention/backward_kv_ffma.cuh", include_str!("../../../kernels/attention/backward_kv_ffma.cuh")),
+    ("attention/backward_kv_tf32.cuh", include_str!("../../../kernels/attention/backward_kv_tf32.cuh")),
     ("attention/backward_kv_wg.cuh", include_str!("../../../kernels/attention/backward_kv_wg.cuh")),
     ("attention/backward_kv.cuh", include_str!("../../../kernels/attention/backward_kv.cuh")),
-    ("attention/backward_q_ffma.cuh", include_str!("../../../kernels/attention/backward_q_ffma.cuh")),
+    ("attention/backward_q_tf32.cuh", include_str!("../../../kernels/attention/backward_q_tf32.cuh")),
     ("attention/backward_q_wg.cuh", include_str!("../../../kernels/attention/backward_q_wg.cuh")),
     ("attention/backward_q.cuh", include_str!("../../../kernels/attention/backward_q.cuh")),
     ("attention/documents.cuh", include_str!("../../../kernels/attention/documents.cuh")),
-    ("attention/ffma.cuh", include_str!("../../../kernels/attention/ffma.cuh")),
-    ("attention/forward_ffma.cuh", include_str!("../../../kernels/attention/forward_ffma.cuh")),
+    ("attention/forward_tf32.cuh", include_str!("../../../kernels/attention/forward_tf32.cuh")),
     ("attention/forward_wg.cuh", include_str!("../../../kernels/attention/forward_wg.cuh")),
     ("attention/forward.cuh", include_str!("../../../kernels/attention/forward.cuh")),
     ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),
+    ("attention/tf32.cuh", include_str!("../../../kernels/attention/tf32.cuh")),
     ("attention/tile.cuh", include_str!("../../../kernels/attention/tile.cuh")),
     ("conv/pad.cuh", include_str!("../../../kernels/conv/pad.cuh")),
     ("device/base.cuh", include_str!("../../../kernels/device/base.cuh")),

@@ -11,7 +11,7 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
-use perilune_cuda::attention::{self, FFMA, Ffma, GROUPS, Groups, Mask, Pass, TILES, Tile, When};
+use perilune_cuda::attention::{self, GROUPS, Groups, Mask, Pass, TF32, TILES, Tf32, Tile, When};
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
@@ -51,13 +51,13 @@ fn kernels_take_floats_without_a_mask() {
 }
 
 #[test]
-fn products_in_tf32_are_left_to_the_decomposition() {
+fn kernels_take_f32_whose_products_may_be_tf32() {
     let g = &mut Graph::new();
     let q = g.leaf(&create::LEAF, Shape::of(&[2, 5, 64]), DType::F32, &[], 0);
     for tf32 in [false, true] {
         g.tf32 = tf32;
         let a = g.push(&ATTENTION, &[q, q, q], &[1, bits(0.125), 0, 64, 64, 0]).unwrap();
-        assert_eq!(attention::keeps(g.node(a)), !tf32);
+        assert_eq!((g.node(a).tf32, attention::keeps(g.node(a))), (tf32, true));
     }
 }
 
@@ -88,6 +88,10 @@ fn work_on(props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) 
 }
 
 fn work_in(dtype: DType, props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
+    work_of(dtype, false, props, inputs, outputs, backward)
+}
+
+fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
     let value = Value { shape: Shape::of(&[1]), dtype, storage: Storage::Arena(0), origin: Origin::NONE };
     let program = Program {
         values: vec![value; 16],
@@ -115,7 +119,7 @@ fn work_in(dtype: DType, props: &Props, inputs: Vec<Operand>, outputs: usize, ba
         outputs: (8..8 + outputs as u32).map(ValueId).collect(),
         layouts: shapes[..outputs].iter().map(|s| Layout::contiguous(*s)).collect(),
         epilogue: None,
-        tf32: false,
+        tf32,
         origin: Origin::NONE,
     };
     if backward {
@@ -260,23 +264,23 @@ fn f32_is_read_where_it_lies_too() {
     let row = 8 * 60;
     let strides = [300 * row, 60, row, 1];
     let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 60], &strides, from * 60);
-    for props in [&A100, &Props::H200] {
-        let forward = work_in(DType::F32, props, vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)], 2, false);
-        assert_eq!((labels(&forward), forward.scratch_bytes), (vec!["attention_forward_d64_f32_causal"], 0));
+    for (props, tf32) in [&A100, &Props::H200].into_iter().flat_map(|p| [(p, false), (p, true)]) {
+        let (kind, products) = if tf32 { ("tf32", 1) } else { ("f32", 3) };
+        let forward = work_of(DType::F32, tf32, props, vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)], 2, false);
+        assert_eq!(labels(&forward), [format!("attention_forward_d64_{kind}_causal")]);
+        assert_eq!(forward.scratch_bytes, 0);
         let l = &forward.launches[0];
         assert_eq!(l.args[1..3], [Arg::Value(ValueId(0), 960), Arg::Value(ValueId(0), 1440)]);
-        let tile = Ffma::of(Pass::Forward, 64, props).unwrap();
-        assert_eq!((l.grid, l.block), ([2 * 4 * 300u32.div_ceil(tile.rows), 1, 1], [tile.threads, 1, 1]));
+        let tile = Tf32::of(Pass::Forward, 64, products, props).unwrap();
+        assert_eq!((l.grid, l.block), ([2 * 4 * 300u32.div_ceil(tile.rows()), 1, 1], [32 * tile.warps, 1, 1]));
 
         let rest = [dense(1, &[2, 4, 300, 60]), dense(2, &[2, 4, 300, 60]), dense(3, &[2, 4, 300])];
         let inputs: Vec<Operand> = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)].into_iter().chain(rest).collect();
-        let w = work_in(DType::F32, props, inputs, 3, true);
-        assert_eq!(
-            labels(&w),
-            ["attention_delta_f32", "attention_backward_q_d64_f32_causal", "attention_backward_kv_d64_f32_causal"]
-        );
-        let tile = Ffma::of(Pass::BackwardKv, 64, props).unwrap();
-        assert_eq!(w.launches[2].grid, [2 * 2 * 300u32.div_ceil(tile.rows), 1, 1]);
+        let w = work_of(DType::F32, tf32, props, inputs, 3, true);
+        let [q, kv] = ["q", "kv"].map(|x| format!("attention_backward_{x}_d64_{kind}_causal"));
+        assert_eq!(labels(&w), ["attention_delta_f32", &q, &kv]);
+        let tile = Tf32::of(Pass::BackwardKv, 64, products, props).unwrap();
+        assert_eq!(w.launches[2].grid, [2 * 2 * 300u32.div_ceil(tile.rows()), 1, 1]);
     }
     // A number, and rows that are not aligned to 16 bytes.
     let x = dense(0, &[2, 5, 60]);
@@ -323,18 +327,18 @@ fn every_tile_fits_a_multiprocessor() {
         assert!(tile.bn % 16 == 0 && tile.bn <= 128 && tile.stages >= 3 && tile.groups * 64 <= 256);
     }
     // Each tile of f32 is some GPU's: none stands behind one that always fits before it.
-    for (i, &(pass, size, tile)) in FFMA.iter().enumerate() {
-        let before = FFMA[..i].iter().filter(|t| (t.0, t.1) == (pass, size));
+    for (i, &(pass, size, products, tile)) in TF32.iter().enumerate() {
+        let before = TF32[..i].iter().filter(|t| (t.0, t.1, t.2) == (pass, size, products));
         let kilobytes = [99 << 10, 163 << 10, 227 << 10];
-        let has = |t: &Ffma| kilobytes.map(|shared_bytes| t.fits(pass, size, &Props { shared_bytes, ..A100 }));
-        let taken = has(&tile).into_iter().enumerate().any(|(k, fits)| fits && before.clone().all(|t| !has(&t.2)[k]));
+        let has = |t: &Tf32| kilobytes.map(|shared_bytes| t.fits(pass, size, &Props { shared_bytes, ..A100 }));
+        let taken = has(&tile).into_iter().enumerate().any(|(k, fits)| fits && before.clone().all(|t| !has(&t.3)[k]));
         assert!(taken, "{pass:?} {size}: {tile:?} is never taken");
     }
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
             let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 };
             assert!(Tile::of(pass, size, &props, Mask::default()).is_some());
-            assert!(Ffma::of(pass, size, &props).is_some(), "{pass:?} {size} in f32");
+            assert!([1, 3].iter().all(|&n| Tf32::of(pass, size, n, &props).is_some()), "{pass:?} {size} in f32");
         }
     }
 }
@@ -396,12 +400,15 @@ fn tiles_compile_without_spills() {
 }
 
 /// Compiles the tiles of f32 that a GPU of that kind takes; for sm_80 all, since smaller ones of its kind take others.
-fn compile_f32(kinds: &[(&str, Mask)]) {
+fn compile_f32(kinds: &[(&str, u32, Mask)]) {
     let Some(nvrtc) = Nvrtc::open() else { return };
-    each(kinds, |&(arch, mask)| {
+    each(kinds, |&(arch, products, mask)| {
         let props = props(arch);
-        let taken = FFMA.iter().filter(|t| arch == "sm_80" || Ffma::of(t.0, t.1, &props) == Some(t.2));
-        let texts: Vec<_> = taken.map(|&(pass, size, tile)| tile.function(pass, size, mask).text).collect();
+        let taken = TF32
+            .iter()
+            .filter(|t| t.2 == products && (arch == "sm_80" || Tf32::of(t.0, t.1, products, &props) == Some(t.3)));
+        let texts: Vec<_> =
+            taken.map(|&(pass, size, _, tile)| tile.function(pass, size, products, mask).text).collect();
         assert!(texts.len() >= 3 * attention::SIZES.len());
         nvrtc.spill_free(&texts, arch);
     });
@@ -409,8 +416,9 @@ fn compile_f32(kinds: &[(&str, Mask)]) {
 
 #[test]
 fn tiles_of_f32_compile_without_spills() {
-    compile_f32(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, CAUSAL)));
-    compile_f32(&masks().filter(|m| *m != CAUSAL).map(|mask| ("sm_90a", mask)).collect::<Vec<_>>());
+    let both = |arch, mask| [(arch, 3, mask), (arch, 1, mask)];
+    compile_f32(&["sm_80", "sm_90a", "sm_100a"].map(|arch| both(arch, CAUSAL)).concat());
+    compile_f32(&masks().filter(|m| *m != CAUSAL).flat_map(|mask| both("sm_90a", mask)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -424,7 +432,8 @@ fn everything_compiles_without_spills() {
     }
     compile(&kinds, true);
     let archs = ["sm_80", "sm_90a", "sm_100a"].into_iter();
-    compile_f32(&archs.flat_map(|arch| masks().map(move |mask| (arch, mask))).collect::<Vec<_>>());
+    let kinds = archs.flat_map(|arch| masks().flat_map(move |mask| [(arch, 3, mask), (arch, 1, mask)]));
+    compile_f32(&kinds.collect::<Vec<_>>());
 }
 
 #[test]

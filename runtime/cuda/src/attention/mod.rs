@@ -3,14 +3,15 @@
 //! Forward is one launch. Backward is three: the rows' `delta` (which kernels of warpgroups compute themselves), then dq, then dk
 //! and dv; each adds up in a fixed order, so a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
 //! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. Masks, head
-//! sizes that are no multiple of 8 (in f32 of 4), f64 and f32 whose products may be TF32 are left to the decomposition.
+//! sizes that are no multiple of 8 (in f32 of 4) and f64 are left to the decomposition.
 //! Numbers of documents take one small launch more in each direction, after which tiles that see nothing of each other are
 //! skipped (`documents.cuh`).
 //!
 //! For 16 bits there are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the
-//! copy engine for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. For f32 there is one, without
-//! tensor cores ([`FFMA`]). Which tile a kernel works with depends on its head size and the GPU;
-//! `kernels/lab/attention_lab.py`, which reads the tables from these files, measures them.
+//! copy engine for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. For f32 there is one, of warps
+//! ([`TF32`]): it makes a product of f32 of three TF32 products, or takes one where the products may be TF32. Which tile a kernel
+//! works with depends on its head size and the GPU; `kernels/lab/attention_lab.py`, which reads the tables from these files,
+//! measures them.
 
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
@@ -21,14 +22,14 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
-mod ffma;
 mod groups;
 mod mask;
+mod tf32;
 mod tiles;
 
-pub use ffma::{FFMA, Ffma};
 pub use groups::{GROUPS, Groups};
 pub use mask::Mask;
+pub use tf32::{TF32, Tf32};
 pub use tiles::{SIZES, TILES, Tile, When, function};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,10 +47,9 @@ pub fn keeps(node: &Node) -> bool {
         _ => return false,
     };
     let [_, scale, _, d, e, documents] = node.attrs[..] else { return false };
-    // f32 products in TF32 are products of the decomposition, on tensor cores.
     let least = match node.dtype {
         DType::BF16 | DType::F16 => 8,
-        DType::F32 if !node.tf32 => 4,
+        DType::F32 => 4,
         _ => return false,
     };
     let fits = |n: i64| (least..=256).contains(&n) && n % least == 0;
@@ -169,7 +169,7 @@ impl Strides {
 #[derive(Clone, Copy)]
 enum Kernel {
     Tile(Tile),
-    Ffma(Ffma),
+    Tf32(Tf32),
     /// With the head size that it is made for.
     Groups(u32, Groups),
 }
@@ -197,6 +197,8 @@ struct Builder<'a> {
     documents: Vec<Arg>,
     scale: f32,
     dtype: DType,
+    /// TF32 products for one of f32.
+    products: u32,
 }
 
 /// The fields of `attention::Problem` that differ between tensors.
@@ -246,6 +248,7 @@ impl<'a> Builder<'a> {
             documents: Vec::new(),
             scale: real(l.attrs[1]) as f32,
             dtype: l.dtypes[0],
+            products: if l.tf32 { 1 } else { 3 },
         };
         b.bounds()?;
         Ok(b)
@@ -333,7 +336,7 @@ impl<'a> Builder<'a> {
     /// The kernel of warps, or for f32, for this problem.
     fn tile(&self, pass: Pass) -> Result<Kernel> {
         let tile = match self.dtype {
-            DType::F32 => Ffma::of(pass, self.size, self.props).map(Kernel::Ffma),
+            DType::F32 => Tf32::of(pass, self.size, self.products, self.props).map(Kernel::Tf32),
             _ => Tile::of(pass, self.size, self.props, self.mask).map(Kernel::Tile),
         };
         tile.ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
@@ -373,9 +376,13 @@ impl<'a> Builder<'a> {
                 t.split,
                 function(pass, self.size, t, self.dtype, self.mask),
             ),
-            Kernel::Ffma(t) => {
-                (t.rows, t.threads, t.shared_bytes(pass, self.size), 1, t.function(pass, self.size, self.mask))
-            }
+            Kernel::Tf32(t) => (
+                t.rows(),
+                32 * t.warps,
+                t.shared_bytes(pass, self.size),
+                1,
+                t.function(pass, self.size, self.products, self.mask),
+            ),
             Kernel::Groups(size, t) => {
                 (t.rows(), 128 * t.groups, t.shared_bytes(pass, size), 1, t.function(pass, size, self.dtype, self.mask))
             }

@@ -1,0 +1,170 @@
+// Attention on tensors of f32, backward to keys and values: what backward_kv.cuh computes, with the products of tf32.cuh.
+//
+// One block takes BM keys of one key head and walks over the queries that see them, BN at a time, for all r query heads that
+// share the key head, in a fixed order. Keys are the rows: p^T and ds^T come out of their products as the left operands of
+// the next two. A warp, or two side by side (SIDE), owns 16 MT of the rows.
+//
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta; with SIDE = 2
+// the weights BM x BN, p^T and ds^T in turn.
+//
+// Limits: as in forward_tf32.cuh. Registers: dk and dv 16 MT C / SIDE each, scores and their gradient
+// 16 MT BN / SIDE each, one piece of a tile's sums 16 MT 32, over 32 lanes.
+#pragma once
+#include "attention/tf32.cuh"
+
+namespace attention {
+
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+__device__ __forceinline__ void backward_kv_tf32(
+    const f32* q, const f32* k, const f32* v, const f32* grad, const f32* lse, const f32* delta, f32* dk, f32* dv,
+    const Problem& p, const D& documents = {}) {
+    constexpr int MT = P::MT, BM = P::BM, BN = P::BN, N = P::COLUMNS, KEYS = P::KEYS;
+    // One stage: a tile of q, of grad, of lse and of delta.
+    constexpr i32 TILE = BN * P::PITCH, STAGE = 2 * TILE + 2 * BN;
+    static_assert(2 * BN <= P::THREADS);
+    const Place at(p, (p.s + BM - 1) / BM);
+    const i32 first = at.tile * BM;
+    const i32 batch = at.pair / p.groups, group = at.pair % p.groups;
+    k += batch * p.k.batch + group * p.k.head;
+    v += batch * p.v.batch + group * p.v.head;
+    q += batch * p.q.batch + group * p.group * p.q.head;
+    grad += batch * p.grad.batch + group * p.group * p.grad.head;
+    // The first BN threads bring the numbers of lse, the next BN those of delta.
+    const f32* numbers_of = (threadIdx.x < BN ? lse : delta) + (i64)at.pair * p.group * p.t;
+
+    f32* const sk = shared_floats();
+    f32* const sv = sk + BM * P::PITCH;
+    f32* const sq = sv + BM * P::PITCH;
+    f32* const sw = sq + P::STAGES * STAGE;
+    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS, bottom = top + P::ROWS - 1;
+    const i32 last = min(first + BM, p.s) - 1;
+    i32 begin = CAUSAL ? first / BN * BN : 0;
+    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+    // Of the keys' documents: `near` holds the queries that see any of the warp's keys, and those that see all of them.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
+    // Steps of one head, and of all that share these keys.
+    const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
+
+    f32 ak[MT][N / 8][4], av[MT][N / 8][4];
+    clear(ak);
+    clear(av);
+
+    // Brings the tile of queries at `ahead`; `q`, `grad` and `numbers_of` point to its head.
+    auto fetch = [&](f32* to, i32 ahead) {
+        bring_floats<P, BN>(to, q, p.q.row, ahead, p.t, p.d);
+        bring_floats<P, BN>(to + TILE, grad, p.grad.row, ahead, p.t, p.e);
+        const i32 tid = thread_now();
+        if (tid < 2 * BN) {
+            const i32 i = ahead + tid % BN;
+            const bool on = i < p.t;
+            copy4(shared_address(to + 2 * TILE + tid), numbers_of + (on ? i : 0), on);
+        }
+        if (ahead + BN >= end) {
+            q += p.q.head;
+            grad += p.grad.head;
+            numbers_of += p.t;
+        }
+    };
+
+    bring_floats<P, BM>(sk, k, p.k.row, first, p.s, p.d);
+    bring_floats<P, BM>(sv, v, p.v.row, first, p.s, p.e);
+    if (P::STAGES == 2 && steps > 0) fetch(sq, begin);
+    copies_end();
+    const f32 scale2 = p.scale * LOG2E;
+    i32 here = 0, query = begin;
+#pragma unroll 1
+    for (i32 left = steps; left > 0; left--) {
+        if (P::STAGES == 1) {
+            __syncthreads();
+            fetch(sq, query);
+            copies_end();
+        }
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            if (left > 1) fetch(sq + (STAGE - here), query + BN < end ? query + BN : begin);
+            copies_end();
+        }
+        const f32* const tq = sq + here;
+        const f32* const tg = tq + TILE;
+        const f32* const numbers = tg + TILE + P::side(thread_now()) * KEYS + thread_now() % 4 * 2;
+        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) &&
+            (!D::ON || (query < near.y && query + BN > near.x))) {
+            f32 x[MT][KEYS / 8][4];
+            scores_tf32<P>(x, sk + P::left(), tq + P::right());
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; j++) {
+                float2 base = *(const float2*)(numbers + j * 8);
+                base.x *= LOG2E;
+                base.y *= LOG2E;
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        x[m][j][i] = power2(__fmaf_rn(x[m][j][i], scale2, -((i & 1) ? base.y : base.x)));
+            }
+            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
+            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
+                const i32 tid = thread_now(), row = top + tid % 32 / 4, c0 = query + P::side(tid) * KEYS + tid % 4 * 2;
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const i32 r = row + m * 16 + i / 2 * 8, c = c0 + j * 8 + (i & 1);
+                            const bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
+                            x[m][j][i] = seen ? x[m][j][i] : 0.0f;
+                        }
+            }
+            if constexpr (D::ON)
+                if (query < near.z || query + BN > near.w) ours.template hide<MT, KEYS>(x, top, query + P::side(thread_now()) * KEYS, 0.0f);
+            if constexpr (P::SIDE == 1) {
+                weighted_tf32<P>(av, OwnWeights<P>{x}, tg + P::down(), Full());
+            } else {
+                const SharedWeights<P> both{sw + P::weights()};
+                both.put(x);
+                meet<P>();
+                weighted_tf32<P>(av, both, tg + P::down(), Full());
+            }
+            f32 y[MT][KEYS / 8][4];
+            scores_tf32<P>(y, sv + P::left(), tg + P::right());
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; j++) {
+                const float2 del = *(const float2*)(numbers + BN + j * 8);
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] *= y[m][j][i] - ((i & 1) ? del.y : del.x);
+            }
+            if constexpr (P::SIDE == 1) {
+                weighted_tf32<P>(ak, OwnWeights<P>{x}, tq + P::down(), Full());
+            } else {
+                const SharedWeights<P> both{sw + P::weights()};
+                meet<P>();
+                both.put(x);
+                meet<P>();
+                weighted_tf32<P>(ak, both, tq + P::down(), Full());
+            }
+        }
+        query += BN;
+        if (query >= end) query = begin;
+        if (P::STAGES == 2) here = STAGE - here;
+    }
+    copies_wait<0>();
+    const Place done(p, (p.s + BM - 1) / BM);
+    dk += done.pair / p.groups * p.dk.batch + done.pair % p.groups * p.dk.head;
+    dv += done.pair / p.groups * p.dv.batch + done.pair % p.groups * p.dv.head;
+    const i32 start = done.tile * BM;
+    store_floats<P>(ak, [&](int, int) { return p.scale; }, dk, p.dk.row, start, p.s, p.d);
+    store_floats<P>(av, Full(), dv, p.dv.row, start, p.s, p.e);
+}
+
+}  // namespace attention

@@ -1,0 +1,137 @@
+// Attention on tensors of f32, backward to the queries: what backward_q.cuh computes, with the products of tf32.cuh.
+//
+// One block takes BM queries of one head and walks over the keys that they see, BN at a time; q and grad stay. A warp, or two
+// side by side (SIDE), owns 16 MT of the rows.
+//
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; with SIDE = 2 the weights BM x BN.
+//
+// Limits: as in forward_tf32.cuh. Registers: dq 16 MT C, scores and their gradient 16 MT BN each, one piece of a tile's sums
+// 16 MT 32, over 32 lanes.
+#pragma once
+#include "attention/tf32.cuh"
+
+namespace attention {
+
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+__device__ __forceinline__ void backward_q_tf32(
+    const f32* q, const f32* k, const f32* v, const f32* grad, const f32* lse, const f32* delta, f32* dq,
+    const Problem& p, const D& documents = {}) {
+    constexpr int MT = P::MT, BM = P::BM, BN = P::BN, KEYS = P::KEYS;
+    constexpr i32 TILE = BN * P::PITCH;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    const Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
+    q += batch * p.q.batch + head * p.q.head;
+    grad += batch * p.grad.batch + head * p.grad.head;
+    k += batch * p.k.batch + head / p.group * p.k.head;
+    v += batch * p.v.batch + head / p.group * p.v.head;
+
+    f32* const sq = shared_floats();
+    f32* const sg = sq + BM * P::PITCH;
+    f32* const sk = sg + BM * P::PITCH;
+    f32* const sv = sk + P::STAGES * TILE;
+    f32* const sw = sv + P::STAGES * TILE;
+    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS, bottom = top + P::ROWS - 1;
+    const i32 last = min(first + BM, p.t) - 1;
+    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
+
+    bring_floats<P, BM>(sq, q, p.q.row, first, p.t, p.d);
+    bring_floats<P, BM>(sg, grad, p.grad.row, first, p.t, p.e);
+    if (begin < end) {
+        bring_floats<P, BN>(sk, k, p.k.row, begin, p.s, p.d);
+        if (P::STAGES == 2) bring_floats<P, BN>(sv, v, p.v.row, begin, p.s, p.e);
+    }
+    copies_end();
+
+    f32 acc[MT][P::COLUMNS / 8][4], base[MT][2], del[MT][2];
+    clear(acc);
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const i32 r = top + thread_now() % 32 / 4 + m * 16 + h * 8;
+            const i64 place = (i64)at.pair * p.t + r;
+            base[m][h] = r < p.t ? lse[place] * LOG2E : 0.0f;
+            del[m][h] = r < p.t ? delta[place] : 0.0f;
+        }
+    const f32 scale2 = p.scale * LOG2E;
+    i32 here = 0;
+#pragma unroll 1
+    for (i32 key = begin; key < end; key += BN) {
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            if (key + BN < end) {
+                bring_floats<P, BN>(sk + (TILE - here), k, p.k.row, key + BN, p.s, p.d);
+                bring_floats<P, BN>(sv + (TILE - here), v, p.v.row, key + BN, p.s, p.e);
+            }
+        } else {
+            bring_floats<P, BN>(sv, v, p.v.row, key, p.s, p.e);
+        }
+        copies_end();
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
+                            (!D::ON || (key < near.y && key + BN > near.x));
+        f32 x[MT][KEYS / 8][4];
+        if (active) {
+            scores_tf32<P>(x, sq + P::left(), sk + here + P::right());
+            const i32 mine = key + P::side(thread_now()) * KEYS;
+            if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window))
+                hide<CAUSAL, WINDOW, MT, KEYS>(x, top, mine, p.s, p.window);
+            if constexpr (D::ON)
+                if (key < near.z || key + BN > near.w) ours.template hide<MT, KEYS>(x, top, mine, -infinity());
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] = power2(__fmaf_rn(x[m][j][i], scale2, -base[m][i / 2]));
+        }
+        if (P::STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+        }
+        if (active) {
+            f32 y[MT][KEYS / 8][4];
+            scores_tf32<P>(y, sg + P::left(), sv + here + P::right());
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] *= y[m][j][i] - del[m][i / 2];
+            if constexpr (P::SIDE == 1) {
+                weighted_tf32<P>(acc, OwnWeights<P>{x}, sk + here + P::down(), Full());
+            } else {
+                const SharedWeights<P> both{sw + P::weights()};
+                both.put(x);
+                meet<P>();
+                weighted_tf32<P>(acc, both, sk + here + P::down(), Full());
+            }
+        }
+        if (P::STAGES == 1) {
+            __syncthreads();
+            if (key + BN < end) bring_floats<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
+            copies_end();
+        } else {
+            here = TILE - here;
+        }
+    }
+    copies_wait<0>();
+    const Place done(p, tiles);
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
+    dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
+    store_floats<P>(acc, [&](int, int) { return p.scale; }, dq, p.dq.row, start, p.t, p.d);
+}
+
+}  // namespace attention

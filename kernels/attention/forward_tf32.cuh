@@ -1,0 +1,182 @@
+// Attention on tensors of f32, forward: what forward.cuh computes, with the products of tf32.cuh.
+//
+// One block takes BM queries of one head and walks over the keys that they see, BN at a time. A warp owns 16 MT rows from the
+// scores to the result, and the weights of a tile never leave its registers; or two warps side by side (SIDE) do, which tell
+// each other their rows' peaks and weights.
+//
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 the weights BM x BN and
+// two numbers a row.
+//
+// Limits: mma.sync of TF32 with three products, shared memory and the splitting of operands beside it with one. Registers: out
+// 16 MT C / SIDE, scores 16 MT BN / SIDE, one piece of a tile's sums 16 MT 32, over 32 lanes.
+#pragma once
+#include "attention/tf32.cuh"
+
+namespace attention {
+
+// Two warps side by side make one of what each has of their rows, in a way that does not depend on their order.
+template <typename P, typename F>
+__device__ __forceinline__ void exchange(f32 (&x)[P::MT][2], f32* room, F both) {
+    const i32 tid = thread_now(), side = P::side(tid);
+    f32* const at = room + P::rows(tid) * P::ROWS + tid % 32 / 4;
+#pragma unroll
+    for (int m = 0; m < P::MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (tid % 4 == 0) at[side * P::BM + m * 16 + h * 8] = x[m][h];
+    meet<P>();
+#pragma unroll
+    for (int m = 0; m < P::MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) x[m][h] = both(x[m][h], at[(side ^ 1) * P::BM + m * 16 + h * 8]);
+}
+
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+__device__ __forceinline__ void forward_tf32(
+    const f32* q, const f32* k, const f32* v, f32* out, f32* lse, const Problem& p, const D& documents = {}) {
+    constexpr int MT = P::MT, BM = P::BM, BN = P::BN, KEYS = P::KEYS;
+    constexpr i32 TILE = BN * P::PITCH;
+    const i32 tiles = (p.t + BM - 1) / BM;
+    const Place at(p, tiles);
+    const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
+    const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
+    q += batch * p.q.batch + head * p.q.head;
+    k += batch * p.k.batch + head / p.group * p.k.head;
+    v += batch * p.v.batch + head / p.group * p.v.head;
+
+    f32* const sq = shared_floats();
+    f32* const sk = sq + BM * P::PITCH;
+    f32* const sv = sk + P::STAGES * TILE;
+    f32* const sw = sv + P::STAGES * TILE;
+    f32* const peaks = sw + BM * P::WIDE;  // of SIDE = 2: BM of each side, in the end the sums
+    // The first and the last row of the warp.
+    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS, bottom = top + P::ROWS - 1;
+    const i32 last = min(first + BM, p.t) - 1;
+    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
+    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
+    const D ours = documents.of(batch, p);
+    int4 near = {};
+    if constexpr (D::ON) {
+        const int2 span = ours.template span<BM>(first, p.t);
+        begin = max(begin, span.x / BN * BN);
+        end = min(end, span.y);
+        near = ours.at(top, p.t);
+    }
+
+    f32 o[MT][P::COLUMNS / 8][4], base[MT][2], sum[MT][2];
+    clear(o);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        base[m][0] = base[m][1] = -infinity();
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+    bring_floats<P, BM>(sq, q, p.q.row, first, p.t, p.d);
+    if (begin < end) {
+        bring_floats<P, BN>(sk, k, p.k.row, begin, p.s, p.d);
+        if (P::STAGES == 2) bring_floats<P, BN>(sv, v, p.v.row, begin, p.s, p.e);
+    }
+    copies_end();
+    // Bases are rounded to log2 once, so that equal ones fade by exactly 1.
+    const f32 scale2 = p.scale * LOG2E;
+    i32 here = 0;
+#pragma unroll 1
+    for (i32 key = begin; key < end; key += BN) {
+        copies_wait<0>();
+        __syncthreads();
+        if (P::STAGES == 2) {
+            if (key + BN < end) {
+                bring_floats<P, BN>(sk + (TILE - here), k, p.k.row, key + BN, p.s, p.d);
+                bring_floats<P, BN>(sv + (TILE - here), v, p.v.row, key + BN, p.s, p.e);
+            }
+        } else {
+            bring_floats<P, BN>(sv, v, p.v.row, key, p.s, p.e);
+        }
+        copies_end();
+        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
+                            (!D::ON || (key < near.y && key + BN > near.x));
+        f32 x[MT][KEYS / 8][4];
+        if (active) {
+            scores_tf32<P>(x, sq + P::left(), sk + here + P::right());
+            const i32 mine = key + P::side(thread_now()) * KEYS;
+            if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window))
+                hide<CAUSAL, WINDOW, MT, KEYS>(x, top, mine, p.s, p.window);
+            if constexpr (D::ON)
+                if (key < near.z || key + BN > near.w) ours.template hide<MT, KEYS>(x, top, mine, -infinity());
+        }
+        if (P::STAGES == 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (key + BN < end) bring_floats<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
+            copies_end();
+        }
+        if (active) {
+            f32 fade[MT][2], high[MT][2];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    f32 most = fmaxf(x[m][0][2 * h], x[m][0][2 * h + 1]);
+#pragma unroll
+                    for (int j = 1; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(x[m][j][2 * h], x[m][j][2 * h + 1]));
+                    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+                    high[m][h] = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+                }
+            if constexpr (P::SIDE == 2) exchange<P>(high, peaks, [](f32 a, f32 b) { return fmaxf(a, b); });
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
+                    const f32 next = fmaxf(base[m][h], high[m][h] * scale2), by = next == -infinity() ? 0.0f : next;
+                    fade[m][h] = power2(base[m][h] - by);
+                    base[m][h] = next;
+                    f32 add = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+                        for (int i = 2 * h; i < 2 * h + 2; i++) {
+                            x[m][j][i] = power2(__fmaf_rn(x[m][j][i], scale2, -by));
+                            add += x[m][j][i];
+                        }
+                    sum[m][h] = __fmaf_rn(sum[m][h], fade[m][h], add);
+                }
+            const auto fades = [&](int m, int h) { return fade[m][h]; };
+            if constexpr (P::SIDE == 1) {
+                weighted_tf32<P>(o, OwnWeights<P>{x}, sv + here + P::down(), fades);
+            } else {
+                const SharedWeights<P> both{sw + P::weights()};
+                both.put(x);
+                meet<P>();
+                weighted_tf32<P>(o, both, sv + here + P::down(), fades);
+            }
+        }
+        if (P::STAGES == 2) here = TILE - here;
+    }
+    copies_wait<0>();
+
+    const Place done(p, tiles);
+    const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[m][h] += __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
+            sum[m][h] += __shfl_xor_sync(0xffffffffu, sum[m][h], 2);
+        }
+    if constexpr (P::SIDE == 2) exchange<P>(sum, peaks, [](f32 a, f32 b) { return a + b; });
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const f32 total = sum[m][h];
+            sum[m][h] = total > 0.0f ? 1.0f / total : 0.0f;
+            const i32 tid = thread_now(), row = start + P::rows(tid) * P::ROWS + m * 16 + h * 8 + tid % 32 / 4;
+            if (lse && tid % 4 == 0 && P::side(tid) == 0 && row < p.t)
+                lse[(i64)done.pair * p.t + row] = total > 0.0f ? __fmaf_rn(base[m][h], LN2, logf(total)) : 0.0f;
+        }
+    out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
+    store_floats<P>(o, [&](int m, int h) { return sum[m][h]; }, out, p.out.row, start, p.t, p.e);
+}
+
+}  // namespace attention

@@ -1,0 +1,327 @@
+// Tiles and products of attention on tensors of f32: mma.sync m16n8k8 on TF32, which every GPU since sm_80 has. Letters as in
+// tile.cuh.
+//
+// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi
+// rounded to TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 but for lo lo, 2^-22 of it at most, and
+// the last bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers, each
+// time they are read: on tensor cores the three products take longer.
+//
+// Fragments, for lane = 4 g + t:
+//   A (16 x 8): a[0] row g, column t; a[1] row g+8; a[2], a[3] column t+4.   B (8 x 8): b[0] row t, column g; b[1] row t+4.
+//   C (16 x 8): c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
+// Which column of A and row of B is the k-th of a product is free, as long as both agree:
+//   Scores: lane t owns 8 columns of every 32 of the head, 4 at a time: one 16-byte read feeds two steps.
+//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores as they came out of their product are the left
+//   operand of the next. Columns of the result are free, too: column g of four B side by side is column 4 g + j, j < 4, which
+//   is one read of 16 bytes; a lane then has 8 neighbouring columns of the result.
+// A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
+//
+// Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
+// head, of results one tile, the small products first; such sums are added with FADD, which rounds to nearest.
+#pragma once
+#include "attention/documents.cuh"
+
+namespace attention {
+
+constexpr f32 LN2 = 0.6931471805599453f;
+
+// 16 MT rows for every SIDE of WARPS, steps of BN, STAGES copies of what is stepped over. SIDE = 2: two warps share their rows,
+// each makes the scores of half of a step (KEYS) and half of the results' columns; the scores meet in shared memory.
+template <int C_, int PRODUCTS_, int WARPS_, int MT_, int BN_, int STAGES_, int SIDE_>
+struct Tf32Plan {
+    static constexpr int C = C_, PRODUCTS = PRODUCTS_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_, SIDE = SIDE_;
+    static constexpr int ROWS = 16 * MT, BM = ROWS * WARPS / SIDE, THREADS = 32 * WARPS, COLUMNS = C / SIDE, KEYS = BN / SIDE;
+    static constexpr int PITCH = C + 4, WIDE = BN + 8;  // floats
+    static_assert(C % 32 == 0 && KEYS % 8 == 0 && COLUMNS % 32 == 0 && (PRODUCTS == 1 || PRODUCTS == 3));
+    static_assert(SIDE == 1 || (SIDE == 2 && WARPS % 2 == 0 && BN % 16 == 0));
+
+    // Which 16 MT rows of the block this warp has, and which of the warps side by side it is.
+    static __device__ __forceinline__ i32 rows(i32 tid) { return tid / (32 * SIDE); }
+    static __device__ __forceinline__ i32 side(i32 tid) { return SIDE == 1 ? 0 : tid / 32 % SIDE; }
+
+    // This thread's first float: of scores' left operand among the rows that the block keeps, of their right operand in a tile
+    // that is stepped over, of B of weighted sums there, of the weights. Worked out each time they are needed: that costs
+    // less than registers through the loop.
+    static __device__ __forceinline__ i32 left() {
+        const i32 tid = thread_now();
+        return (rows(tid) * ROWS + tid % 32 / 4) * PITCH + tid % 4 * 8;
+    }
+    static __device__ __forceinline__ i32 right() {
+        const i32 tid = thread_now();
+        return (side(tid) * KEYS + tid % 32 / 4) * PITCH + tid % 4 * 8;
+    }
+    static __device__ __forceinline__ i32 down() {
+        const i32 tid = thread_now();
+        return tid % 4 * 2 * PITCH + side(tid) * COLUMNS + tid % 32 / 4 * 4;
+    }
+    static __device__ __forceinline__ i32 weights() {
+        const i32 tid = thread_now();
+        return (rows(tid) * ROWS + tid % 32 / 4) * WIDE + tid % 4 * 2;
+    }
+};
+
+__device__ __forceinline__ f32* shared_floats() { return (f32*)shared_memory; }
+
+// Rows `first` on of a tensor of `n` rows and `width` columns, ROWS of them, with 0 outside.
+template <typename P, int ROWS>
+__device__ __forceinline__ void bring_floats(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
+    constexpr int CHUNKS = P::C / 4, TOTAL = ROWS * CHUNKS, THREADS = P::THREADS;
+    const u32 to = shared_address(tile);
+    x += first * stride;
+    n -= first;
+    if constexpr (THREADS % CHUNKS == 0 && TOTAL % THREADS == 0) {
+        // A thread keeps its column; its rows are STEP apart.
+        constexpr int STEP = THREADS / CHUNKS;
+        const i32 tid = thread_now(), row = tid / CHUNKS, chunk = tid % CHUNKS;
+        const i32 from = row * (i32)stride + chunk * 4;
+        const u32 at = to + (row * P::PITCH + chunk * 4) * 4;
+        if (chunk * 4 >= width) n = 0;
+#pragma unroll
+        for (int i = 0; i < TOTAL / THREADS; i++) {
+            const bool on = row + i * STEP < n;
+            copy16(at + i * STEP * P::PITCH * 4, x + (on ? from + i * STEP * (i32)stride : 0), on);
+        }
+    } else {
+#pragma unroll 2
+        for (int i = thread_now(); i < TOTAL; i += THREADS) {
+            const i32 row = i / CHUNKS, chunk = i % CHUNKS;
+            const bool on = row < n && chunk * 4 < width;
+            copy16(to + (row * P::PITCH + chunk * 4) * 4, x + (on ? row * (i32)stride + chunk * 4 : 0), on);
+        }
+    }
+}
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void mma_tf32(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// N numbers as operands, of which tensor cores do not read the last 13 bits.
+//
+// Three products: hi is rounded in its bits, for which cvt.rna.tf32.f32 would take twice as many instructions on sm_90. (A NaN
+// that becomes something else by that is still one in lo. hi cut off instead of rounded would save a tenth of all instructions
+// and 2 to 3 % of the time, and errs up to 1.7 times as much.) What an infinity is multiplied into becomes NaN.
+//
+// One product: what is cut off is made up for by a product that adds 0.35 to 0.7 of the last bit that is read. It errs within 6 %
+// of what a rounding does, leaves TF32 numbers and NaN alone, and is one instruction where rounding is two.
+template <int PRODUCTS, int N>
+struct Split {
+    u32 hi[N], lo[PRODUCTS == 3 ? N : 1];
+    __device__ __forceinline__ void set(int i, f32 x) {
+        if constexpr (PRODUCTS == 3) {
+            hi[i] = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+            lo[i] = __float_as_uint(x - __uint_as_float(hi[i]));
+        } else {
+            hi[i] = __float_as_uint(x * 1.00034f);
+        }
+    }
+};
+
+// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`).
+template <typename P>
+__device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], const f32* a, const f32* b) {
+    constexpr int MT = P::MT, N = P::KEYS;
+    constexpr bool THREE = P::PRODUCTS == 3;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[m][j][i] = 0.0f;
+    // Not unrolled: that takes up to 20 registers more.
+#pragma unroll 1
+    for (int k = 0; k < P::C / 16; k++) {
+        const int column = k / 2 * 32 + k % 2 * 4;
+        Split<P::PRODUCTS, 4> u[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float4 w = *(const float4*)(a + (m * 16 + h * 8) * P::PITCH + column);
+                u[m][0].set(h, w.x);
+                u[m][0].set(h + 2, w.y);
+                u[m][1].set(h, w.z);
+                u[m][1].set(h + 2, w.w);
+            }
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            const float4 w = *(const float4*)(b + j * 8 * P::PITCH + column);
+            Split<P::PRODUCTS, 4> v;
+            v.set(0, w.x);
+            v.set(1, w.y);
+            v.set(2, w.z);
+            v.set(3, w.w);
+            if constexpr (THREE) {
+                f32 c[MT][4];
+#pragma unroll
+                for (int m = 0; m < MT; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
+#pragma unroll
+                for (int s = 0; s < 2; s++) {
+#pragma unroll
+                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].lo, v.hi[2 * s], v.hi[2 * s + 1]);
+#pragma unroll
+                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].hi, v.lo[2 * s], v.lo[2 * s + 1]);
+                }
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+#pragma unroll
+                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].hi, v.hi[2 * s], v.hi[2 * s + 1]);
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) x[m][j][i] += c[m][i];
+            } else {
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+#pragma unroll
+                    for (int m = 0; m < MT; m++) mma_tf32(x[m][j], u[m][s].hi, v.hi[2 * s], v.hi[2 * s + 1]);
+            }
+        }
+    }
+}
+
+// The left operand of weighted sums: scores as they came out of their product ...
+template <typename P>
+struct OwnWeights {
+    const f32 (&x)[P::MT][P::KEYS / 8][4];
+    __device__ __forceinline__ void get(f32 (&w)[4], int m, int k) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = x[m][k][i];
+    }
+};
+
+// ... or of two warps side by side, in shared memory: BM rows of WIDE floats. `at` is the thread's place
+// (`weights`) among them.
+template <typename P>
+struct SharedWeights {
+    f32* at;
+    __device__ __forceinline__ void get(f32 (&w)[4], int m, int k) const {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 two = *(const float2*)(at + (m * 16 + h * 8) * P::WIDE + k * 8);
+            w[2 * h] = two.x;
+            w[2 * h + 1] = two.y;
+        }
+    }
+    __device__ __forceinline__ void put(const f32 (&x)[P::MT][P::KEYS / 8][4]) const {
+        f32* const to = at + P::side(thread_now()) * P::KEYS;
+#pragma unroll
+        for (int m = 0; m < P::MT; m++)
+#pragma unroll
+            for (int j = 0; j < P::KEYS / 8; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    *(float2*)(to + (m * 16 + h * 8) * P::WIDE + j * 8) =
+                        make_float2(x[m][j][2 * h], x[m][j][2 * h + 1]);
+    }
+};
+
+// Until both warps that share rows are here.
+template <typename P>
+__device__ __forceinline__ void meet() {
+    asm volatile("bar.sync %0, 64;" ::"r"(P::rows(thread_now()) + 1) : "memory");
+}
+
+// y = fade y + W B: W the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's place (`down`) in it.
+// fade(m, h) is of row 16 m + 8 h + g.
+template <typename P, typename W, typename F>
+__device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F fade) {
+    constexpr int MT = P::MT, K = P::BN, N = P::COLUMNS;
+    constexpr bool THREE = P::PRODUCTS == 3;
+#pragma unroll
+    for (int n = 0; n < N / 32; n++) {
+        // Weights are read and split anew for each piece: held, they would take registers.
+        if (P::SIDE == 2) __syncwarp();
+        f32 c[MT][4][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) c[m][j][i] = 0.0f;
+#pragma unroll
+        for (int k = 0; k < K / 8; k++) {
+            Split<P::PRODUCTS, 4> u[MT], v[2];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                f32 w[4];
+                weights.get(w, m, k);
+                u[m].set(0, w[0]);
+                u[m].set(1, w[2]);
+                u[m].set(2, w[1]);
+                u[m].set(3, w[3]);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float4 row = *(const float4*)(b + (k * 8 + r) * P::PITCH + n * 32);
+                v[r].set(0, row.x);
+                v[r].set(1, row.y);
+                v[r].set(2, row.z);
+                v[r].set(3, row.w);
+            }
+            if constexpr (THREE) {
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].lo, v[0].hi[j], v[1].hi[j]);
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].lo[j], v[1].lo[j]);
+            }
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].hi[j], v[1].hi[j]);
+        }
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) y[m][n * 4 + j][i] = __fmaf_rn(y[m][n * 4 + j][i], fade(m, i / 2), c[m][j][i]);
+    }
+}
+
+// Without fading.
+struct Full {
+    __device__ __forceinline__ f32 operator()(int, int) const { return 1.0f; }
+};
+
+// What weighted_tf32 made, each row times by(m, h), to rows `first` on of a tensor; the warp's own are among them.
+template <typename P, typename F>
+__device__ __forceinline__ void store_floats(
+    const f32 (&y)[P::MT][P::COLUMNS / 8][4], F by, f32* x, i64 stride, i32 first, i32 n, i32 width) {
+    const i32 tid = thread_now(), column = P::side(tid) * P::COLUMNS + tid % 4 * 8;
+#pragma unroll
+    for (int m = 0; m < P::MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const i32 row = first + P::rows(tid) * P::ROWS + m * 16 + h * 8 + tid % 32 / 4;
+            const f32 f = by(m, h);
+#pragma unroll
+            for (int j = 0; j < P::COLUMNS / 8; j += 4)
+#pragma unroll
+                for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    const i32 c = column + j * 8 + (i & 1) * 4;
+                    if (row < n && c < width)
+                        *(float4*)(x + row * stride + c) =
+                            make_float4(y[m][j][i] * f, y[m][j + 1][i] * f, y[m][j + 2][i] * f, y[m][j + 3][i] * f);
+                }
+        }
+}
+
+template <int MT, int N>
+__device__ __forceinline__ void clear(f32 (&y)[MT][N][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) y[m][j][i] = 0.0f;
+}
+
+}  // namespace attention
