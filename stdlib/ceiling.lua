@@ -3,7 +3,8 @@
 
 local pl = require "perilune"
 
----The rate of `work` units done by one call of `fn`, which returns a tensor: the best of some rounds.
+---The rate of `work` units done by one call of `fn`, which returns a tensor: what longer rounds take beyond short ones, which
+---leaves out what a round costs by itself; the median of five.
 local function rate(work, fn)
   local function round(n)
     local start = pl.clock()
@@ -14,12 +15,16 @@ local function rate(work, fn)
     end
     pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() -- waits for the device
     y:free()
-    return (pl.clock() - start) / n
+    return pl.clock() - start
   end
   round(3) -- compiles, and lets the device wake up
-  local best = math.huge
-  for _ = 1, 5 do best = math.min(best, round(10)) end
-  return work / best
+  local rounds = {}
+  for i = 1, 5 do
+    local short = round(5)
+    rounds[i] = math.max(round(20) - short, 1e-9) / 15
+  end
+  table.sort(rounds)
+  return work / rounds[3]
 end
 
 ---@param dtype perilune.DType|"tf32" of the products

@@ -30,11 +30,13 @@ function parts.attention()
   local documents = pl.tensor { { 0, 0, 0, 1, 1 }, { 2, 2, 3, 3, 3 } }
   for _, dtype in ipairs { "bf16", "f16", "f32" } do
     for _, d in ipairs { 32, 64, 96, 128, 256 } do
-      for _, o in ipairs { {}, { is_causal = true }, { is_causal = true, window = 50 }, { is_causal = true, documents = true } } do
-        local t = d == 256 and 137 or 201
-        if o.documents then o = { is_causal = true, documents = documents:repeat_interleave((t + 4) // 5, 1):narrow(1, 0, t) } end
-        o.enable_gqa = true
-        both(function(q, k, v) return pl.scaled_dot_product_attention(q, k, v, o) end,
+      local t = d == 256 and 137 or 201
+      local split = documents:repeat_interleave((t + 4) // 5, 1):narrow(1, 0, t)
+      for _, c in ipairs { {}, { causal = true }, { causal = true, window = 50 }, { causal = true, documents = split } } do
+        both(function(q, k, v)
+          return pl.scaled_dot_product_attention(q, k, v,
+            { is_causal = c.causal, window = c.window, documents = c.documents, enable_gqa = true })
+        end,
           rand({ 2, 4, t, d }, dtype), rand({ 2, 2, t, d }, dtype), rand({ 2, 2, t, d }, dtype))
       end
     end
@@ -66,8 +68,8 @@ function parts.rows()
   for _, dtype in ipairs { "bf16", "f32" } do
     for _, n in ipairs { 1, 7, 300, 1600, 5000, 50257 } do
       local w, b = rand({ n }, dtype), rand({ n }, dtype)
-      both(function(x, w, b) return x:layer_norm(w, b) end, rand({ 21, n }, dtype), w, b)
-      both(function(x, w) return x:rms_norm(w) end, rand({ 21, n }, dtype), w)
+      both(function(x, a, c) return x:layer_norm(a, c) end, rand({ 21, n }, dtype), w, b)
+      both(function(x, a) return x:rms_norm(a) end, rand({ 21, n }, dtype), w)
       both(function(x) return x:softmax(-1) end, rand({ 21, n }, dtype))
       local y = pl.eval(pl.randint(0, n, { 21 }))
       both(function(x) return pl.cross_entropy(x, y) end, rand({ 21, n }, dtype))

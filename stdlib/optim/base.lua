@@ -107,7 +107,8 @@ local bounds = { lr = math.huge, weight_decay = math.huge, eps = math.huge, mome
 
 local function check_bounds(op, options)
   for _, name in ipairs(tree.names(bounds)) do
-    if type(options[name]) == "number" then check.between(op, name, options[name], 0, bounds[name]) end
+    local most = bounds[name] --[[@as number]]
+    if type(options[name]) == "number" then check.between(op, name, options[name], 0, most) end
   end
 end
 

