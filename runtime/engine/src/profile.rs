@@ -275,26 +275,35 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
     out
 }
 
-/// A table by kernel, plan by plan, slowest first: share, microseconds a run, GB/s, GFLOP/s, percent of the ceiling of what
-/// bounds it, that, kernel, recipe line.
+/// A table by kernel, plan by plan, slowest first, equal ones of a line together: share, microseconds a run, how many, GB/s,
+/// GFLOP/s, percent of the ceiling of what bounds them, that, kernel, recipe line.
 pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     let mut out = String::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
         let sum: f64 = plan.iter().map(|t| t.seconds).sum();
         let _ = writeln!(out, "{} runs · {:.0} us a run · {} kernels", plan[0].runs, sum * 1e6, plan.len());
-        let mut order: Vec<&Timing> = plan.iter().collect();
-        order.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        for t in order {
-            let (share, bound) = t.bound(c);
+        let runs = plan[0].runs as f64;
+        let mut kinds: Vec<(&Timing, Sum)> = Vec::new();
+        let mut known: HashMap<(&str, &str, &str), usize> = HashMap::new();
+        for t in plan {
+            let at = *known.entry((&t.name, &t.space, &t.place)).or_insert_with(|| {
+                kinds.push((t, Sum::default()));
+                kinds.len() - 1
+            });
+            kinds[at].1.add(t, c);
+        }
+        kinds.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+        for (t, s) in kinds {
+            let (share, bound) = s.bound();
             let _ = writeln!(
                 out,
-                "{:>5.1} % {:>9.1} us {:>7.1} GB/s {:>8.1} GFLOP/s {} {:<7}  {:<40} {:<22} {}",
-                t.seconds / sum * 100.0,
-                t.seconds * 1e6,
-                (t.cost.read + t.cost.written) as f64 / t.seconds / 1e9,
-                t.cost.flops as f64 / t.seconds / 1e9,
+                "{:>5.1} % {:>9.1} us {:>4} x {:>7.1} GB/s {:>8.1} GFLOP/s {} {bound:<7}  {:<40} {:<22} {}",
+                s.seconds / runs / sum * 100.0,
+                s.seconds / runs * 1e6,
+                s.kernels / plan[0].runs,
+                s.bytes / s.seconds / 1e9,
+                s.flops / s.seconds / 1e9,
                 percent(share, 4),
-                bound.name(),
                 t.name,
                 t.space,
                 t.place,
@@ -372,7 +381,7 @@ mod tests {
         let table = by_line(&all, &[], &c, 2);
         assert!(table.contains("100.0 %      4000.0        2"), "{table}");
         assert!(table.contains("memory    a.lua:1"), "{table}");
-        assert!(by_kernel(&all, &c).starts_with("2 runs · 4000 us a run · 2 kernels\n 75.0 %    3000.0 us"));
+        assert!(by_kernel(&all, &c).starts_with("2 runs · 4000 us a run · 2 kernels\n 75.0 %    3000.0 us    1 x"));
         let trace = trace(&all, &[], &c, 2);
         assert!(
             trace.contains(r#""name":"exp","cat":"kernel","ph":"X","pid":0,"tid":0,"ts":3000.000,"dur":1000.000"#),

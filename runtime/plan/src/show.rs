@@ -25,19 +25,35 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
     let mut flops = k.regions().iter().map(work).sum();
     let mut written = k.writes();
     if let Kernel::Library(l) = k {
-        let out = p.values[l.outputs[0].0 as usize].shape;
-        let last = |s: Shape| s.dims().last().copied().unwrap_or(0);
-        flops += match l.op.name {
-            "matmul" | "linear" | "grouped_matmul" => 2 * last(l.inputs[0].shape()) * out.numel(),
-            "grouped_sums" => 2 * l.inputs[0].shape().numel() * last(out),
-            _ => 0,
-        };
+        flops += routine(l, p.values[l.outputs[0].0 as usize].shape);
         if l.epilogue.is_some() {
             // The mapped result is what leaves the kernel.
             written.retain(|v| *v != l.outputs[0]);
         }
     }
     Cost { read: bytes(k.reads()), written: bytes(written), flops }
+}
+
+/// The operations of a routine's products, as it makes them.
+fn routine(l: &Library, out: Shape) -> usize {
+    let dims = |k: usize| l.inputs.get(k).map_or(out, |x| x.shape());
+    let last = |s: Shape, back: usize| s.dims().iter().rev().nth(back).copied().unwrap_or(1);
+    let filter = |w: Shape| w.dims().iter().skip(1).product::<usize>();
+    // Of attention with a causal mask half of the scores are made. (A window or documents leave out more: what, only data tell.)
+    let scores = |products: usize| {
+        let all = products * 2 * out.numel() * last(dims(1), 1);
+        if l.attrs.first() == Some(&1) { all / 2 } else { all }
+    };
+    match l.op.name {
+        "matmul" | "linear" | "grouped_matmul" => 2 * last(dims(0), 0) * out.numel(),
+        "grouped_sums" => 2 * dims(0).numel() * last(out, 0),
+        "scaled_dot_product_attention" => scores(2),
+        "scaled_dot_product_attention_backward" => scores(5),
+        "conv2d" => 2 * out.numel() * filter(dims(1)),
+        "conv2d_backward_input" => 2 * dims(0).numel() * filter(dims(1)),
+        "conv2d_backward_weight" => 2 * dims(1).numel() * filter(out),
+        _ => 0,
+    }
 }
 
 /// The work of a node's products (matrix products, convolutions, attention), as it was recorded: what is computed a second
