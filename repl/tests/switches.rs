@@ -178,3 +178,22 @@ fn a_plan_on_the_cpu_shows_the_recipes_kernel_where_a_gpu_would_run_it() {
     assert_eq!((r.status, r.out.as_str()), (Some(0), "4200.0\n"), "{}", r.err);
     assert!(r.err.contains("__global__ void twice("), "{}", r.err);
 }
+
+#[test]
+fn a_gpus_plan_counts_what_attention_computes() {
+    let p = place();
+    p.file(
+        "attention.lua",
+        r#"
+local pl = require "perilune"
+local q = pl.eval(pl.randn({ 2, 64, 32 }):to "bf16")
+for _, causal in ipairs { true, false } do
+  print(pl.plan(pl.scaled_dot_product_attention(q, q, q, { is_causal = causal }), { source = true }))
+end
+"#,
+    );
+    let r = with(&p, &["run", "attention.lua", "--device", "cpu"], &[]);
+    // 4 x 2 heads x 64 queries x 32 x 64 keys; half of it where half of the scores are masked.
+    let flops: Vec<&str> = r.out.lines().filter(|l| l.contains(" scaled_dot_product_attention ")).collect();
+    assert!(flops.len() == 2 && flops[0].contains("524.3 kFLOP") && flops[1].contains("1.0 MFLOP"), "{}", r.out);
+}

@@ -434,14 +434,3 @@ describe("a script of its own", function()
     expect(w):to_be_near({ 1, 2, 3, 4, 5, 6, 7, 8 }, 0.02)
   end)
 end)
-
-describe("plans with texts", function()
-  it("count the operations of attention, half of them under a causal mask", function()
-    local q = pl.eval(pl.randn { 2, 64, 32 }:to "bf16")
-    local function plan(causal)
-      return pl.plan(pl.scaled_dot_product_attention(q, q, q, { is_causal = causal }), { source = true })
-    end
-    expect(plan(false)):to_contain "1.0 MFLOP" -- 4 x 2 x 64 x 32 x 64
-    expect(plan(true)):to_contain "524.3 kFLOP"
-  end)
-end)
