@@ -98,7 +98,7 @@ __device__ __forceinline__ void backward_kv_tf32(
         if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) &&
             (!D::ON || (query < near.y && query + BN > near.x))) {
             f32 x[MT][KEYS / 8][4];
-            scores_tf32<P>(x, sk + P::left(), tq + P::right());
+            scores_tf32<P, true>(x, sk + P::left(), tq + P::right());
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
                 float2 base = *(const float2*)(numbers + j * 8);

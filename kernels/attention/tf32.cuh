@@ -120,8 +120,10 @@ struct Split {
     }
 };
 
-// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`).
-template <typename P>
+// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`). Which small
+// product comes first decides about the last bits: with keys on the left SWAP makes the scores those of the forward pass, so
+// that weights made again agree with the sums that they were divided by.
+template <typename P, bool SWAP = false>
 __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], const f32* a, const f32* b) {
     constexpr int MT = P::MT, N = P::KEYS;
     constexpr bool THREE = P::PRODUCTS == 3;
@@ -161,9 +163,14 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
 #pragma unroll
                 for (int s = 0; s < 2; s++) {
 #pragma unroll
-                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].lo, v.hi[2 * s], v.hi[2 * s + 1]);
+                    for (int turn = 0; turn < 2; turn++)
 #pragma unroll
-                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].hi, v.lo[2 * s], v.lo[2 * s + 1]);
+                        for (int m = 0; m < MT; m++) {
+                            if ((turn == 0) != SWAP)
+                                mma_tf32(c[m], u[m][s].lo, v.hi[2 * s], v.hi[2 * s + 1]);
+                            else
+                                mma_tf32(c[m], u[m][s].hi, v.lo[2 * s], v.lo[2 * s + 1]);
+                        }
                 }
 #pragma unroll
                 for (int s = 0; s < 2; s++)

@@ -118,7 +118,8 @@ EACH_FLOAT(OP_FLOAT)
 #undef OP_FLOAT
 
 // 1 / (1 + exp(-x)), where exp(-x) = 2^t (1 + d): t is the rounded product, d what rounding and the constant leave out.
-// Between the bounds 2^t is finite and d a number; behind them the result is 1, or 0 as it would be below 2^-126.
+// Between the bounds 2^t is finite and d a number; behind them the result is 1, or 0 as it would be below 2^-126. One step of
+// Newton's for the quotient takes back what the sum lost, too.
 FN f32 op_sigmoid(f32 x) {
     const f32 MINUS_LOG2E = -1.44269502f, REST = -1.92596303e-8f, LN2 = 0.693147182f, BOUND = 88.7f;
     asm("max.NaN.f32 %0, %0, %1;\n\tmin.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(-BOUND), "f"(BOUND));
@@ -126,8 +127,10 @@ FN f32 op_sigmoid(f32 x) {
     const f32 d = __fmul_rn(LN2, __fmaf_rn(x, REST, __fmaf_rn(x, MINUS_LOG2E, -t)));
     f32 e, y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + __fmaf_rn(e, d, e)));
-    return y;
+    e = __fmaf_rn(e, d, e);
+    const f32 sum = __fadd_rn(1.0f, e), lost = __fadd_rn(e, -__fadd_rn(sum, -1.0f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(sum));
+    return __fmaf_rn(y, __fmaf_rn(-lost, y, __fmaf_rn(-sum, y, 1.0f)), y);
 }
 // Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0.
 FN f64 op_sigmoid(f64 x) {

@@ -70,7 +70,7 @@ def main():
     parser.add_argument("program", metavar="TRAIN_GPT2CU")
     parser.add_argument("case", nargs="*", help="of " + ", ".join(CASES))
     parser.add_argument("--perilune", default="target/release/perilune")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     unknown = [c for c in args.case if c not in CASES]
     if unknown:
         parser.error(f"there is no case {unknown[0]}: it is one of {', '.join(CASES)}")

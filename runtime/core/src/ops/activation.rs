@@ -69,18 +69,23 @@ pub static RELU: Op = Op {
     ..Op::BASE
 };
 
-/// 2 sqrt(2 / pi) and the cubic coefficient of the tanh form.
-const TANH_SCALE: f64 = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+/// sqrt(2 / pi) and the cubic coefficient of the tanh form.
+const TANH_SCALE: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 const TANH_CUBIC: f64 = 0.044715;
 
-/// (1 + tanh(u)) / 2 = sigmoid(2 u) for u = sqrt(2/pi) (x + 0.044715 x^3), and x^2. The sigmoid keeps its accuracy where the sum
-/// with tanh would cancel, and takes half the instructions.
+/// tanh(sqrt(2/pi) (x + 0.044715 x^3)), and x^2.
 fn gelu_tanh(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     let square = g.square(x)?;
     let u = g.mul_c(square, TANH_SCALE * TANH_CUBIC)?;
     let u = g.add_c(u, TANH_SCALE)?;
     let u = g.mul(x, u)?;
-    Ok((g.sigmoid(u)?, square))
+    Ok((g.tanh(u)?, square))
+}
+
+/// (1 + t) / 2.
+fn half_above(g: &mut Graph, t: NodeId) -> Result<NodeId> {
+    let t = g.mul_c(t, 0.5)?;
+    g.add_c(t, 0.5)
 }
 
 /// The normal distribution function at x.
@@ -101,7 +106,10 @@ pub static GELU: Op = Op {
         let tanh = attrs[0] != 0;
         g.island(x[0], |g, x| {
             let p = match tanh {
-                true => gelu_tanh(g, x)?.0,
+                true => {
+                    let (t, _) = gelu_tanh(g, x)?;
+                    half_above(g, t)?
+                }
                 false => normal_cdf(g, x)?,
             };
             g.mul(x, p)
@@ -123,14 +131,16 @@ pub static GELU_BACKWARD: Op = Op {
         g.island(x[0], |g, x| {
             let s = match tanh {
                 true => {
-                    let (s, square) = gelu_tanh(g, x)?;
-                    let inner = g.mul_c(square, 3.0 * TANH_SCALE * TANH_CUBIC)?;
-                    let inner = g.add_c(inner, TANH_SCALE)?;
-                    let flat = g.rsub_c(1.0, s)?;
-                    let flat = g.mul(s, flat)?;
+                    let (t, square) = gelu_tanh(g, x)?;
+                    let left = half_above(g, t)?;
+                    // Half of the slope of what tanh is taken of.
+                    let inner = g.mul_c(square, 1.5 * TANH_SCALE * TANH_CUBIC)?;
+                    let inner = g.add_c(inner, 0.5 * TANH_SCALE)?;
+                    let flat = g.square(t)?;
+                    let flat = g.rsub_c(1.0, flat)?;
                     let right = g.mul(flat, inner)?;
                     let right = g.mul(x, right)?;
-                    g.add_(s, right)?
+                    g.add_(left, right)?
                 }
                 false => {
                     let cdf = normal_cdf(g, x)?;
