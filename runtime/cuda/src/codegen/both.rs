@@ -8,8 +8,9 @@
 
 use super::body::Body;
 use super::col::{cell, col_stores, combine};
-use super::emit::{Emit, Pass, Place};
+use super::emit::Emit;
 use super::expr;
+use super::pass::{Pass, Place};
 use super::row::{crossing, held_words, passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split::take;

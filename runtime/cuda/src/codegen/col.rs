@@ -2,8 +2,9 @@
 //! different blocks of threads. Partials of chunks go to the workspace and a second launch combines them.
 
 use super::body::Body;
-use super::emit::{Emit, Pass, Place};
+use super::emit::Emit;
 use super::expr;
+use super::pass::{Pass, Place};
 use super::row::row_pack;
 use super::space::{self, Columns, OCTET};
 use super::split::{Saved, recall, take};

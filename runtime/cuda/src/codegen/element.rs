@@ -2,8 +2,9 @@
 //! rows), passes go as if it held for none, and the thread that has the element sees to it.
 
 use super::body::operands;
-use super::emit::{Coords, Emit, element};
+use super::emit::Emit;
 use super::expr;
+use super::load::{Coords, element};
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 

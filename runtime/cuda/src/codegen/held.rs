@@ -1,8 +1,9 @@
 //! A staged row whose 16-bit elements wait in registers, as they come from memory, while what is kept of them fills the shared
 //! memory. The next row's loads are under way in the last passes, which read only what is kept.
 
-use super::emit::{Emit, Place};
+use super::emit::Emit;
 use super::expr;
+use super::pass::Place;
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use crate::launch::Props;
 

@@ -2,9 +2,10 @@
 
 use super::body::Body;
 use super::element::{Apart, apart};
-use super::emit::{Emit, Kept};
+use super::emit::Emit;
 use super::expr;
 use super::row::Passes;
+use super::wait::Kept;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 

@@ -3,7 +3,8 @@
 //! grid.
 
 use super::body::Body;
-use super::emit::{Emit, Pass, Place, pack};
+use super::emit::{Emit, pack};
+use super::pass::{Pass, Place};
 use super::stage::Stage;
 use crate::launch::Props;
 use perilune_core::ops::elementwise::MapFn;

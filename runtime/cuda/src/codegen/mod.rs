@@ -2,7 +2,7 @@
 //!
 //! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, long
 //! ones `staged` in shared memory, or over several launches `split`), column reductions (`col`, with those of
-//! rows in one walk `both`). `space` fixes the order of additions, `emit` writes what all of
+//! rows in one walk `both`). `space` fixes the order of additions, `emit`, `load`, `wait` and `pass` write what all of
 //! them have in common, `stage` turns text into launches, of one region or of many.
 
 mod body;
@@ -14,14 +14,17 @@ mod expr;
 mod held;
 mod index;
 mod keep;
+mod load;
 mod map;
 mod pairs;
+mod pass;
 mod row;
 mod space;
 mod split;
 mod stage;
 mod staged;
 mod text;
+mod wait;
 
 pub use expr::function;
 

@@ -1,7 +1,8 @@
 //! Maxima and minima of staged 16-bit floats, two at a time.
 
-use super::emit::{Emit, Place};
+use super::emit::Emit;
 use super::expr;
+use super::pass::Place;
 use perilune_core::DType;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::Code;

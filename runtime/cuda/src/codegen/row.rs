@@ -6,9 +6,10 @@
 
 use super::body::{Body, operands};
 use super::both;
-use super::emit::{Emit, Pass, Place, pack};
+use super::emit::{Emit, pack};
 use super::expr;
 use super::index::{self, Access, Reading};
+use super::pass::{Pass, Place};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split;
 use super::stage::Stage;

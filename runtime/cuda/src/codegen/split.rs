@@ -6,8 +6,9 @@
 //! share the text.
 
 use super::body::Body;
-use super::emit::{Emit, Pass, Place};
+use super::emit::Emit;
 use super::expr;
+use super::pass::{Pass, Place};
 use super::row::{passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::stage::{Fact, Stage};

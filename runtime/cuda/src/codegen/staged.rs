@@ -10,10 +10,11 @@
 
 use super::body::Body;
 use super::element::Asked;
-use super::emit::{Emit, Pass, Place};
+use super::emit::Emit;
 use super::expr;
 use super::held::Held;
 use super::keep;
+use super::pass::{Pass, Place};
 use super::row::{Passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::stage::Stage;
