@@ -107,8 +107,9 @@ local bounds = { lr = math.huge, weight_decay = math.huge, eps = math.huge, mome
 
 local function check_bounds(op, options)
   for _, name in ipairs(tree.names(bounds)) do
-    local most = bounds[name] --[[@as number]]
-    if type(options[name]) == "number" then check.between(op, name, options[name], 0, most) end
+    local value, most = options[name], bounds[name] --[[@as number]]
+    if value == math.huge then pl.error(op, name .. " is inf, but must be finite") end
+    if type(value) == "number" then check.between(op, name, value, 0, most) end
   end
 end
 

@@ -248,6 +248,7 @@ describe("options of optimizers", function()
     expect(function() optim.SGD({ w }, { lr = 0.1, momentum = -0.9 }) end):to_raise "momentum is -0.9"
     expect(function() optim.AdamW({ w }, { weight_decay = -0.1 }) end):to_raise "weight_decay is -0.1"
     expect(function() optim.AdamW({ w }, { lr = 0 / 0 }) end):to_raise "lr is"
+    expect(function() optim.AdamW({ w }, { lr = 1 / 0 }) end):to_raise "lr is inf"
     expect(function() optim.AdamW({ { params = { w }, eps = -1 } }) end):to_raise "eps is -1"
     expect(function() optim.RMSprop({ w }, { alpha = 1.5 }) end):to_raise "alpha is 1.5"
   end)

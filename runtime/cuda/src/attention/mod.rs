@@ -1,9 +1,9 @@
 //! Attention as kernels that never hold the T x S scores: `kernels/attention/`, for bf16, f16 and f32 from sm_80.
 //!
 //! Forward is one launch. Backward is three: the rows' `delta` (which kernels of warpgroups compute themselves), then dq, then dk
-//! and dv; each adds up in a fixed order, so a gradient has the same bits in every run. Operands are read through their strides where rows are contiguous and
-//! 16-byte aligned (views of a fused projection are), and copied to the workspace first where they are not. Masks, head
-//! sizes that are no multiple of 8 (in f32 of 4) and f64 are left to the decomposition.
+//! and dv; each adds up in a fixed order, so a gradient has the same bits in every run. Operands are read through their strides
+//! where rows are contiguous and 16-byte aligned (views of a fused projection are), and copied to the workspace first where
+//! they are not. Masks, head sizes that are no multiple of 8 (in f32 of 4) and f64 are left to the decomposition.
 //! Numbers of documents take one small launch more in each direction, after which tiles that see nothing of each other are
 //! skipped (`documents.cuh`).
 //!

@@ -102,13 +102,13 @@ impl Reader {
 
     /// x (N, 3, P, P) u8 and y (N) i64. Panics if an item is beyond the folder.
     pub fn batch(&mut self, items: &[Item]) -> Result<(HostTensor, HostTensor)> {
-        let job = match self.expected.iter().position(|job| job.items == items) {
-            Some(at) => {
-                // Those before it were expected earlier and have been passed over.
-                self.expected.drain(..at).for_each(|job| job.dropped.store(true, Ordering::Relaxed));
-                self.expected.pop_front().unwrap_or_else(|| self.start(items))
-            }
-            None => self.start(items),
+        if let Some(at) = self.expected.iter().position(|job| job.items == items) {
+            // Those before it were expected earlier and have been passed over.
+            self.expected.drain(..at).for_each(|job| job.dropped.store(true, Ordering::Relaxed));
+        }
+        let job = match self.expected.pop_front_if(|job| job.items == items) {
+            Some(job) => job,
+            None => self.start(items)?,
         };
         let mut state = lock(&job.state);
         while state.left > 0 {
@@ -124,12 +124,12 @@ impl Reader {
         Ok((x, HostTensor::from_i64(Shape::of(&[items.len()]), &classes)))
     }
 
-    /// Begins with a batch that will be asked for.
+    /// Begins with a batch that will be asked for, if there is room for it: if not, asking for it says so.
     pub fn expect(&mut self, items: &[Item]) {
         if self.expected.iter().any(|job| job.items == items) {
             return;
         }
-        let job = self.start(items);
+        let Ok(job) = self.start(items) else { return };
         self.expected.push_back(job);
         if self.expected.len() > EXPECTED
             && let Some(job) = self.expected.pop_front()
@@ -138,11 +138,11 @@ impl Reader {
         }
     }
 
-    fn start(&self, items: &[Item]) -> Arc<Job> {
+    fn start(&self, items: &[Item]) -> Result<Arc<Job>> {
         let beyond = items.iter().find(|item| item.image >= self.folder.len());
         assert!(beyond.is_none(), "this is a bug: {beyond:?} of {} images", self.folder.len());
         let form = self.form;
-        let state = State { pixels: vec![0; items.len() * form.nbytes()], left: items.len(), failed: None };
+        let state = State { pixels: room(items.len(), form)?, left: items.len(), failed: None };
         let (state, dropped) = (Mutex::new(state), AtomicBool::new(false));
         let job = Arc::new(Job { items: items.to_vec(), state, done: Condvar::new(), dropped });
         for (place, &item) in items.iter().enumerate() {
@@ -166,8 +166,24 @@ impl Reader {
                 }
             });
         }
-        job
+        Ok(job)
     }
+}
+
+/// Zeros for a batch.
+fn room(count: usize, form: Form) -> Result<Vec<u8>> {
+    let nbytes = count.checked_mul(form.nbytes());
+    let mut out = Vec::new();
+    match nbytes.filter(|n| out.try_reserve_exact(*n).is_ok()) {
+        Some(n) => out.resize(n, 0),
+        None => {
+            let p = form.pixels;
+            let rule = format!("of {count} images of {p} x {p} does not fit into the host's memory");
+            return Err(Error::argument("a batch", rule)
+                .hint("a smaller batch, with `accumulate = n` for the same gradients, or fewer pixels"));
+        }
+    }
+    Ok(out)
 }
 
 impl Drop for Reader {

@@ -187,6 +187,15 @@ fn batches(threads: usize, expect: bool, crop: Crop) -> Vec<(HostTensor, HostTen
 }
 
 #[test]
+fn a_batch_that_no_memory_holds_is_an_error() {
+    let mut reader = Reader::new(folder(), 16384, RANDOM, Some(1)).expect("reader");
+    let items = vec![Item { image: 0, sample: 0 }; 1 << 20];
+    reader.expect(&items);
+    let e = reader.batch(&items).map(drop).map_err(|e| e.to_string()).expect_err("842 TB");
+    assert!(e.contains("of 1048576 images of 16384 x 16384 does not fit") && e.contains("a smaller batch"), "{e}");
+}
+
+#[test]
 fn batches_do_not_depend_on_threads_nor_on_what_was_expected() {
     for crop in [RANDOM, Crop::Center { resize: 28 }] {
         let one = batches(1, false, crop);
