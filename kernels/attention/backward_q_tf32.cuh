@@ -118,6 +118,8 @@ __device__ __forceinline__ void backward_q_tf32(
                 meet<P>();
                 weighted_tf32<P>(acc, both, sk + here + P::down(), Full());
             }
+        } else {
+            meet_idle<P, 1>();
         }
         if (P::STAGES == 1) {
             __syncthreads();

@@ -150,6 +150,8 @@ __device__ __forceinline__ void forward_tf32(
                 meet<P>();
                 weighted_tf32<P>(o, both, sv + here + P::down(), fades);
             }
+        } else {
+            meet_idle<P, 2>();
         }
         if (P::STAGES == 2) here = TILE - here;
     }

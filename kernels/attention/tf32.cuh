@@ -17,7 +17,7 @@
 // A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
 //
 // Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
-// head, of results one tile, the small products first; such sums are added with FADD, which rounds to nearest.
+// head, of results one tile or less, the small products first; such sums are added with FADD, which rounds to nearest.
 #pragma once
 #include "attention/documents.cuh"
 
@@ -120,10 +120,8 @@ struct Split {
     }
 };
 
-// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`). Which small
-// product comes first decides about the last bits: with keys on the left SWAP makes the scores those of the forward pass, so
-// that weights made again agree with the sums that they were divided by.
-template <typename P, bool SWAP = false>
+// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`).
+template <typename P>
 __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], const f32* a, const f32* b) {
     constexpr int MT = P::MT, N = P::KEYS;
     constexpr bool THREE = P::PRODUCTS == 3;
@@ -163,14 +161,9 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
 #pragma unroll
                 for (int s = 0; s < 2; s++) {
 #pragma unroll
-                    for (int turn = 0; turn < 2; turn++)
+                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].lo, v.hi[2 * s], v.hi[2 * s + 1]);
 #pragma unroll
-                        for (int m = 0; m < MT; m++) {
-                            if ((turn == 0) != SWAP)
-                                mma_tf32(c[m], u[m][s].lo, v.hi[2 * s], v.hi[2 * s + 1]);
-                            else
-                                mma_tf32(c[m], u[m][s].hi, v.lo[2 * s], v.lo[2 * s + 1]);
-                        }
+                    for (int m = 0; m < MT; m++) mma_tf32(c[m], u[m][s].hi, v.lo[2 * s], v.lo[2 * s + 1]);
                 }
 #pragma unroll
                 for (int s = 0; s < 2; s++)
@@ -232,64 +225,81 @@ __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0, 64;" ::"r"(P::rows(thread_now()) + 1) : "memory");
 }
 
+// For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
+// races across barriers of the block if they do not (docs/decisions.md).
+template <typename P, int TIMES>
+__device__ __forceinline__ void meet_idle() {
+    if constexpr (P::SIDE == 2) {
+#pragma unroll
+        for (int i = 0; i < TIMES; i++) meet<P>();
+    }
+}
+
 // y = fade y + W B: W the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's place (`down`) in it.
-// fade(m, h) is of row 16 m + 8 h + g.
-template <typename P, typename W, typename F>
+// fade(m, h) is of row 16 m + 8 h + g. Tensor cores add up CHAIN rows of B in a row.
+template <typename P, int CHAIN = P::BN, typename W, typename F>
 __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F fade) {
     constexpr int MT = P::MT, K = P::BN, N = P::COLUMNS;
     constexpr bool THREE = P::PRODUCTS == 3;
+    static_assert(K % CHAIN == 0);
 #pragma unroll
     for (int n = 0; n < N / 32; n++) {
-        // Weights are read and split anew for each piece: held, they would take registers.
-        if (P::SIDE == 2) __syncwarp();
-        f32 c[MT][4][4];
 #pragma unroll
-        for (int m = 0; m < MT; m++)
+        for (int first = 0; first < K; first += CHAIN) {
+            // Weights are read and split anew for each piece: held, they would take registers.
+            if (P::SIDE == 2) __syncwarp();
+            f32 c[MT][4][4];
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int m = 0; m < MT; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) c[m][j][i] = 0.0f;
+                for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int k = 0; k < K / 8; k++) {
-            Split<P::PRODUCTS, 4> u[MT], v[2];
+                    for (int i = 0; i < 4; i++) c[m][j][i] = 0.0f;
 #pragma unroll
-            for (int m = 0; m < MT; m++) {
-                f32 w[4];
-                weights.get(w, m, k);
-                u[m].set(0, w[0]);
-                u[m].set(1, w[2]);
-                u[m].set(2, w[1]);
-                u[m].set(3, w[3]);
-            }
+            for (int k = first / 8; k < (first + CHAIN) / 8; k++) {
+                Split<P::PRODUCTS, 4> u[MT], v[2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const float4 row = *(const float4*)(b + (k * 8 + r) * P::PITCH + n * 32);
-                v[r].set(0, row.x);
-                v[r].set(1, row.y);
-                v[r].set(2, row.z);
-                v[r].set(3, row.w);
-            }
-            if constexpr (THREE) {
+                for (int m = 0; m < MT; m++) {
+                    f32 w[4];
+                    weights.get(w, m, k);
+                    u[m].set(0, w[0]);
+                    u[m].set(1, w[2]);
+                    u[m].set(2, w[1]);
+                    u[m].set(3, w[3]);
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float4 row = *(const float4*)(b + (k * 8 + r) * P::PITCH + n * 32);
+                    v[r].set(0, row.x);
+                    v[r].set(1, row.y);
+                    v[r].set(2, row.z);
+                    v[r].set(3, row.w);
+                }
+                if constexpr (THREE) {
+#pragma unroll
+                    for (int m = 0; m < MT; m++)
+#pragma unroll
+                        for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].lo, v[0].hi[j], v[1].hi[j]);
+#pragma unroll
+                    for (int m = 0; m < MT; m++)
+#pragma unroll
+                        for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].lo[j], v[1].lo[j]);
+                }
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].lo, v[0].hi[j], v[1].hi[j]);
-#pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].lo[j], v[1].lo[j]);
+                    for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].hi[j], v[1].hi[j]);
             }
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) mma_tf32(c[m][j], u[m].hi, v[0].hi[j], v[1].hi[j]);
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        f32& to = y[m][n * 4 + j][i];
+                        to = first == 0 ? __fmaf_rn(to, fade(m, i / 2), c[m][j][i]) : to + c[m][j][i];
+                    }
         }
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) y[m][n * 4 + j][i] = __fmaf_rn(y[m][n * 4 + j][i], fade(m, i / 2), c[m][j][i]);
     }
 }
 
