@@ -39,6 +39,7 @@ local recipe = pl.recipe {
     vocab = 50304,                     -- 50257 tokens, padded
     context = 1024, batch = 32, accumulate = 1,
     checkpoint = false,                -- recompute blocks in the backward pass: less memory, a third more work
+    residual = "f32",                  -- what the blocks add to; "bf16" is coarser, faster and smaller, and what llm.c does
     steps = 1000, lr = 6e-4, warmup = 100, seed = 1337,
   },
 }
@@ -69,6 +70,7 @@ function recipe.model(p)
   local shape = sizes[p.size]
   if not shape then pl.error("gpt2", ("there is no size '%s'"):format(p.size), "one of tiny, 124M, 350M, 774M, 1558M") end
   local layers, heads, width = table.unpack(shape)
+  if p.residual ~= "f32" and p.residual ~= "bf16" then pl.error("gpt2", ("residual cannot be '%s'"):format(p.residual), "it is f32 or bf16") end
   local m = {
     wte = nn.Embedding(p.vocab, width, { std = 0.02 }),
     wpe = nn.Embedding(p.context, width, { std = 0.02 }),
@@ -80,7 +82,7 @@ function recipe.model(p)
   end
 
   function m:forward(ids_BT)
-    local x_BTC = self.wte(ids_BT) + self.wpe(pl.arange(ids_BT:size(1)))
+    local x_BTC = (self.wte(ids_BT) + self.wpe(pl.arange(ids_BT:size(1)))):to(p.residual)
     local call
     if p.ends >= 0 then
       local ends_BT = ids_BT:eq(p.ends):to("i64")

@@ -139,13 +139,14 @@ function cases.mlp()
   end)
 end
 
-local function gpt2(batch, layers, heads, C)
+-- With `residual` in bf16 blocks add to numbers of 16 bits, as llm.c's do; autocast leaves them in f32.
+local function gpt2(batch, layers, heads, C, residual)
   return function()
     local V, T = 50304, 1024
     local m = { wte = nn.Embedding(V, C, { std = 0.02 }), wpe = nn.Embedding(T, C, { std = 0.02 }), blocks = {}, norm = nn.LayerNorm(C) }
     for i = 1, layers do m.blocks[i] = nn.TransformerBlock(C, heads, { causal = true, approximate = "tanh" }) end
     function m:forward(ids)
-      local x = self.wte(ids) + self.wpe(pl.arange(T))
+      local x = (self.wte(ids) + self.wpe(pl.arange(T))):to(residual or "f32")
       for _, block in ipairs(self.blocks) do x = block(x) end
       return pl.linear(self.norm(x), self.wte.weight)
     end
@@ -170,6 +171,9 @@ end
 cases.gpt2_b64 = gpt2(64, 12, 12, 768)
 cases.gpt2_350m_b32 = gpt2(32, 24, 16, 1024)
 cases.gpt2_1558m_b8 = gpt2(8, 48, 25, 1600)
+cases.gpt2_b4_bf16_residual = gpt2(4, 12, 12, 768, "bf16")
+cases.gpt2_b32_bf16_residual = gpt2(32, 12, 12, 768, "bf16")
+cases.gpt2_1558m_b8_bf16_residual = gpt2(8, 48, 25, 1600, "bf16")
 
 -- Llama 3.2 1B, one step of 4 x 4096 tokens: recipes/llama.lua without its files.
 function cases.llama_1b()

@@ -129,23 +129,23 @@ class Block(torch.nn.Module):
 
 
 class GPT2(torch.nn.Module):
-    def __init__(self, layers, heads, c, v=50304, t=1024):
+    def __init__(self, layers, heads, c, residual, v=50304, t=1024):
         super().__init__()
-        self.wte, self.wpe = torch.nn.Embedding(v, c), torch.nn.Embedding(t, c)
+        self.residual, self.wte, self.wpe = residual, torch.nn.Embedding(v, c), torch.nn.Embedding(t, c)
         self.blocks, self.norm = torch.nn.ModuleList(Block(c, heads) for _ in range(layers)), torch.nn.LayerNorm(c)
         for p in self.parameters():
             torch.nn.init.normal_(p, std=0.02)
 
     def forward(self, ids):
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
+        x = (self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))).to(self.residual)
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.wte.weight)
 
 
-def gpt2(batch, layers=12, heads=12, c=768):
+def gpt2(batch, layers=12, heads=12, c=768, residual=torch.float32):
     def build(wrap):
-        model = GPT2(layers, heads, c).cuda()
+        model = GPT2(layers, heads, c, residual).cuda()
         x = torch.randint(0, 50257, (batch, 1024), device="cuda")
         y = torch.randint(0, 50257, (batch * 1024,), device="cuda")
 
@@ -309,6 +309,9 @@ STEPS = {
     "gpt2_b64": gpt2(64),
     "gpt2_350m_b32": gpt2(32, 24, 16, 1024),
     "gpt2_1558m_b8": gpt2(8, 48, 25, 1600),
+    "gpt2_b4_bf16_residual": gpt2(4, residual=BF),
+    "gpt2_b32_bf16_residual": gpt2(32, residual=BF),
+    "gpt2_1558m_b8_bf16_residual": gpt2(8, 48, 25, 1600, BF),
     "llama_1b": llama_1b,
     "resnet50": resnet50,
 }
