@@ -20,7 +20,7 @@
 // Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and
 // dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 
 namespace attention {
 
@@ -55,21 +55,10 @@ __device__ __forceinline__ void backward_kv(
 
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
-    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
-    const i32 last = min(first + BM, p.s) - 1;
-    i32 begin = CAUSAL ? first / BN * BN : 0;
-    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
-    // Of the keys' documents: `near` holds the queries that see any of the warp's keys, and those that see all of them.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
-    // Steps of one head, and of all that share these keys.
-    const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
+    const i32 top = first + (i32)warp * MT * 16;
+    const OverQueries<BM, BN, MT * 16, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    // Of all heads that share these keys.
+    const i32 steps = walk.steps() * p.group;
     const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
 
     typename LeftOf<P::HELD, Keys, MT>::Type lk(sk, warp * MT * 16, lane);
@@ -94,7 +83,7 @@ __device__ __forceinline__ void backward_kv(
             bool on = i < p.t;
             copy4(to + 2 * Queries::BYTES + tid * 4, numbers_of + (on ? i : 0), on);
         }
-        if (ahead + BN >= end) {
+        if (ahead + BN >= walk.end) {
             q += p.q.head;
             grad += p.grad.head;
             numbers_of += p.t;
@@ -104,7 +93,7 @@ __device__ __forceinline__ void backward_kv(
     Keys::template load<THREADS>(sk, k, p.k.row, first, p.s, p.d);
     Keys::template load<THREADS>(sv, v, p.v.row, first, p.s, p.e);
     copies_end();
-    if (P::STAGES == 2 && steps > 0) fetch(sq, begin);
+    if (P::STAGES == 2 && steps > 0) fetch(sq, walk.begin);
     copies_end();
     if (P::HELD) {
         copies_wait<1>();
@@ -113,7 +102,7 @@ __device__ __forceinline__ void backward_kv(
     }
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
-    i32 query = begin;
+    i32 query = walk.begin;
 #pragma unroll 1
     for (i32 left = steps; left > 0; left--) {
         if (P::STAGES == 1) {
@@ -124,12 +113,11 @@ __device__ __forceinline__ void backward_kv(
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
-            if (left > 1) fetch(sq + (stage ^ 1) * STAGE, query + BN < end ? query + BN : begin);
+            if (left > 1) fetch(sq + (stage ^ 1) * STAGE, query + BN < walk.end ? query + BN : walk.begin);
             copies_end();
         }
         const u32 tq = sq + stage * STAGE, tg = tq + Queries::BYTES, numbers = tg + Queries::BYTES + (lane & 3) * 8;
-        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) &&
-            (!D::ON || (query < near.y && query + BN > near.x))) {
+        if (walk.sees(p, query)) {
             f32 x[MT][BN / 8][4];
             scores<T, Queries, MT, BN>(x, lk, tq + along);
 #pragma unroll
@@ -143,22 +131,7 @@ __device__ __forceinline__ void backward_kv(
                     for (int i = 0; i < 4; i++)
                         x[m][j][i] = power2(x[m][j][i] * scale2 - ((i & 1) ? base.y : base.x));
             }
-            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
-            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
-                const i32 tid = thread_now(), row = top + tid % 32 / 4, c0 = query + tid % 4 * 2;
-#pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            i32 r = row + m * 16 + i / 2 * 8, c = c0 + j * 8 + (i & 1);
-                            bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
-                            x[m][j][i] = seen ? x[m][j][i] : 0.0f;
-                        }
-            }
-            if constexpr (D::ON)
-                if (query < near.z || query + BN > near.w) ours.template hide<MT, BN>(x, top, query, 0.0f);
+            walk.template mask<MT, BN>(x, p, query, top, query);
             u32 w[MT][BN / 16][4];
             pack<T, MT, BN>(w, x);
             weighted<T, Queries, MT, BN, N>(av, w, P::SPLIT == 1 ? tg + down : Queries::shift(tg + down, column), 0);
@@ -176,7 +149,7 @@ __device__ __forceinline__ void backward_kv(
             weighted<T, Queries, MT, BN, N>(ak, w, P::SPLIT == 1 ? tq + down : Queries::shift(tq + down, column), 0);
         }
         query += BN;
-        if (query >= end) query = begin;
+        if (query >= walk.end) query = walk.begin;
         if (P::STAGES == 2) stage ^= 1;
     }
     copies_wait<0>();

@@ -39,21 +39,10 @@ __device__ __forceinline__ void backward_kv_tf32(
     f32* const sv = sk + BM * P::PITCH;
     f32* const sq = sv + BM * P::PITCH;
     f32* const sw = sq + P::STAGES * STAGE;
-    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS, bottom = top + P::ROWS - 1;
-    const i32 last = min(first + BM, p.s) - 1;
-    i32 begin = CAUSAL ? first / BN * BN : 0;
-    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
-    // Of the keys' documents: `near` holds the queries that see any of the warp's keys, and those that see all of them.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
-    // Steps of one head, and of all that share these keys.
-    const i32 each = max(end - begin + BN - 1, 0) / BN, steps = each * p.group;
+    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
+    const OverQueries<BM, BN, P::ROWS, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    // Of all heads that share these keys.
+    const i32 steps = walk.steps() * p.group;
 
     f32 ak[MT][N / 8][4], av[MT][N / 8][4];
     clear(ak);
@@ -69,7 +58,7 @@ __device__ __forceinline__ void backward_kv_tf32(
             const bool on = i < p.t;
             copy4(shared_address(to + 2 * TILE + tid), numbers_of + (on ? i : 0), on);
         }
-        if (ahead + BN >= end) {
+        if (ahead + BN >= walk.end) {
             q += p.q.head;
             grad += p.grad.head;
             numbers_of += p.t;
@@ -78,10 +67,10 @@ __device__ __forceinline__ void backward_kv_tf32(
 
     bring_floats<P, BM>(sk, k, p.k.row, first, p.s, p.d);
     bring_floats<P, BM>(sv, v, p.v.row, first, p.s, p.e);
-    if (P::STAGES == 2 && steps > 0) fetch(sq, begin);
+    if (P::STAGES == 2 && steps > 0) fetch(sq, walk.begin);
     copies_end();
     const f32 scale2 = p.scale * LOG2E;
-    i32 here = 0, query = begin;
+    i32 here = 0, query = walk.begin;
 #pragma unroll 1
     for (i32 left = steps; left > 0; left--) {
         if (P::STAGES == 1) {
@@ -92,14 +81,13 @@ __device__ __forceinline__ void backward_kv_tf32(
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
-            if (left > 1) fetch(sq + (STAGE - here), query + BN < end ? query + BN : begin);
+            if (left > 1) fetch(sq + (STAGE - here), query + BN < walk.end ? query + BN : walk.begin);
             copies_end();
         }
         const f32* const tq = sq + here;
         const f32* const tg = tq + TILE;
         const f32* const numbers = tg + TILE + P::side(thread_now()) * KEYS + thread_now() % 4 * 2;
-        if ((!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) &&
-            (!D::ON || (query < near.y && query + BN > near.x))) {
+        if (walk.sees(p, query)) {
             f32 x[MT][KEYS / 8][4];
             scores_tf32<P>(x, sk + P::left(), tq + P::right());
 #pragma unroll
@@ -113,22 +101,7 @@ __device__ __forceinline__ void backward_kv_tf32(
                     for (int i = 0; i < 4; i++)
                         x[m][j][i] = power2(__fmaf_rn(x[m][j][i], scale2, -((i & 1) ? base.y : base.x)));
             }
-            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
-            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
-                const i32 tid = thread_now(), row = top + tid % 32 / 4, c0 = query + P::side(tid) * KEYS + tid % 4 * 2;
-#pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            const i32 r = row + m * 16 + i / 2 * 8, c = c0 + j * 8 + (i & 1);
-                            const bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
-                            x[m][j][i] = seen ? x[m][j][i] : 0.0f;
-                        }
-            }
-            if constexpr (D::ON)
-                if (query < near.z || query + BN > near.w) ours.template hide<MT, KEYS>(x, top, query + P::side(thread_now()) * KEYS, 0.0f);
+            walk.template mask<MT, KEYS>(x, p, query, top, query + P::side(thread_now()) * KEYS);
             if constexpr (P::SIDE == 1) {
                 weighted_tf32<P, CHAIN>(av, OwnWeights<P>{x}, tg + P::down(), Full());
             } else {
@@ -160,7 +133,7 @@ __device__ __forceinline__ void backward_kv_tf32(
             meet_idle<P, 3>();
         }
         query += BN;
-        if (query >= end) query = begin;
+        if (query >= walk.end) query = walk.begin;
         if (P::STAGES == 2) here = STAGE - here;
     }
     copies_wait<0>();

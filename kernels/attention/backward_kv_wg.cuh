@@ -15,7 +15,7 @@
 // Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
 // 2 each, weights BN / 4.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 #include "device/warpgroup.cuh"
 
 namespace attention {
@@ -47,26 +47,15 @@ __device__ __forceinline__ void backward_kv_wg(
     const Ring<STAGES, GROUPS, 32> ring(rows_here + 8);
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
 
-    const i32 top = first + (i32)group * 64, bottom = top + 63;
-    const i32 last = min(first + BM, p.s) - 1;
-    i32 begin = CAUSAL ? first / BN * BN : 0;
-    i32 end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
-    // Of the keys' documents: `near` holds the queries that see any of the warpgroup's keys, and those that see all of them.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
+    const i32 top = first + (i32)group * 64;
+    const OverQueries<BM, BN, 64, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
     // Steps of one head, and of all that share these keys.
-    const i32 each = max(end - begin + BN - 1, 0) / BN, all = each * p.group;
+    const i32 each = walk.steps(), all = each * p.group;
 
     auto fetch = [&](i32 n, u32 stage) {
         const u32 barrier = ring.barrier(stage);
         const i32 turn = p.group == 1 ? 0 : n / each;
-        const i32 query_head = key_head * p.group + turn, row = begin + (n - turn * each) * BN;
+        const i32 query_head = key_head * p.group + turn, row = walk.begin + (n - turn * each) * BN;
         barrier_expect(barrier, 2 * Queries::BYTES + NUMBERS);
         bring<C, BN>(sq + stage * Queries::BYTES, q, row, query_head, batch, barrier);
         bring<C, BN>(sg + stage * Queries::BYTES, grad, row, query_head, batch, barrier);
@@ -93,14 +82,13 @@ __device__ __forceinline__ void backward_kv_wg(
     const u32 my_k = sk + group * 64 * 128, my_v = sv + group * 64 * 128;
 
     Turn<STAGES> now;
-    i32 query = begin;
+    i32 query = walk.begin;
     bool busy = false;  // products of the tile before are under way
     barrier_wait(rows_here, 0);
 #pragma unroll 1
     for (i32 n = 0; n < all; n++) {
         refill(leader, n, all, now, fetch, ring);
-        const bool active = (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < bottom) && top < p.s &&
-                            (!D::ON || (query < near.y && query + BN > near.x));
+        const bool active = top < p.s && walk.sees(p, query);
         if (active) {
             const u32 tq = sq + now.stage * Queries::BYTES, tg = sg + now.stage * Queries::BYTES;
             const u32 numbers_at = sn + now.stage * NUMBERS + (lane & 3) * 16;
@@ -128,20 +116,7 @@ __device__ __forceinline__ void backward_kv_wg(
 #pragma unroll
                 for (int i = 0; i < 4; i++) x[0][j][i] = power2(x[0][j][i] * scale2 - base[i & 1]);
             }
-            // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
-            if ((CAUSAL && query < bottom) || (WINDOW && query + BN - 1 - p.window >= top)) {
-                const i32 tid = thread_now(), row = top + (i32)(warp % 4) * 16 + tid % 32 / 4, c0 = query + tid % 4 * 2;
-#pragma unroll
-                for (int j = 0; j < BN / 8; j++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        i32 r = row + i / 2 * 8, c = c0 + j * 8 + (i & 1);
-                        bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
-                        x[0][j][i] = seen ? x[0][j][i] : 0.0f;
-                    }
-            }
-            if constexpr (D::ON)
-                if (query < near.z || query + BN > near.w) ours.template hide<1, BN>(x, top + (i32)(warp % 4) * 16, query, 0.0f);
+            walk.template mask<1, BN>(x, p, query, top + (i32)(warp % 4) * 16, query);
             pack<T, 1, BN>(w, x);
             if (!P::LEAN) {
                 products_wait<0>();
@@ -179,7 +154,7 @@ __device__ __forceinline__ void backward_kv_wg(
             busy = false;
         }
         query += BN;
-        if (query >= end) query = begin;
+        if (query >= walk.end) query = walk.begin;
         now.next();
     }
     products_wait<0>();

@@ -15,7 +15,7 @@
 // Limits: shared memory bandwidth and mma.sync issue together (two fragments of three come from k twice and v once), and
 // the registers: dq 16 MT C, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 
 namespace attention {
 
@@ -46,19 +46,8 @@ __device__ __forceinline__ void backward_q(
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
-    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
-    const i32 last = min(first + BM, p.t) - 1;
-    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
-    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
+    const i32 top = first + (i32)warp * MT * 16;
+    const OverKeys<BM, BN, MT * 16, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
 
     typename LeftOf<P::HELD, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
     const u32 along = Keys::lane_along(lane), down = Keys::lane_down(lane);
@@ -66,9 +55,9 @@ __device__ __forceinline__ void backward_q(
     Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
     Queries::template load<THREADS>(sg, grad, p.grad.row, first, p.t, p.e);
     copies_end();
-    if (begin < end) {
-        Keys::template load<THREADS>(sk, k, p.k.row, begin, p.s, p.d);
-        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, begin, p.s, p.e);
+    if (walk.begin < walk.end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, walk.begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, walk.begin, p.s, p.e);
     }
     copies_end();
 
@@ -96,12 +85,12 @@ __device__ __forceinline__ void backward_q(
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
 #pragma unroll 1
-    for (i32 key = begin; key < end; key += BN) {
+    for (i32 key = walk.begin; key < walk.end; key += BN) {
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
             u32 next = (stage ^ 1) * Keys::BYTES;
-            if (key + BN < end) {
+            if (key + BN < walk.end) {
                 Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
                 Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
             }
@@ -110,15 +99,11 @@ __device__ __forceinline__ void backward_q(
         }
         copies_end();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
-                            (!D::ON || (key < near.y && key + BN > near.x));
+        const bool active = walk.sees(p, key);
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, lq, sk + along + here);
-            bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
-            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
-            if constexpr (D::ON)
-                if (key < near.z || key + BN > near.w) ours.template hide<MT, BN>(x, top, key, -infinity());
+            walk.template mask<MT, BN>(x, p, key, top, key);
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -145,13 +130,13 @@ __device__ __forceinline__ void backward_q(
         }
         if (P::STAGES == 1) {
             __syncthreads();
-            if (key + BN < end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            if (key + BN < walk.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
             copies_end();
         }
         stage ^= 1;
     }
     copies_wait<0>();
-    if (begin >= end) __syncthreads();
+    if (walk.begin >= walk.end) __syncthreads();
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll

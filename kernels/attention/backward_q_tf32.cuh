@@ -32,25 +32,14 @@ __device__ __forceinline__ void backward_q_tf32(
     f32* const sk = sg + BM * P::PITCH;
     f32* const sv = sk + P::STAGES * TILE;
     f32* const sw = sv + P::STAGES * TILE;
-    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS, bottom = top + P::ROWS - 1;
-    const i32 last = min(first + BM, p.t) - 1;
-    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
-    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
+    const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
+    const OverKeys<BM, BN, P::ROWS, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
 
     bring_floats<P, BM>(sq, q, p.q.row, first, p.t, p.d);
     bring_floats<P, BM>(sg, grad, p.grad.row, first, p.t, p.e);
-    if (begin < end) {
-        bring_floats<P, BN>(sk, k, p.k.row, begin, p.s, p.d);
-        if (P::STAGES == 2) bring_floats<P, BN>(sv, v, p.v.row, begin, p.s, p.e);
+    if (walk.begin < walk.end) {
+        bring_floats<P, BN>(sk, k, p.k.row, walk.begin, p.s, p.d);
+        if (P::STAGES == 2) bring_floats<P, BN>(sv, v, p.v.row, walk.begin, p.s, p.e);
     }
     copies_end();
 
@@ -68,11 +57,11 @@ __device__ __forceinline__ void backward_q_tf32(
     const f32 scale2 = p.scale * LOG2E;
     i32 here = 0;
 #pragma unroll 1
-    for (i32 key = begin; key < end; key += BN) {
+    for (i32 key = walk.begin; key < walk.end; key += BN) {
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
-            if (key + BN < end) {
+            if (key + BN < walk.end) {
                 bring_floats<P, BN>(sk + (TILE - here), k, p.k.row, key + BN, p.s, p.d);
                 bring_floats<P, BN>(sv + (TILE - here), v, p.v.row, key + BN, p.s, p.e);
             }
@@ -80,16 +69,11 @@ __device__ __forceinline__ void backward_q_tf32(
             bring_floats<P, BN>(sv, v, p.v.row, key, p.s, p.e);
         }
         copies_end();
-        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
-                            (!D::ON || (key < near.y && key + BN > near.x));
+        const bool active = walk.sees(p, key);
         f32 x[MT][KEYS / 8][4];
         if (active) {
             scores_tf32<P>(x, sq + P::left(), sk + here + P::right());
-            const i32 mine = key + P::side(thread_now()) * KEYS;
-            if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window))
-                hide<CAUSAL, WINDOW, MT, KEYS>(x, top, mine, p.s, p.window);
-            if constexpr (D::ON)
-                if (key < near.z || key + BN > near.w) ours.template hide<MT, KEYS>(x, top, mine, -infinity());
+            walk.template mask<MT, KEYS>(x, p, key, top, key + P::side(thread_now()) * KEYS);
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -123,7 +107,7 @@ __device__ __forceinline__ void backward_q_tf32(
         }
         if (P::STAGES == 1) {
             __syncthreads();
-            if (key + BN < end) bring_floats<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
+            if (key + BN < walk.end) bring_floats<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
             copies_end();
         } else {
             here = TILE - here;

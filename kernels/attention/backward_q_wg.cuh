@@ -13,7 +13,7 @@
 // Limits: shared memory (scores and v's products read both operands from it: 128 bytes a clock at BN = 64), then the
 // tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 #include "attention/rows.cuh"
 #include "device/warpgroup.cuh"
 
@@ -46,31 +46,16 @@ __device__ __forceinline__ void backward_q_wg(
     const Ring<STAGES, GROUPS> ring(rows_here + 8);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
-    // Keys that the block sees, in tiles, and those that this warpgroup sees.
-    const i32 last = min(first + BM, p.t) - 1, top = first + (i32)group * 64;
-    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
-    // Of the rows' documents: `near` holds the keys that the warpgroup can see at all, and those that all of its rows do.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
-    const i32 all = max(end - begin + BN - 1, 0) / BN;
-    i32 my_end = CAUSAL ? min(end, top + 64) : end;
-    if (D::ON) my_end = min(my_end, near.y);
-    const i32 hi = top < p.t ? max(my_end - begin + BN - 1, 0) / BN : 0;
-    i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
-    if (D::ON) lo = max(lo, min(max(near.x - begin, 0) / BN, hi));
+    const i32 top = first + (i32)group * 64;
+    const OverKeys<BM, BN, 64, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    // Tiles of the block, and the first and last of those that this warpgroup sees.
+    const i32 all = walk.steps(), hi = top < p.t ? walk.steps_to_last() : 0, lo = walk.steps_to_first(p, hi);
 
     auto fetch = [&](i32 n, u32 stage) {
         const u32 barrier = ring.barrier(stage);
         barrier_expect(barrier, 2 * Keys::BYTES);
-        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, barrier);
-        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, barrier);
+        bring<C, BN>(sk + stage * Keys::BYTES, k, walk.begin + n * BN, key_head, batch, barrier);
+        bring<C, BN>(sv + stage * Keys::BYTES, v, walk.begin + n * BN, key_head, batch, barrier);
     };
     if (leader) {
         barrier_make(rows_here, 1);
@@ -132,12 +117,8 @@ __device__ __forceinline__ void backward_q_wg(
         settle(x[0]);
         settle(acc[0]);
         if (!P::LEAN && n > lo && lane == 0) ring.leave(now.template before<1>());
-        const i32 key = begin + n * BN;
-        bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
-        if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
-        if constexpr (D::ON)
-            if (key < near.z || key + BN > near.w)
-                ours.template hide<1, BN>(x, top + (i32)(warp % 4) * 16, key, -infinity());
+        const i32 key = walk.begin + n * BN;
+        walk.template mask<1, BN>(x, p, key, top + (i32)(warp % 4) * 16, key);
 #pragma unroll
         for (int j = 0; j < BN / 8; j++)
 #pragma unroll

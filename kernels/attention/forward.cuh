@@ -16,7 +16,7 @@
 // Keys are walked in order from the first that the block sees. Only tiles that the edge of the mask or of the keys
 // crosses are masked; a warp sits out tiles that none of its rows sees.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 
 namespace attention {
 
@@ -44,20 +44,8 @@ __device__ __forceinline__ void forward(
 
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
-    // The first and the last row of the warp.
-    const i32 top = first + (i32)warp * MT * 16, bottom = top + MT * 16 - 1;
-    const i32 last = min(first + BM, p.t) - 1;
-    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
-    // Of the rows' documents: `near` holds the keys that the warp can see at all, and those that all of its rows do.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
+    const i32 top = first + (i32)warp * MT * 16;
+    const OverKeys<BM, BN, MT * 16, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
 
     typename LeftOf<P::HELD, Queries, MT>::Type left(sq, warp * MT * 16, lane);
     const u32 bk = sk + Keys::lane_along(lane), bv = sv + Keys::lane_down(lane);
@@ -75,9 +63,9 @@ __device__ __forceinline__ void forward(
 
     Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
     copies_end();
-    if (begin < end) {
-        Keys::template load<THREADS>(sk, k, p.k.row, begin, p.s, p.d);
-        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, begin, p.s, p.e);
+    if (walk.begin < walk.end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, walk.begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, walk.begin, p.s, p.e);
     }
     copies_end();
     if (P::HELD) {
@@ -88,12 +76,12 @@ __device__ __forceinline__ void forward(
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
 #pragma unroll 1
-    for (i32 key = begin; key < end; key += BN) {
+    for (i32 key = walk.begin; key < walk.end; key += BN) {
         copies_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
             u32 next = (stage ^ 1) * Keys::BYTES;
-            if (key + BN < end) {
+            if (key + BN < walk.end) {
                 Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
                 Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
             }
@@ -102,20 +90,16 @@ __device__ __forceinline__ void forward(
         }
         copies_end();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = (!CAUSAL || key <= bottom) && (!WINDOW || key + BN - 1 > top - p.window) &&
-                            (!D::ON || (key < near.y && key + BN > near.x));
+        const bool active = walk.sees(p, key);
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, left, bk + here);
-            bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= bottom - p.window);
-            if (edge) hide<CAUSAL, WINDOW, MT, BN>(x, top, key, p.s, p.window);
-            if constexpr (D::ON)
-                if (key < near.z || key + BN > near.w) ours.template hide<MT, BN>(x, top, key, -infinity());
+            walk.template mask<MT, BN>(x, p, key, top, key);
         }
         if (P::STAGES == 1) {
             copies_wait<0>();
             __syncthreads();
-            if (key + BN < end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            if (key + BN < walk.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
             copies_end();
         }
         if (active) {
@@ -162,7 +146,7 @@ __device__ __forceinline__ void forward(
     }
     copies_wait<0>();
     // With no key at all, other warps' copies of q into this warp's rows may still be on their way.
-    if (begin >= end) __syncthreads();
+    if (walk.begin >= walk.end) __syncthreads();
 
     const Place done(p, tiles);
     const u32 tid = thread_now();

@@ -15,7 +15,7 @@
 // Limits: exp2 and the tensor cores together at D = 64 (1,024 clocks each a 128 x 128 tile), the tensor cores at 128.
 // Keys are walked in order; a warpgroup passes over tiles that none of its rows sees.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 #include "device/warpgroup.cuh"
 
 namespace attention {
@@ -45,31 +45,16 @@ __device__ __forceinline__ void forward_wg(
     const Ring<STAGES, GROUPS> ring_k(q_here + 8), ring_v(q_here + 8 + ring_k.BYTES);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
-    // Keys that the block sees, in tiles, and those that this warpgroup sees.
-    const i32 last = min(first + BM, p.t) - 1, top = first + (i32)group * 64;
-    i32 end = CAUSAL ? min(p.s, last + 1) : p.s;
-    i32 begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
-    // Of the rows' documents: `near` holds the keys that the warpgroup can see at all, and those that all of its rows do.
-    const D ours = documents.of(batch, p);
-    int4 near = {};
-    if constexpr (D::ON) {
-        const int2 span = ours.template span<BM>(first, p.t);
-        begin = max(begin, span.x / BN * BN);
-        end = min(end, span.y);
-        near = ours.at(top, p.t);
-    }
-    const i32 all = max(end - begin + BN - 1, 0) / BN;
-    i32 my_end = CAUSAL ? min(end, top + 64) : end;
-    if (D::ON) my_end = min(my_end, near.y);
-    const i32 hi = top < p.t ? max(my_end - begin + BN - 1, 0) / BN : 0;
-    i32 lo = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, hi) : 0;
-    if (D::ON) lo = max(lo, min(max(near.x - begin, 0) / BN, hi));
+    const i32 top = first + (i32)group * 64;
+    const OverKeys<BM, BN, 64, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    // Tiles of the block, and the first and last of those that this warpgroup sees.
+    const i32 all = walk.steps(), hi = top < p.t ? walk.steps_to_last() : 0, lo = walk.steps_to_first(p, hi);
 
     auto fetch = [&](i32 n, u32 stage) {
         barrier_expect(ring_k.barrier(stage), Keys::BYTES);
-        bring<C, BN>(sk + stage * Keys::BYTES, k, begin + n * BN, key_head, batch, ring_k.barrier(stage));
+        bring<C, BN>(sk + stage * Keys::BYTES, k, walk.begin + n * BN, key_head, batch, ring_k.barrier(stage));
         barrier_expect(ring_v.barrier(stage), Keys::BYTES);
-        bring<C, BN>(sv + stage * Keys::BYTES, v, begin + n * BN, key_head, batch, ring_v.barrier(stage));
+        bring<C, BN>(sv + stage * Keys::BYTES, v, walk.begin + n * BN, key_head, batch, ring_v.barrier(stage));
     };
     if (leader) {
         barrier_make(q_here, 1);
@@ -108,11 +93,7 @@ __device__ __forceinline__ void forward_wg(
     f32 fade[2];
     bool grew;
     auto soften = [&](i32 key) {
-        bool edge = key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + 63 - p.window);
-        if (edge) hide<CAUSAL, WINDOW, 1, BN>(x, top + (i32)(warp % 4) * 16, key, p.s, p.window);
-        if constexpr (D::ON)
-            if (key < near.z || key + BN > near.w)
-                ours.template hide<1, BN>(x, top + (i32)(warp % 4) * 16, key, -infinity());
+        walk.template mask<1, BN>(x, p, key, top + (i32)(warp % 4) * 16, key);
         grew = false;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -149,7 +130,7 @@ __device__ __forceinline__ void forward_wg(
         products_wait<0>();
         settle(x[0]);
         if (lane == 0) ring_k.leave(now);
-        soften(begin + lo * BN);
+        soften(walk.begin + lo * BN);
         pack<T, 1, BN>(w, x);
     }
 #pragma unroll 1
@@ -168,7 +149,7 @@ __device__ __forceinline__ void forward_wg(
         products_wait<1>();
         settle(x[0]);
         if (lane == 0) ring_k.leave(now);
-        soften(begin + n * BN);
+        soften(walk.begin + n * BN);
         products_wait<0>();
         settle(o[0]);
         if (lane == 0) ring_v.leave(before);

@@ -19,7 +19,7 @@
 // Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
 // head, of results one tile or less, the small products first; such sums are added with FADD, which rounds to nearest.
 #pragma once
-#include "attention/documents.cuh"
+#include "attention/walk.cuh"
 
 namespace attention {
 

@@ -15,6 +15,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),
     ("attention/tf32.cuh", include_str!("../../../kernels/attention/tf32.cuh")),
     ("attention/tile.cuh", include_str!("../../../kernels/attention/tile.cuh")),
+    ("attention/walk.cuh", include_str!("../../../kernels/attention/walk.cuh")),
     ("conv/pad.cuh", include_str!("../../../kernels/conv/pad.cuh")),
     ("device/base.cuh", include_str!("../../../kernels/device/base.cuh")),
     ("device/fault.cuh", include_str!("../../../kernels/device/fault.cuh")),
