@@ -133,11 +133,27 @@ FN f32 op_sigmoid(f32 x) {
     return __fmaf_rn(y, __fmaf_rn(-lost, y, __fmaf_rn(-sum, y, 1.0f)), y);
 }
 // Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0.
-FN f64 op_sigmoid(f64 x) {
-    const f64 e = exp(-fabs(opaque(x))), sum = 1.0 + e;
-    const f64 q = (x < 0.0 ? e : 1.0) / sum;
+FN f64 share(f64 x, f64 e) {
+    const f64 sum = 1.0 + e, q = (x < 0.0 ? e : 1.0) / sum;
     return q - q * (e - (sum - 1.0));
 }
+FN f64 op_sigmoid(f64 x) { return share(x, exp(-fabs(opaque(x)))); }
+FN f64 op_sigmoid2(f64 x) { return share(x, exp2(-fabs(opaque(x)))); }
+
+// 1 / (1 + 2^-x), and what it lacks to 1: nothing is lost before the exponential. Both are y = 1 / (1 + e) and e y, where
+// e = 2^-|x|, so a kernel that has both computes them once: without branches, behind which ptxas does not see it. The step of
+// Newton's takes 1 - y - e y for what is left, which the rounded sum is not in.
+FN f32 sigmoid2(f32 x, bool below) {
+    f32 e, y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-fabsf(x)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__fadd_rn(1.0f, e)));
+    y = __fmaf_rn(y, __fmaf_rn(-e, y, __fadd_rn(1.0f, -y)), y);
+    const f32 other = __fmul_rn(e, y);
+    return below ? other : y;
+}
+FN f32 op_sigmoid2(f32 x) { return sigmoid2(x, x < 0.0f); }
+FN f32 op_sigmoid2_rest(f32 x) { return sigmoid2(x, !(x < 0.0f)); }
+FN f64 op_sigmoid2_rest(f64 x) { return op_sigmoid2(-x); }
 
 // ---- numbers of 8 bits (runtime/core/src/scalar/fp8.rs)
 // From sm_89 on by an instruction, which makes infinity the largest number; before by the steps of the CPU.

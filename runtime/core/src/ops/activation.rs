@@ -9,7 +9,7 @@ use super::{Args, Class, Grad, GradCtx, Grads, Op, Out, bits, movement, one, rea
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
 use smallvec::smallvec;
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LOG2_E};
 
 pub static OPS: &[&Op] = &[
     &RELU,
@@ -69,23 +69,16 @@ pub static RELU: Op = Op {
     ..Op::BASE
 };
 
-/// sqrt(2 / pi) and the cubic coefficient of the tanh form.
-const TANH_SCALE: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
-const TANH_CUBIC: f64 = 0.044715;
+/// 2 u = 2 sqrt(2/pi) (x + 0.044715 x^3), of whose half GELU's tanh form takes the tanh: (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+const TANH_SCALE: f64 = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+const TANH_CUBIC: f64 = TANH_SCALE * 0.044715;
 
-/// tanh(sqrt(2/pi) (x + 0.044715 x^3)), and x^2.
-fn gelu_tanh(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
+/// 2 u log2(e), and x^2.
+fn gelu_exponent(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     let square = g.square(x)?;
-    let u = g.mul_c(square, TANH_SCALE * TANH_CUBIC)?;
-    let u = g.add_c(u, TANH_SCALE)?;
-    let u = g.mul(x, u)?;
-    Ok((g.tanh(u)?, square))
-}
-
-/// (1 + t) / 2.
-fn half_above(g: &mut Graph, t: NodeId) -> Result<NodeId> {
-    let t = g.mul_c(t, 0.5)?;
-    g.add_c(t, 0.5)
+    let z = g.mul_c(square, LOG2_E * TANH_CUBIC)?;
+    let z = g.add_c(z, LOG2_E * TANH_SCALE)?;
+    Ok((g.mul(x, z)?, square))
 }
 
 /// The normal distribution function at x.
@@ -107,8 +100,8 @@ pub static GELU: Op = Op {
         g.island(x[0], |g, x| {
             let p = match tanh {
                 true => {
-                    let (t, _) = gelu_tanh(g, x)?;
-                    half_above(g, t)?
+                    let (z, _) = gelu_exponent(g, x)?;
+                    g.sigmoid2(z)?
                 }
                 false => normal_cdf(g, x)?,
             };
@@ -131,14 +124,14 @@ pub static GELU_BACKWARD: Op = Op {
         g.island(x[0], |g, x| {
             let s = match tanh {
                 true => {
-                    let (t, square) = gelu_tanh(g, x)?;
-                    let left = half_above(g, t)?;
-                    // Half of the slope of what tanh is taken of.
-                    let inner = g.mul_c(square, 1.5 * TANH_SCALE * TANH_CUBIC)?;
-                    let inner = g.add_c(inner, 0.5 * TANH_SCALE)?;
-                    let flat = g.square(t)?;
-                    let flat = g.rsub_c(1.0, flat)?;
-                    let right = g.mul(flat, inner)?;
+                    let (z, square) = gelu_exponent(g, x)?;
+                    let left = g.sigmoid2(z)?;
+                    // Not 1 - left: near 1 that has lost what x times the slope of 2 u multiplies.
+                    let rest = g.sigmoid2_rest(z)?;
+                    let slope = g.mul_c(square, 3.0 * TANH_CUBIC)?;
+                    let slope = g.add_c(slope, TANH_SCALE)?;
+                    let right = g.mul(left, rest)?;
+                    let right = g.mul(right, slope)?;
                     let right = g.mul(x, right)?;
                     g.add_(left, right)?
                 }

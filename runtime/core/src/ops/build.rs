@@ -58,7 +58,8 @@ macro_rules! binary {
 impl Graph {
     unary! {
         neg = e::NEG, exp = e::EXP, log = e::LOG, sqrt = e::SQRT, rsqrt = e::RSQRT, tanh = e::TANH, abs = e::ABS,
-        sigmoid = e::SIGMOID, recip = e::RECIPROCAL, logical_not = e::LOGICAL_NOT, sign = e::SIGN, sin = e::SIN,
+        sigmoid = e::SIGMOID, sigmoid2 = e::SIGMOID2, sigmoid2_rest = e::SIGMOID2_REST,
+        recip = e::RECIPROCAL, logical_not = e::LOGICAL_NOT, sign = e::SIGN, sin = e::SIN,
         cos = e::COS, erf = e::ERF, copy = e::COPY, isnan = e::ISNAN, isinf = e::ISINF, log1p = e::LOG1P,
         expm1 = e::EXPM1, floor = e::FLOOR,
     }

@@ -51,6 +51,8 @@ macro_rules! map_fns {
             Tan Float 1 |x| x.tan();
             Tanh Float 1 |x| x.tanh();
             Sigmoid Float 1 |x| x.sigmoid();
+            Sigmoid2 Float 1 |x| x.sigmoid2();
+            Sigmoid2Rest Float 1 |x| x.neg().sigmoid2();
             Erf Float 1 |x| x.erf();
             Floor Float 1 |x| x.floor();
             Ceil Float 1 |x| x.ceil();
@@ -113,7 +115,7 @@ impl MapFn {
         match self {
             Copy => 0,
             Exp | Expm1 | Reciprocal | Div | Sqrt | Rsqrt | FloorDiv | Remainder => 8,
-            Sigmoid | Tanh | Log | Log1p | Erf | Sin | Cos | Tan => 16,
+            Sigmoid | Sigmoid2 | Sigmoid2Rest | Tanh | Log | Log1p | Erf | Sin | Cos | Tan => 16,
             Pow => 40,
             _ => 1,
         }
@@ -137,6 +139,8 @@ pub static OPS: &[&Op] = &[
     &TAN,
     &TANH,
     &SIGMOID,
+    &SIGMOID2,
+    &SIGMOID2_REST,
     &ERF,
     &FLOOR,
     &CEIL,
@@ -448,6 +452,32 @@ pub static SIGMOID: Op = Op {
     }),
     samples: UNARY,
     smooth: true,
+    ..MAP
+};
+
+/// 1 / (1 + 2^-x), for GELU's tanh form: nothing is lost before the exponential, as where a GPU makes 2^y of e^x.
+pub static SIGMOID2: Op = Op {
+    name: "sigmoid2",
+    class: Class::Map(MapFn::Sigmoid2),
+    grad: rule!(|g, c| {
+        let rest = g.sigmoid2_rest(c.x(0))?;
+        let d = g.mul(c.out, rest)?;
+        let d = g.mul_c(d, std::f64::consts::LN_2)?;
+        g.mul(c.grad, d)?
+    }),
+    ..MAP
+};
+
+/// 1 - sigmoid2(x), with all its digits: sigmoid2(-x), but kernels that have both make them of one exponential.
+pub static SIGMOID2_REST: Op = Op {
+    name: "sigmoid2_rest",
+    class: Class::Map(MapFn::Sigmoid2Rest),
+    grad: rule!(|g, c| {
+        let s = g.sigmoid2(c.x(0))?;
+        let d = g.mul(c.out, s)?;
+        let d = g.mul_c(d, -std::f64::consts::LN_2)?;
+        g.mul(c.grad, d)?
+    }),
     ..MAP
 };
 

@@ -73,23 +73,6 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
     if x < low { low } else { x }
 }
 
-/// exp(hi - lo) near 1 for |hi - lo| <= ln(2) / 2 and a small lo.
-#[inline(always)]
-fn exp_near(hi: f32, lo: f32) -> f32 {
-    let r = hi - lo;
-    let lost = (hi - r) - lo;
-    // 1 + r keeps what it loses, for 0.6 ulp where the plain sum has 0.9.
-    let sum = 1.0 + r;
-    sum + (r * r * polynomial(r, &EXP) + (lost + (r - (sum - 1.0))))
-}
-
-/// `y * 2^n` in two steps, so that subnormal results are rounded once and overflow is to infinity.
-#[inline(always)]
-fn scale(y: f32, n: i32) -> f32 {
-    let half = n >> 1;
-    y * power_of_two(half) * power_of_two(n.wrapping_sub(half))
-}
-
 /// expm1 for x in [-20, 89]; loses the last bits of subnormals.
 #[inline(always)]
 fn expm1_bounded(x: f32) -> f32 {
@@ -182,9 +165,7 @@ impl Real for f32 {
 
     #[inline(always)]
     fn exp2(self) -> Self {
-        let x = clamp(self, -151.0, 129.0);
-        let (nf, n) = nearest(x);
-        scale(exp_near((x - nf) * std::f32::consts::LN_2, 0.0), n)
+        lane::exp2(self)
     }
 
     #[inline(always)]
@@ -256,6 +237,11 @@ impl Real for f32 {
     #[inline(always)]
     fn sigmoid(self) -> Self {
         lane::sigmoid(self)
+    }
+
+    #[inline(always)]
+    fn sigmoid2(self) -> Self {
+        lane::sigmoid2(self)
     }
 
     #[inline(always)]

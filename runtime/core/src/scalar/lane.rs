@@ -162,9 +162,14 @@ fn exp_parts<L: Lane>(x: L, bias: f32) -> (L, L) {
     let whole = n - magic;
     let r = whole.mul_add(L::splat(-LN2_HI), x);
     let r = whole.mul_add(L::splat(-LN2_LO), r);
-    // 1 + r (1 + r p): the inner sum's rounding counts for a third.
+    (exp_near(r), n)
+}
+
+/// exp(r) for |r| <= 0.3475: 1 + r (1 + r p), where the inner sum's rounding counts for a third.
+#[inline(always)]
+fn exp_near<L: Lane>(r: L) -> L {
     let one = L::splat(1.0);
-    (polynomial(r, &EXP).mul_add(r, one).mul_add(r, one), n)
+    polynomial(r, &EXP).mul_add(r, one).mul_add(r, one)
 }
 
 /// exp(x) for x in [-87, 88], where the result is normal.
@@ -181,9 +186,23 @@ pub fn exp<L: Lane>(x: L) -> L {
     let x = x.at_most(L::splat(89.0)).at_least(L::splat(-176.0));
     // 2^n in two steps, so that subnormal results are rounded once and overflow is to infinity; 254 is both biases.
     let (y, n) = exp_parts(x, 254.0);
-    let n = n.bits();
+    scale(y, n.bits())
+}
+
+/// `y` times 2^(n - 254), in two steps.
+#[inline(always)]
+fn scale<L: Lane>(y: L, n: L::Bits) -> L {
     let first = L::half(n);
     y * L::of_bits(L::raise(first)) * L::of_bits(L::raise(L::difference(n, first)))
+}
+
+/// As `exp`: from -150 on the result is 0, at -254 both factors are.
+#[inline(always)]
+pub fn exp2<L: Lane>(x: L) -> L {
+    let (x, magic) = (x.at_most(L::splat(129.0)).at_least(L::splat(-254.0)), L::splat(MAGIC + 254.0));
+    let n = x + magic;
+    let r = (x - (n - magic)) * L::splat(std::f32::consts::LN_2);
+    scale(exp_near(r), n.bits())
 }
 
 #[inline(always)]
@@ -198,8 +217,19 @@ pub fn tanh<L: Lane>(x: L) -> L {
 /// `1 / (1 + exp(-x))` through `exp(-|x|)`: cannot overflow, and keeps its relative accuracy as it nears 0.
 #[inline(always)]
 pub fn sigmoid<L: Lane>(x: L) -> L {
+    share(x, exp(L::splat(0.0) - x.abs()))
+}
+
+/// `1 / (1 + 2^-x)`, alike.
+#[inline(always)]
+pub fn sigmoid2<L: Lane>(x: L) -> L {
+    share(x, exp2(L::splat(0.0) - x.abs()))
+}
+
+/// `1 / (1 + e)`, or `e / (1 + e)` where `x` is negative.
+#[inline(always)]
+fn share<L: Lane>(x: L, e: L) -> L {
     let one = L::splat(1.0);
-    let e = exp(L::splat(0.0) - x.abs());
     let numerator = x.if_less(L::splat(0.0), e, one);
     let sum = one + e;
     let quotient = numerator / sum;

@@ -100,7 +100,18 @@ pub trait Real:
     /// `1 / (1 + exp(-x))` through `exp(-|x|)`: cannot overflow, and keeps its relative accuracy as it nears 0.
     #[inline(always)]
     fn sigmoid(self) -> Self {
-        let e = (-self.abs()).exp();
+        self.share((-self.abs()).exp())
+    }
+
+    /// `1 / (1 + 2^-x)`, alike.
+    #[inline(always)]
+    fn sigmoid2(self) -> Self {
+        self.share((-self.abs()).exp2())
+    }
+
+    /// `1 / (1 + e)`, or for a negative number `e / (1 + e)`.
+    #[inline(always)]
+    fn share(self, e: Self) -> Self {
         let numerator = if self < Self::ZERO { e } else { Self::ONE };
         let sum = Self::ONE + e;
         let quotient = numerator / sum;

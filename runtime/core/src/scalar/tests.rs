@@ -114,6 +114,10 @@ fn sigmoid_oracle(x: f64) -> f64 {
     if x < 0.0 { libm::exp(x) / (1.0 + libm::exp(x)) } else { 1.0 / (1.0 + libm::exp(-x)) }
 }
 
+fn sigmoid2_oracle(x: f64) -> f64 {
+    if x < 0.0 { libm::exp2(x) / (1.0 + libm::exp2(x)) } else { 1.0 / (1.0 + libm::exp2(-x)) }
+}
+
 fn sign_oracle(x: f64) -> f64 {
     if x == 0.0 || x.is_nan() { x + 0.0 } else { 1f64.copysign(x) }
 }
@@ -154,6 +158,7 @@ unary! {
     tan, libm::tan, 0.501, 3.0;
     tanh, libm::tanh, 1.5, 3.0;
     sigmoid, sigmoid_oracle, 2.0, 2.0;
+    sigmoid2, sigmoid2_oracle, 2.0, 2.0;
     erf, libm::erf, 1.5, 2.0;
     abs, libm::fabs, 0.0, 0.0;
     floor, libm::floor, 0.0, 0.0;

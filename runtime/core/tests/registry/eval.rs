@@ -116,6 +116,8 @@ fn map_fn(f: MapFn, a: &[f64]) -> f64 {
         Tan => x.tan(),
         Tanh => x.tanh(),
         Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Sigmoid2 => 1.0 / (1.0 + (-x).exp2()),
+        Sigmoid2Rest => 1.0 / (1.0 + x.exp2()),
         Erf => Real::erf(x),
         Floor => x.floor(),
         Ceil => x.ceil(),

@@ -56,6 +56,8 @@ pub enum Act {
     Exp,
     Tanh,
     Sigmoid,
+    Sigmoid2,
+    Sigmoid2Rest,
     Erf,
 }
 
@@ -63,7 +65,7 @@ impl Act {
     /// Roughly how many cycles a vector takes.
     pub fn cost(self) -> usize {
         match self {
-            Act::Exp | Act::Tanh | Act::Sigmoid | Act::Erf => 20,
+            Act::Exp | Act::Tanh | Act::Sigmoid | Act::Sigmoid2 | Act::Sigmoid2Rest | Act::Erf => 20,
             Act::Div | Act::DivStill | Act::Into | Act::IntoStill | Act::Sqrt | Act::Reciprocal => 16,
             Act::Rsqrt => 32,
             _ => 1,
@@ -137,6 +139,8 @@ pub fn unary(f: MapFn) -> Option<Act> {
         MapFn::Exp => Act::Exp,
         MapFn::Tanh => Act::Tanh,
         MapFn::Sigmoid => Act::Sigmoid,
+        MapFn::Sigmoid2 => Act::Sigmoid2,
+        MapFn::Sigmoid2Rest => Act::Sigmoid2Rest,
         MapFn::Erf => Act::Erf,
         _ => return None,
     })
@@ -316,6 +320,16 @@ unsafe fn block<V: Vector, const N: usize, const ASK: bool>(links: &[Ready], fro
                 Act::Sigmoid => {
                     for v in &mut a {
                         *v = lane::sigmoid(*v);
+                    }
+                }
+                Act::Sigmoid2 => {
+                    for v in &mut a {
+                        *v = lane::sigmoid2(*v);
+                    }
+                }
+                Act::Sigmoid2Rest => {
+                    for v in &mut a {
+                        *v = lane::sigmoid2(v.neg());
                     }
                 }
                 Act::Erf => {

@@ -105,7 +105,8 @@ macro_rules! floats {
 
             forward! { Real:
                 exp() -> Self; log() -> Self; log1p() -> Self; expm1() -> Self; sqrt() -> Self; rsqrt() -> Self;
-                sin() -> Self; cos() -> Self; tan() -> Self; tanh() -> Self; sigmoid() -> Self; erf() -> Self;
+                sin() -> Self; cos() -> Self; tan() -> Self; tanh() -> Self; sigmoid() -> Self; sigmoid2() -> Self;
+                erf() -> Self;
                 floor() -> Self; ceil() -> Self; round() -> Self;
                 fp8_e4m3() -> u8; fp8_e5m2() -> u8; fp8_e4m3_value() -> Self; fp8_e5m2_value() -> Self;
             }
@@ -126,6 +127,7 @@ pub trait Flt: Num {
     fn tan(self) -> Self;
     fn tanh(self) -> Self;
     fn sigmoid(self) -> Self;
+    fn sigmoid2(self) -> Self;
     fn erf(self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;

@@ -189,6 +189,18 @@ unsafe fn step<V: Vector, const P: usize>(
             }
             a
         }
+        Act::Sigmoid2 => {
+            for a in &mut a {
+                *a = lane::sigmoid2(*a);
+            }
+            a
+        }
+        Act::Sigmoid2Rest => {
+            for a in &mut a {
+                *a = lane::sigmoid2(a.neg());
+            }
+            a
+        }
         Act::Erf => {
             for a in &mut a {
                 *a = lane::erf(*a);

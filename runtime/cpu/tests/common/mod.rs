@@ -389,6 +389,8 @@ fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
         Tan => x.tan(),
         Tanh => x.tanh(),
         Sigmoid => x.sigmoid(),
+        Sigmoid2 => x.sigmoid2(),
+        Sigmoid2Rest => (-x).sigmoid2(),
         Erf => x.erf(),
         Floor => x.floor(),
         Ceil => x.ceil(),
