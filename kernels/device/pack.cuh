@@ -107,6 +107,16 @@ FN void unpack_words(C* o, const u32* w, const S* p) {
     for (int i = 0; i < V; i++) unpack(o[i], w, i, p);
 }
 
+// The same, here and not where they are used: the words may be fetched anew behind it, into the same registers.
+FN void settle(f32& x) { asm volatile("" : "+f"(x)); }
+template <class C> FN void settle(C&) {}
+template <int V, class C, class S>
+FN void take_words(C* o, const u32* w, const S* p) {
+    unpack_words<V>(o, w, p);
+#pragma unroll
+    for (int i = 0; i < V; i++) settle(o[i]);
+}
+
 template <int V, class C, class S>
 FN void store_pack(S* p, const C* x) {
     constexpr int B = V * (int)sizeof(S);

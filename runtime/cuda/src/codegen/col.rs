@@ -66,10 +66,33 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let runs = OCTET / v;
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
     let apart = strands;
-    if together == 1 {
+    // While a row is worked on, the next one is on its way to registers.
+    let early = together == 1 && small && loads.len() <= 2 && loads.iter().all(|i| g.can_stage(*i));
+    let row = Place {
+        decl: g.walked(t, format!("origin + k * {}", lanes * v), false),
+        guard: "at < limit".into(),
+        partial: false,
+        full: false,
+        columns: OCTET,
+    };
+    let ask = |g: &mut Emit, y: &str| {
+        g.text.open(format!("if ({y} < stop)"));
+        g.text.line(format!("const {t} ahead = b * rows + {y};"));
+        g.row_begin("ahead", "f");
+        g.fetch_words(runs, &row, "f");
+        g.text.close();
+    };
+    if early {
+        g.wait_in_registers(&loads, runs);
+        ask(&mut g, "chunk * chunk_rows + strand");
+    } else if together == 1 {
         g.text.line("#pragma unroll 2");
     }
     g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * apart));
+    if early {
+        g.take_words(runs);
+        ask(&mut g, &format!("y + {apart}"));
+    }
     let mut decl =
         vec![format!("const {t} down = y + k / {runs} * {apart}, row = b * rows + (down < stop ? down : y);")];
     decl.extend(g.walked(t, format!("origin + k % {runs} * {}", lanes * v), g.ragged()));
@@ -86,12 +109,13 @@ pub fn stages(body: &Body, stores: &[usize], saved: &Saved, scratch: &mut usize)
     let place = Place { decl, guard: guard.into(), partial: g.ragged(), full, columns: OCTET };
     let none = BTreeSet::new();
     let packs = together * runs;
-    g.pass(&Pass { packs, place: &place, held: &none, keep: &none, feeds: &feeds, stores, apart: &none });
+    let held = if early { loads.iter().copied().collect() } else { BTreeSet::new() };
+    g.pass(&Pass { packs, place: &place, held: &held, keep: &none, feeds: &feeds, stores, apart: &none });
     g.text.close();
     for (n, &i) in feeds.iter().enumerate() {
         finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);
     }
-    let stage = g.stage("col", groups * cut.chunks, threads, THREADS);
+    let stage = g.stage("col", groups * cut.chunks, threads, if early { threads } else { THREADS });
     // Arithmetic hides behind other warps, so as many as there are registers for.
     let resident = if together == 1 && small && loads.len() <= 2 { 4 } else { 2 };
     let mut out = vec![Stage { resident, ..stage }];

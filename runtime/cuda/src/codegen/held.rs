@@ -89,4 +89,45 @@ impl Emit<'_> {
         let type_of = format!("({}*)0", expr::stored(self.dtype(i)));
         self.held.as_ref().map(|at| format!("words{i}[{at}], {type_of}"))
     }
+
+    /// Declares where `packs` packs of each of those loads wait as they come from memory.
+    pub fn wait_in_registers(&mut self, loads: &[usize], packs: usize) {
+        for &i in loads {
+            self.text.line(format!("u32 words{i}[{packs}][{}] = {{}};", self.pack_words(i)));
+        }
+        self.staged = loads.to_vec();
+    }
+
+    /// Asks for the packs of a place, of the row that begins at `name`.
+    pub fn fetch_words(&mut self, packs: usize, place: &Place, name: &str) {
+        let t = self.index_type();
+        self.text.unrolled("k", packs);
+        for line in &place.decl {
+            self.text.line(line);
+        }
+        self.text.open(format!("if ({})", place.guard));
+        for &i in &self.staged {
+            let (pointer, nc, bytes) = (&self.loads[&i].pointer, self.loads[&i].constant, 4 * self.pack_words(i));
+            self.text.line(format!("fetch<{bytes}, {nc}>(words{i}[k], {pointer} + ({name}{i} + ({t})at));"));
+        }
+        self.text.close();
+        self.text.close();
+    }
+
+    /// Makes registers of the packs that wait. Those that no column asked for are zeros.
+    pub fn take_words(&mut self, packs: usize) {
+        let v = self.v;
+        for &i in &self.staged {
+            let (c, s) = (expr::computed(self.dtype(i)), expr::stored(self.dtype(i)));
+            self.text.line(format!("{c} r{i}[{}];", packs * v));
+            self.text.line("#pragma unroll");
+            self.text.line(format!(
+                "for (int k = 0; k < {packs}; k++) take_words<{v}>(r{i} + k * {v}, words{i}[k], ({s}*)0);"
+            ));
+        }
+    }
+
+    fn pack_words(&self, i: usize) -> usize {
+        self.v * self.dtype(i).size() / 4
+    }
 }
