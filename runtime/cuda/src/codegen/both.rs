@@ -10,13 +10,14 @@ use super::body::Body;
 use super::col::{cell, col_stores, combine};
 use super::emit::Emit;
 use super::expr;
+use super::index::{self, Access};
 use super::pass::{Pass, Place};
 use super::row::{crossing, held_words, passes, row_pack};
 use super::space::{self, BLOCK, CHUNK, OCTET};
 use super::split::take;
 use super::stage::Stage;
 use crate::launch::Props;
-use perilune_plan::ir::{Code, Level};
+use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
 /// Registers for elements where two blocks share a multiprocessor, and where one has it.
@@ -35,7 +36,7 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let (lanes, warps) = (space::lanes(cols), space::warps(cols));
     let group = lanes * warps;
     let set = body.needed();
-    let v = row_pack(body, &set);
+    let v = beside(body, &set);
     let passes = passes(body);
     let mut g = Emit::new(body, Some(cols), v);
     g.declare("cols", cols);
@@ -46,15 +47,21 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
         let full = |i: &usize| matches!(body.code(*i), Code::Load { .. }) && body.level(*i) == Level::Full;
         set.iter().copied().filter(|i| full(i) && g.can_stage(*i) && g.differs_by_row(*i) == by_row).collect()
     };
+    let mut once = loads(&g, false);
     // Without column reductions, what pays is that weights are loaded once.
-    let once = if sums.is_empty() { loads(&g, false) } else { vec![] };
     if sums.is_empty() && once.is_empty() {
         return None;
     }
     let each = cols.div_ceil(BLOCK * warps) * OCTET;
     let words = |i: &usize| g.dtype(*i).compute().size() / 4;
-    let stay = sums.iter().chain(&once).map(words).sum::<usize>() * each;
-    let need = stay + held_words(body, &passes, &keep, &g) * each;
+    let held = held_words(body, &passes, &keep, &g) * each;
+    let staying = |once: &[usize]| sums.iter().chain(once).map(words).sum::<usize>() * each;
+    // Beside column reductions they stay where that leaves room for two blocks.
+    if !sums.is_empty() && staying(&once) + held > ROOM[0] {
+        once.clear();
+    }
+    let stay = staying(&once);
+    let need = stay + held;
     // The same of passes that keep nothing for each other, which go pack by pack.
     let by_row = |f: &Vec<usize>| f.iter().filter(|i| matches!(body.code(**i), Code::ReduceRow(..))).count();
     let nothing = vec![BTreeSet::new(); keep.len()];
@@ -111,7 +118,8 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
 
     let t = g.position();
     g.text.line(format!("const u32 lane = threadIdx.x % {}, warp = threadIdx.x / 32;", lanes.min(32)));
-    g.text.line(format!("const u32 strand = threadIdx.x / {group};"));
+    let strand = if strands == 1 { "0".into() } else { format!("threadIdx.x / {group}") };
+    g.text.line(format!("const u32 strand = {strand};"));
     let origin = if warps == 1 { String::new() } else { format!("warp % {warps} * {BLOCK} + ") };
     g.text.line(format!("const {t} origin = {origin}lane * {v};"));
     g.text.line(format!("const {t} b = block / chunks, chunk = block - b * chunks, begin = chunk * chunk_rows;"));
@@ -135,26 +143,28 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
         g.text.line(format!("const {t} ahead = b * rows + {y}, limit = cols;"));
         g.row_begin("ahead", "f");
         g.staged_rows("to", flip, "strand", strands);
-        g.copy_ahead(packs, &place, "f", "to", lanes == 32);
+        g.copy_ahead(packs, &place, "f", "to");
         g.text.close();
         g.text.line("group_copies();");
     };
     for k in 0..depth - 1 {
         ahead(&mut g, &format!("begin + strand + {}", k * strands), &k.to_string());
     }
+    let next = |y: &str| format!("const {t} next = b * rows + ({y} < stop ? {y} : stop - 1);");
+    g.text.line(next("begin + strand"));
+    g.row_early(&set, "next");
     g.text.line("u32 flip = 0, set = 0;");
     g.text.open(format!("for ({t} y = begin; y < stop; y += {strands}, flip ^= 1)"));
     g.text.line("const bool live = y + strand < stop;");
     g.text.line(format!("const {t} row = b * rows + (live ? y + strand : y), limit = live ? cols : 0;"));
     g.text.line(format!("copied_but<{}>();", depth - 2));
-    if lanes == 32 && loads.iter().any(|i| g.spreads(*i)) {
-        g.text.line("__syncwarp();");
-    }
     // Where the row before this one lay.
     ahead(&mut g, &format!("y + strand + {}", (depth - 1) * strands), &format!("(set == 0 ? {} : set - 1)", depth - 1));
     g.staged_rows("stage", "set", "strand", strands);
     g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
     g.row_start(&set);
+    g.text.line(next(&format!("y + strand + {strands}")));
+    g.row_early(&set, "next");
     g.row_maps(&set, 0);
     let (mut held, none): (BTreeSet<usize>, BTreeSet<usize>) = (once.iter().copied().collect(), BTreeSet::new());
     for d in 0..passes.feeds.len() {
@@ -189,6 +199,21 @@ pub fn stages(body: &Body, props: &Props, scratch: &mut usize) -> Option<Vec<Sta
     let first = Stage { resident: resident as u32, shared_bytes: shared_bytes as u32, ..first };
     let join = joins.then(|| combine(body, &sums, &cells, cut));
     Some(std::iter::once(first).chain(join).collect())
+}
+
+/// Elements of a pack: so many that neighbouring lanes read and write neighbouring 16 bytes of f32, not halves of 32.
+fn beside(body: &Body, set: &BTreeSet<usize>) -> usize {
+    let walked = |i: &usize| match body.code(*i) {
+        Code::Load { source: Source::Value(_), layout } if body.level(*i) == Level::Full => {
+            let r = index::full(layout, Some(body.region.cols), 1);
+            !matches!(r.access, Access::Invariant | Access::RowWise) && r.lead.iter().any(|d| d.1 != 0)
+        }
+        _ => false,
+    };
+    let stored = body.full_stores().map(|k| body.region.stores[k].0 as usize);
+    let mut moved = set.iter().copied().filter(walked).chain(stored);
+    let most = if moved.any(|i| body.region.body[i].dtype.size() == 4) { 4 } else { OCTET };
+    row_pack(body, set).min(most)
 }
 
 /// A pass that computes again what an earlier one did, a pack at a time: few registers are in use at once.

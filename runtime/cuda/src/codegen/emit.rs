@@ -39,6 +39,8 @@ pub struct Emit<'a> {
     /// Whether staged loads wait in registers, and where pack `k` does in the text that is being written.
     pub in_registers: bool,
     pub held: Option<String>,
+    /// Loads of one number a row that a row before has made.
+    pub(super) early: Vec<usize>,
 }
 
 impl<'a> Emit<'a> {
@@ -67,6 +69,7 @@ impl<'a> Emit<'a> {
             kept: None,
             in_registers: false,
             held: None,
+            early: Vec::new(),
         }
     }
 

@@ -183,7 +183,9 @@ impl<'a> Emit<'a> {
             let load = &self.loads[&i];
             let base = self.sum(&load.from, &dims, &load.lead, &coords);
             let t = self.index_type();
-            if load.reading.access == Access::RowWise {
+            if self.early.contains(&i) {
+                self.text.line(format!("const {} r{i} = next{i};", expr::computed(self.dtype(i))));
+            } else if load.reading.access == Access::RowWise {
                 let x = element(load, &format!("({base})"));
                 let c = expr::computed(self.dtype(i));
                 self.text.line(format!("const {c} r{i} = {x};"));
@@ -194,6 +196,30 @@ impl<'a> Emit<'a> {
                 }
             }
         }
+    }
+
+    /// Loads what there is one number a row of, of row `pos`: `row_start` takes the numbers from there, a row later. Who
+    /// asked for them when their row begins would wait for memory.
+    pub fn row_early(&mut self, set: &BTreeSet<usize>, pos: &str) {
+        let first = self.early.is_empty();
+        let once = |l: &Load| l.reading.access == Access::RowWise && l.constant && !l.reading.lead.is_empty();
+        let early = set.iter().copied().filter(|i| self.loads.get(i).is_some_and(once)).collect::<Vec<_>>();
+        if first {
+            for i in &early {
+                self.text.line(format!("{} next{i};", expr::computed(self.dtype(*i))));
+            }
+        }
+        self.text.open("");
+        let mut memo = Coords::new();
+        for &i in &early {
+            let dims = self.loads[&i].reading.lead.clone();
+            let coords = self.coords(&dims, pos, &mut memo);
+            let load = &self.loads[&i];
+            let x = element(load, &format!("({})", self.sum(&load.from, &dims, &load.lead, &coords)));
+            self.text.line(format!("next{i} = {x};"));
+        }
+        self.text.close();
+        self.early = early;
     }
 
     /// Writes the load of pack `k` into `r{i}`.

@@ -21,11 +21,10 @@ pub const CHUNK: usize = 8192;
 pub const OCTET: usize = 8;
 /// Rows that a strand of a column reduction adds at most.
 const STRAND: usize = 256;
-/// Chunks that a column reduction is cut into for parallelism: two for each multiprocessor of a large GPU, half as many where
-/// rows are wide enough for blocks beside each other. Constants, so that results do not depend on the GPU.
+/// Chunks that a column reduction is cut into for parallelism: two for each multiprocessor of a large GPU. Half as many where
+/// rows are wide enough for blocks beside each other, and where eight rows beside each other, with the sums of their columns,
+/// fill a multiprocessor's registers. Constants, so that results do not depend on the GPU.
 const COL_CHUNKS: [usize; 2] = [264, 132];
-/// Rows up to which the first of them holds.
-const WIDE: usize = 4096;
 /// Rows of a chunk at least: a partial is written and read again, in eight bytes each, which must not be most of what moves.
 const LEAST_ROWS: usize = 16;
 
@@ -60,7 +59,7 @@ pub fn columns(batch: usize, rows: usize, cols: usize) -> Columns {
     let strands = most.min(rows.div_ceil(2).next_power_of_two());
     let apart = max(1, batch * cols.div_ceil(CHUNK));
     // Enough chunks to fill a GPU, but two rows for each strand; and no more rows than a strand may add.
-    let most_chunks = COL_CHUNKS[usize::from(cols > WIDE)];
+    let most_chunks = COL_CHUNKS[usize::from(matches!(cols, 513..=1024 | 4097..))];
     let wanted = (most_chunks / apart).min(rows.div_ceil(LEAST_ROWS.max(2 * strands)));
     let chunks = max(wanted, rows.div_ceil(STRAND * strands)).max(1);
     let chunk = rows.div_ceil(chunks).next_multiple_of(strands).max(strands);

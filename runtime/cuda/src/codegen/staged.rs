@@ -132,7 +132,7 @@ pub fn stage(
     let bring = |g: &mut Emit| {
         let step: Step = match held.is_some() {
             true => &mut |g, packs, place| g.fetch_held(packs, place, "f"),
-            false => &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage", false),
+            false => &mut |g, packs, place| g.copy_ahead(packs, place, "f", "stage"),
         };
         each_chunk(g, &|_| (), step, &|_| ());
     };
@@ -197,7 +197,7 @@ pub fn stage(
                 }
                 if d == last && held.is_none() {
                     g.text.open("if (more)");
-                    g.copy_ahead(packs, place, "f", "stage", false);
+                    g.copy_ahead(packs, place, "f", "stage");
                     g.text.close();
                 }
             };

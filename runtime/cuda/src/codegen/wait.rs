@@ -89,41 +89,19 @@ impl<'a> Emit<'a> {
         }
     }
 
-    /// Whether the lanes of a warp copy what lies side by side where a pack takes two accesses, not each its own pack.
-    pub fn spreads(&self, i: usize) -> bool {
-        self.v * self.dtype(i).size() == 32
-    }
-
-    /// Copies the packs of a place, of the rows that begin at `name`, to the staged rows `to`. With `warp`, each lane is one of
-    /// 32 and may copy what another one reads.
-    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str, to: &str, warp: bool) {
+    /// Copies the packs of a place, of the rows that begin at `name`, to the staged rows `to`.
+    pub fn copy_ahead(&mut self, packs: usize, place: &Place, name: &str, to: &str) {
         let (v, t) = (self.v, self.index_type());
         self.text.unrolled("k", packs);
         for line in &place.decl {
             self.text.line(line);
         }
-        let (apart, own): (Vec<usize>, Vec<usize>) = self.staged.iter().partition(|i| warp && self.spreads(**i));
-        if !own.is_empty() {
-            self.text.open(format!("if ({})", place.guard));
-            for i in own {
-                let bytes = v * self.dtype(i).size();
-                let pointer = &self.loads[&i].pointer;
-                self.text.line(format!("copy_ahead<{bytes}>({to}{i} + at, {pointer} + ({name}{i} + ({t})at));"));
-            }
-            self.text.close();
+        self.text.open(format!("if ({})", place.guard));
+        for &i in &self.staged {
+            let (pointer, bytes) = (&self.loads[&i].pointer, v * self.dtype(i).size());
+            self.text.line(format!("copy_ahead<{bytes}>({to}{i} + at, {pointer} + ({name}{i} + ({t})at));"));
         }
-        if !apart.is_empty() {
-            let half = v / 2;
-            self.text.unrolled("h", 2);
-            self.text.line(format!("const {} beside = at - lane * {half} + h * {};", self.position(), 32 * half));
-            self.text.open(format!("if ({})", place.guard.replace("at <", "beside <")));
-            for i in apart {
-                let pointer = &self.loads[&i].pointer;
-                self.text.line(format!("copy_ahead<16>({to}{i} + beside, {pointer} + ({name}{i} + ({t})beside));"));
-            }
-            self.text.close();
-            self.text.close();
-        }
+        self.text.close();
         self.text.close();
     }
 
