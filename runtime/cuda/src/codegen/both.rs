@@ -256,11 +256,14 @@ fn fold(g: &mut Emit, rows: &[usize], lanes: usize, warps: usize) {
         let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
         let c = expr::computed(d);
         g.text.line(format!("const {c} w{i} = fold_lanes<{f}, {v}, {lanes}>(a{i});"));
-        if warps > 1 {
-            g.text.line(format!("if (lane == 0) part{i}[flip][warp] = w{i};"));
-        }
     }
     if warps > 1 && !rows.is_empty() {
+        // In one branch behind all folds: between them it would put one behind the other.
+        g.text.open("if (lane == 0)");
+        for i in rows {
+            g.text.line(format!("part{i}[flip][warp] = w{i};"));
+        }
+        g.text.close();
         g.text.line("__syncthreads();");
     }
     for &i in rows {
