@@ -4,7 +4,7 @@
 //! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
 //! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. Where there are not
 //! registers enough for both, the passes over a row compute again what they share, a pack at a time. While a row is worked
-//! on, `cp.async` brings the next one to shared memory, where each warp finds what it copied itself.
+//! on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
 
 use super::body::Body;
 use super::col::{cell, col_stores, combine};

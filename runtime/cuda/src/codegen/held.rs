@@ -1,5 +1,6 @@
 //! A staged row whose 16-bit elements wait in registers, as they come from memory, while what is kept of them fills the shared
-//! memory. The next row's loads are under way in the last passes, which read only what is kept.
+//! memory. The next row's loads are under way in the last passes, which read only what is kept. And the next row of a sum of
+//! columns, which waits so while this one is worked on.
 
 use super::emit::Emit;
 use super::expr;
