@@ -82,7 +82,7 @@ function recipe.model(p)
   end
 
   function m:forward(ids_BT)
-    local x_BTC = (self.wte(ids_BT) + self.wpe(pl.arange(ids_BT:size(1)))):to(p.residual)
+    local x_BTC = pl.add(self.wte(ids_BT), self.wpe(pl.arange(ids_BT:size(1)))):to(p.residual)
     local call
     if p.ends >= 0 then
       local ends_BT = ids_BT:eq(p.ends):to("i64")
