@@ -147,7 +147,7 @@ macro_rules! unary {
 
 unary! {
     exp, libm::exp, 0.9, 1.0;
-    exp2, libm::exp2, 0.9, 1.0;
+    exp2, libm::exp2, 0.95, 1.0;
     expm1, libm::expm1, 1.5, 2.0;
     log, libm::log, 0.9, 1.0;
     log1p, libm::log1p, 1.5, 2.0;
