@@ -88,7 +88,8 @@ function recipe.model(p)
       local ends_BT = ids_BT:eq(p.ends):to("i64")
       call = { documents = ends_BT:cumsum(1) - ends_BT }   -- the token that ends a document is its last
     end
-    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC, call) end
+    -- Blocks in f32 or fp16 make f32 of a sum with bf16; in all other cases the cast is none.
+    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC, call):to(p.residual) end
     return pl.linear(self.norm(x_BTC), self.wte.weight)
   end
 
