@@ -9,9 +9,12 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod case;
+pub mod fingerprint;
 pub mod harness;
 pub mod machine;
+pub mod ptx;
 pub mod random;
+pub mod recording;
 pub mod reference;
 pub mod rng;
 pub mod sample;

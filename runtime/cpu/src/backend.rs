@@ -1,5 +1,6 @@
 //! The device itself: buffers, the shared arena, compiled programs and how they run.
 
+use crate::fingerprint::Words;
 use crate::library::Routine;
 use crate::loops::Isa;
 use crate::memory::{Block, CpuBuffer, FreeList};
@@ -127,19 +128,7 @@ impl Backend for Cpu {
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        let mut kernels = Vec::with_capacity(program.kernels.len());
-        for k in &program.kernels {
-            kernels.push(match k {
-                Kernel::Region(r) => Compiled::Region(region::compile(&program, r, self.isa)?),
-                Kernel::Multi(list) => {
-                    Compiled::Multi(list.iter().map(|r| region::compile(&program, r, self.isa)).collect::<Result<_>>()?)
-                }
-                Kernel::Library(l) => Compiled::Library(
-                    Routine::compile(&program, l, self.isa)?,
-                    l.epilogue.as_ref().map(|r| region::compile(&program, r, self.isa)).transpose()?,
-                ),
-            });
-        }
+        let kernels = program.kernels.iter().map(|k| compile(&program, k, self.isa)).collect::<Result<Vec<_>>>()?;
         let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
         let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
         let whole = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
@@ -147,7 +136,19 @@ impl Backend for Cpu {
     }
 }
 
-enum Compiled {
+/// One kernel of a program for an instruction set.
+pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<Compiled> {
+    let region = |r| region::compile(program, r, isa);
+    Ok(match kernel {
+        Kernel::Region(r) => Compiled::Region(region(r)?),
+        Kernel::Multi(list) => Compiled::Multi(list.iter().map(region).collect::<Result<_>>()?),
+        Kernel::Library(l) => {
+            Compiled::Library(Routine::compile(program, l, isa)?, l.epilogue.as_ref().map(region).transpose()?)
+        }
+    })
+}
+
+pub(crate) enum Compiled {
     Region(Region),
     Multi(Vec<Region>),
     /// With its epilogue, which runs once the whole result is there: it is a map, so that changes no bits.
@@ -160,6 +161,27 @@ impl Compiled {
             Compiled::Region(r) => r.work(),
             Compiled::Multi(list) => list.iter().map(Region::work).sum(),
             Compiled::Library(l, e) => l.work() + e.as_ref().map_or(0.0, Region::work),
+        }
+    }
+
+    /// See `crate::fingerprint`.
+    pub fn fingerprint(&self, words: &mut Words) {
+        match self {
+            Compiled::Region(r) => {
+                words.put(0);
+                r.fingerprint(words);
+            }
+            Compiled::Multi(list) => {
+                words.put(1);
+                words.put(list.len());
+                list.iter().for_each(|r| r.fingerprint(words));
+            }
+            Compiled::Library(l, e) => {
+                words.put(2);
+                l.fingerprint(words);
+                words.put(usize::from(e.is_some()));
+                e.iter().for_each(|r| r.fingerprint(words));
+            }
         }
     }
 }

@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+pub mod fingerprint;
 mod library;
 mod loops;
 mod matmul;
@@ -21,3 +22,4 @@ mod pool;
 mod region;
 
 pub use backend::Cpu;
+pub use loops::Isa;

@@ -143,6 +143,18 @@ impl Compiler {
         done
     }
 
+    /// The PTX of one function in a program of its own, so that no other function decides what is inlined: tests pin it.
+    pub fn ptx(&self, f: &Function) -> Result<String> {
+        let mut options = options(self.arch, Kind::of(&f.text));
+        // A virtual architecture stops before the assembler.
+        options[0] = options[0].replace("=sm_", "=compute_");
+        options.retain(|o| !o.starts_with("--ptxas-options"));
+        let failed = |log| Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", f.label));
+        let (bytes, _) = compile(&named(f), &options, Output::Ptx).map_err(failed)?;
+        let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| failed("PTX without an end".to_string()))?;
+        Ok(text.to_string_lossy().into_owned())
+    }
+
     fn key(&self, f: &Function) -> String {
         let mut h = blake3::Hasher::new();
         h.update(self.base.as_bytes()).update(f.label.as_bytes()).update(&[0]).update(f.text.as_bytes());
@@ -179,16 +191,21 @@ impl Compiler {
     }
 }
 
+/// The text of a function with its name in it.
+fn named(f: &Function) -> String {
+    let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
+    f.text.replace(word, &name(f))
+}
+
 /// Functions as one program: machine code and the compiler's log.
 fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String)> {
     let mut text = String::new();
     for f in functions {
-        let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
-        text.push_str(&f.text.replace(word, &name(f)));
+        text.push_str(&named(f));
         text.push('\n');
     }
     let kind = functions.first().map_or(Kind::Generated, |f| Kind::of(&f.text));
-    compile(&text, &options(arch, kind)).map_err(|log| {
+    compile(&text, &options(arch, kind), Output::Cubin).map_err(|log| {
         if let (Kind::Own, [f]) = (kind, functions) {
             return source::refused(&f.text, &log);
         }
@@ -266,8 +283,16 @@ fn check(status: sys::nvrtcResult, what: &str) -> Result<()> {
     Err(Error::system("cuda", format!("{what} failed (NVRTC error {})", status as u32)))
 }
 
-/// Machine code and log, or the log alone.
-fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, String), String> {
+/// What NVRTC is asked for.
+#[derive(Clone, Copy, PartialEq)]
+enum Output {
+    Cubin,
+    /// Text that ends in 0.
+    Ptx,
+}
+
+/// Code and log, or the log alone.
+fn compile(text: &str, options: &[String], output: Output) -> std::result::Result<(Vec<u8>, String), String> {
     let c = |s: &str| CString::new(s).map_err(|_| "a text holds a 0".to_string());
     let source = c(text)?;
     let names = HEADERS.iter().map(|h| c(h.0)).collect::<std::result::Result<Vec<_>, _>>()?;
@@ -298,15 +323,24 @@ fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, Stri
             sys::nvrtcGetProgramLog(program, bytes.as_mut_ptr().cast());
             log = CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         }
-        let mut cubin = Vec::new();
+        let mut code = Vec::new();
         let mut done = status == 0;
         if done {
-            done = sys::nvrtcGetCUBINSize(program, &mut size) as u32 == 0;
-            cubin = vec![0u8; size];
-            done = done && sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) as u32 == 0;
+            done = match output {
+                Output::Cubin => sys::nvrtcGetCUBINSize(program, &mut size),
+                Output::Ptx => sys::nvrtcGetPTXSize(program, &mut size),
+            } as u32
+                == 0;
+            code = vec![0u8; size];
+            let to = code.as_mut_ptr().cast();
+            let got = match output {
+                Output::Cubin => sys::nvrtcGetCUBIN(program, to),
+                Output::Ptx => sys::nvrtcGetPTX(program, to),
+            };
+            done = done && got as u32 == 0;
         }
         sys::nvrtcDestroyProgram(&mut program);
-        if done { Ok((cubin, log)) } else { Err(log) }
+        if done { Ok((code, log)) } else { Err(log) }
     }
 }
 

@@ -10,6 +10,7 @@ mod sort;
 
 pub use index::dense;
 
+use crate::fingerprint::Words;
 use crate::loops::Isa;
 use crate::matmul;
 use crate::memory::Plain;
@@ -140,6 +141,32 @@ impl Routine {
     /// Estimated time on one thread, in nanoseconds.
     pub fn work(&self) -> f64 {
         self.work
+    }
+
+    /// See `crate::fingerprint`. The routine itself is known by the op's name, which is not written.
+    pub fn fingerprint(&self, w: &mut Words) {
+        w.put(self.attrs.len());
+        w.list.extend(self.attrs.iter().map(|a| *a as u64));
+        w.put(self.inputs.len());
+        for i in &self.inputs {
+            match i.value {
+                Ok(v) => {
+                    w.put(0);
+                    w.value(v);
+                }
+                Err(word) => w.list.extend([1, word]),
+            }
+            w.put(i.reach);
+            w.layout(&i.layout);
+            w.dtype(i.dtype);
+        }
+        w.put(self.outputs.len());
+        for (value, shape, dtype) in &self.outputs {
+            w.value(*value);
+            w.shape(shape);
+            w.dtype(*dtype);
+        }
+        w.layout(&self.lies);
     }
 
     pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {

@@ -94,6 +94,26 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// From the least to the most.
+    pub const ALL: &[Isa] = &[
+        Isa::Baseline,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512,
+    ];
+
+    /// A word for it, as in `PERILUNE_CPU_ISA`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Isa::Baseline => if cfg!(target_arch = "x86_64") { "sse2" } else { "baseline" },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+
     pub fn detect() -> Isa {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| {

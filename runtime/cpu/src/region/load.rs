@@ -24,10 +24,10 @@ pub struct Load {
 
 /// A register that holds one number throughout.
 pub struct Constant {
-    source: Source,
+    pub(super) source: Source,
     /// Position of that number in its source.
-    at: isize,
-    dtype: DType,
+    pub(super) at: isize,
+    pub(super) dtype: DType,
 }
 
 /// What a load looks like from the grid.

@@ -11,6 +11,7 @@
 //! A region without reductions is cut into rows as suits its loads.
 
 mod compile;
+mod fingerprint;
 mod grid;
 mod load;
 mod panel;
