@@ -60,6 +60,9 @@ impl PlaceArgs {
         if let Err(e) = perilune_core::switch::check() {
             return no(e.to_string());
         }
+        if let Err(e) = perilune_cpu::Isa::chosen() {
+            return no(e.to_string());
+        }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
         }

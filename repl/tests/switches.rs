@@ -119,6 +119,19 @@ fn a_word_that_a_switch_does_not_take_is_refused() {
 }
 
 #[test]
+fn the_instruction_set_is_one_of_three_that_the_processor_has() {
+    let p = tiny();
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu"], &[("PERILUNE_CPU_ISA", "avx3")]);
+    assert_eq!(r.status, Some(2), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_CPU_ISA=avx3: it takes sse2 or avx2 or avx512"), "{}", r.err);
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu", "--quiet"], &[("PERILUNE_CPU_ISA", "sse2")]);
+    assert_eq!(r.status, if cfg!(target_arch = "x86_64") { Some(0) } else { Some(2) }, "{}", r.err);
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu", "--quiet"], &[("PERILUNE_CPU_ISA", "avx512")]);
+    let refused = r.err.contains("PERILUNE_CPU_ISA=avx512: this processor lacks it");
+    assert_eq!(r.status, if refused { Some(2) } else { Some(0) }, "{}", r.err);
+}
+
+#[test]
 fn a_plan_of_what_is_no_tensor_is_an_error() {
     let p = place();
     for (given, is) in [("3", "3"), ("nil", "nil"), ("{ 1, 2 }", "a table")] {

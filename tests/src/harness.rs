@@ -4,7 +4,7 @@ use crate::case::{Arg, Case, Data};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{Args, Value};
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_cpu::Cpu;
+use perilune_cpu::{Cpu, Isa};
 use perilune_cuda::Cuda;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
@@ -36,7 +36,10 @@ pub fn on_gpu() -> bool {
 pub fn device(threads: usize) -> Rc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
         Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
-        _ => Rc::new(Cpu::new(Some(threads))),
+        _ => {
+            Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
+            Rc::new(Cpu::new(Some(threads)))
+        }
     }
 }
 

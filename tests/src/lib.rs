@@ -4,6 +4,7 @@
 //! - [`harness`] runs a case on an engine in a chosen dtype and layout;
 //! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
 //! - [`machine`] compiles plans for GPUs that are not there;
+//! - [`recording`] collects the programs of a run that computes nothing, [`fingerprint`] and [`ptx`] make hashes of them;
 //! - [`random`] makes random graphs;
 //! - [`scripts`] runs Lua files and compares what they say with golden texts.
 #![allow(clippy::unwrap_used)]

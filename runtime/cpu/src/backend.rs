@@ -45,7 +45,8 @@ impl Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
         let free = Rc::new(FreeList::new(limit));
         let shared = Machine { pool: Pool::new(threads), free, arena: RefCell::new(arena) };
-        Cpu { shared: Rc::new(shared), isa: Isa::detect() }
+        // What the processor lacks is an error of whoever reads the environment first (`Isa::chosen`).
+        Cpu { shared: Rc::new(shared), isa: Isa::chosen().unwrap_or(Isa::detect()) }
     }
 
     pub fn threads(&self) -> usize {

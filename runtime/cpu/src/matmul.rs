@@ -10,12 +10,13 @@
 
 mod dense;
 pub mod grouped;
+mod lesser;
 mod narrow;
 mod tile;
 
 use crate::library::{Call, Element, Input, by_type};
 use crate::loops::num::Num;
-use crate::loops::{Arg, cast};
+use crate::loops::{Arg, Isa, cast};
 use crate::memory::Plain;
 use crate::pool::Shared;
 use crate::region::walk;
@@ -128,13 +129,58 @@ trait Gemm: Num + Plain {
     fn dense(_: &Call, _: Sizes, _: &Matrices<Self>, _: &Matrices<Self>, _: &mut [Self]) -> bool {
         false
     }
+
+    /// The product by `gemm`.
+    ///
+    /// # Safety
+    /// The operands must be valid for their sizes and strides, and the result must not overlap them.
+    unsafe fn gemm(isa: Isa, p: Product<Self>);
 }
+
+/// A product as `gemm` takes it: matrices are an address and the strides of columns and rows.
+pub struct Product<T> {
+    /// M, N and K.
+    sizes: (usize, usize, usize),
+    out: (*mut T, isize, isize),
+    a: (*const T, isize, isize),
+    b: (*const T, isize, isize),
+    parallel: Parallelism,
+}
+
+impl<T: Num> Product<T> {
+    /// By the kernels that `gemm` picks for the processor.
+    ///
+    /// # Safety
+    /// As for [`Gemm::gemm`].
+    unsafe fn run(self) {
+        let Product { sizes: (m, n, k), out, a, b, parallel } = self;
+        let (zero, one) = (T::ZERO, T::ONE);
+        // SAFETY: the caller's promise.
+        unsafe {
+            gemm::gemm(
+                m, n, k, out.0, out.1, out.2, false, a.0, a.1, a.2, b.0, b.1, b.2, zero, one, false, false, false,
+                parallel,
+            );
+        }
+    }
+}
+
 impl Gemm for f32 {
+    unsafe fn gemm(isa: Isa, p: Product<f32>) {
+        // SAFETY: the caller's promise.
+        unsafe { if isa == Isa::detect() { p.run() } else { lesser::f32(isa, p) } }
+    }
+
     fn dense(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
         dense::run(c, s, a, b, out, &Layout::contiguous(Shape::of(&[s.batch, s.m, s.n])))
     }
 }
-impl Gemm for f64 {}
+impl Gemm for f64 {
+    unsafe fn gemm(isa: Isa, p: Product<f64>) {
+        // SAFETY: the caller's promise.
+        unsafe { if isa == Isa::detect() { p.run() } else { lesser::f64(isa, p) } }
+    }
+}
 
 fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &mut [T]) {
     if out.is_empty() {
@@ -164,31 +210,16 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
     let (ops, pool) = (s.m * s.n * s.k, c.pool());
     let share = c.share() && ops * s.batch > SHARE_OPS && pool.is_free();
     let alone = |k: usize, out: &mut [T], parallel: Parallelism| {
+        let product = Product {
+            sizes: (s.m, s.n, s.k),
+            out: (out.as_mut_ptr(), 1, s.n as isize),
+            a: (a.all.as_ptr().wrapping_offset(a.start(k)), a.cols, a.rows),
+            b: (b.all.as_ptr().wrapping_offset(b.start(k)), b.cols, b.rows),
+            parallel,
+        };
         // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
         // shares no memory with them.
-        unsafe {
-            gemm::gemm(
-                s.m,
-                s.n,
-                s.k,
-                out.as_mut_ptr(),
-                1,
-                s.n as isize,
-                false,
-                a.all.as_ptr().offset(a.start(k)),
-                a.cols,
-                a.rows,
-                b.all.as_ptr().offset(b.start(k)),
-                b.cols,
-                b.rows,
-                T::ZERO,
-                T::ONE,
-                false,
-                false,
-                false,
-                parallel,
-            );
-        }
+        unsafe { T::gemm(c.isa(), product) }
     };
     let whole = share && ops > SHARE_OPS && s.batch < 2 * pool.threads();
     if whole {

@@ -16,6 +16,8 @@ pub mod relay;
 pub mod spelled;
 pub mod vector;
 
+use perilune_core::error::{Error, Result};
+use perilune_core::switch::{CPU_ISA, Setting};
 use std::sync::OnceLock;
 
 /// An operand of a loop: where its first row starts and how many elements further the next one does.
@@ -106,7 +108,13 @@ impl Isa {
     /// A word for it, as in `PERILUNE_CPU_ISA`.
     pub fn key(self) -> &'static str {
         match self {
-            Isa::Baseline => if cfg!(target_arch = "x86_64") { "sse2" } else { "baseline" },
+            Isa::Baseline => {
+                if cfg!(target_arch = "x86_64") {
+                    "sse2"
+                } else {
+                    "baseline"
+                }
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -114,6 +122,17 @@ impl Isa {
         }
     }
 
+    /// The instruction set that `PERILUNE_CPU_ISA` asks for, or the best of this processor.
+    pub fn chosen() -> Result<Isa> {
+        let best = Isa::detect();
+        let Some(Setting::Word(word)) = CPU_ISA.read()? else { return Ok(best) };
+        let lacks = || Error::argument("", format!("{}={word}: this processor lacks it", CPU_ISA.name));
+        let below = Isa::ALL.iter().take_while(|i| **i != best).chain([&best]);
+        let found = below.into_iter().find(|i| i.key() == word).copied().ok_or_else(lacks);
+        found.map_err(|e| e.hint(format!("it has at most {}", best.key())))
+    }
+
+    /// The best of this processor.
     pub fn detect() -> Isa {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| {
