@@ -1,10 +1,10 @@
 //! The engine: handles, evaluation, reading back.
 
+use crate::diagnostics::Diagnostics;
 use crate::memory::Role;
-use crate::profile::{Bound, Profile, Waits};
-use crate::said::Said;
-use crate::snapshot::Copied;
-use crate::state::{Held, StateId, States};
+use crate::profile::{Bound, HostStalls, Profile};
+use crate::snapshot::SnapshotBytes;
+use crate::state::{Deferred, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
@@ -13,7 +13,7 @@ use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Outline, Request, Sketch, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -47,7 +47,7 @@ impl From<Error> for Fault {
 
 /// Values behind evaluated nodes: a buffer that nothing writes to any more.
 #[derive(Debug)]
-pub(crate) struct Held1 {
+pub(crate) struct StoredValue {
     pub uid: u64,
     pub shape: Shape,
     pub dtype: DType,
@@ -57,7 +57,7 @@ pub(crate) struct Held1 {
     pub loc: SourceLoc,
 }
 
-pub(crate) type Value = Rc<Held1>;
+pub(crate) type Value = Rc<StoredValue>;
 
 /// A handle that outlived its generation with a value.
 struct Carried {
@@ -128,10 +128,10 @@ pub struct Engine {
     /// Buffers that leaves of the current generation read, by uid.
     live: FxHashMap<u64, Value>,
     next_uid: u64,
-    old_sites: VecDeque<(u32, Vec<SourceLoc>)>,
+    old_locs: VecDeque<(u32, Vec<SourceLoc>)>,
     pub(crate) states: States,
     /// Of the last snapshot.
-    pub(crate) copies: Option<Copied>,
+    pub(crate) copies: Option<SnapshotBytes>,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
@@ -139,13 +139,13 @@ pub struct Engine {
     /// Bytes of values made in this generation, or since what nobody holds of them was let go.
     pub(crate) made_bytes: usize,
     /// Misses to report: recipe line and what differs.
-    pub notices: Said,
+    pub notices: Diagnostics,
     /// Kernel times, while somebody asks for them.
     pub profile: Option<Profile>,
     /// What the host waits for, while somebody wants to know.
-    pub waits: Option<Waits>,
+    pub host_stalls: Option<HostStalls>,
     /// The text of every plan compiled, if the switch asks for it.
-    pub plans_shown: Said,
+    pub plans_shown: Diagnostics,
     /// A device that has kernels' texts, to show them where the one that computes has none.
     pub paper: Option<Rc<dyn Backend>>,
     /// FLOP of all products run so far.
@@ -153,9 +153,9 @@ pub struct Engine {
     /// What a step may take: more is recomputed, or an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
-    pub(crate) largest: Option<Sketch>,
+    pub(crate) largest: Option<PlannedStep>,
     /// The plan that is to run or has failed to, or would take more than the budget.
-    pub(crate) attempt: Option<Sketch>,
+    pub(crate) attempt: Option<PlannedStep>,
 }
 
 impl Engine {
@@ -173,17 +173,17 @@ impl Engine {
             carried: FxHashMap::default(),
             live: FxHashMap::default(),
             next_uid: 1,
-            old_sites: VecDeque::new(),
+            old_locs: VecDeque::new(),
             states: States::default(),
             copies: None,
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,
             made_bytes: 0,
-            notices: Said::default(),
+            notices: Diagnostics::default(),
             profile: None,
-            waits: None,
-            plans_shown: Said::default(),
+            host_stalls: None,
+            plans_shown: Diagnostics::default(),
             paper: None,
             products: 0.0,
             memory_budget: None,
@@ -301,7 +301,7 @@ impl Engine {
         if h.generation == self.generation {
             return Some(self.graph.loc_of(h.id));
         }
-        let (_, source_map) = self.old_sites.iter().find(|(g, _)| *g == h.generation)?;
+        let (_, source_map) = self.old_locs.iter().find(|(g, _)| *g == h.generation)?;
         source_map.get(h.id.index()).copied()
     }
 
@@ -337,7 +337,7 @@ impl Engine {
         self.next_uid += 1;
         self.fresh_bytes += buffer.nbytes();
         self.made_bytes += buffer.nbytes();
-        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, loc })
+        Rc::new(StoredValue { uid: self.next_uid, shape, dtype, buffer, role, loc })
     }
 
     /// The values that are held, each once.
@@ -446,7 +446,7 @@ impl Engine {
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = self.options();
-        let steady = self.step.warm() && !request.commits.is_empty();
+        let steady = self.step.warm() && !request.state_writes.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let found = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend);
         let (plan, hit) = match found {
@@ -456,7 +456,7 @@ impl Engine {
                 return Err(error.into());
             }
         };
-        let Sketch { program, source_map, .. } = &plan.sketch;
+        let PlannedStep { program, source_map, .. } = &plan.step;
         if !hit {
             let p = program;
             let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
@@ -481,7 +481,7 @@ impl Engine {
             }
         }
         perilune_core::interrupt::check()?;
-        self.attempt = Some(plan.sketch.clone());
+        self.attempt = Some(plan.step.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
         for source in &self.tracer.trace.inputs {
             inputs.push(match source {
@@ -554,8 +554,8 @@ impl Engine {
     ) -> std::result::Result<HostTensor, Fault> {
         let start = std::time::Instant::now();
         let bytes = self.backend.download(buffer, shape.numel() * dtype.size())?;
-        if let (Some(waits), true) = (&mut self.waits, self.step.depth > 0) {
-            waits.add(Bound::Sync, self.graph.loc, start.elapsed().as_secs_f64());
+        if let (Some(stalls), true) = (&mut self.host_stalls, self.step.depth > 0) {
+            stalls.add(Bound::Sync, self.graph.loc, start.elapsed().as_secs_f64());
         }
         Ok(HostTensor::new(dtype, shape, bytes))
     }
@@ -630,10 +630,10 @@ impl Engine {
     }
 
     /// The kernels that ending the open step with these results would run; nothing runs.
-    pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
+    pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.roots(ids);
         let request = self.trace_step(&roots)?;
-        Ok(Outline::of(&self.plan_traced(&request)?))
+        Ok(Fingerprint::of(&self.plan_traced(&request)?))
     }
 
     /// Begins to make the machine code that ending the open step with these results would have to wait for.
@@ -737,7 +737,7 @@ impl Engine {
     }
 
     /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn end_generation(&mut self) {
         let generation = self.generation;
         for i in 0..self.refs.len().min(self.graph.len()) {
             if self.refs[i] == 0 {
@@ -756,11 +756,11 @@ impl Engine {
         for c in self.carried.values_mut() {
             c.leaf = None;
         }
-        let oldest = if self.old_sites.len() == REMEMBERED { self.old_sites.pop_front() } else { None };
+        let oldest = if self.old_locs.len() == REMEMBERED { self.old_locs.pop_front() } else { None };
         let (_, mut source_map) = oldest.unwrap_or_default();
         source_map.clear();
         source_map.extend(self.graph.ids().map(|id| self.graph.loc_of(id)));
-        self.old_sites.push_back((generation, source_map));
+        self.old_locs.push_back((generation, source_map));
         self.graph.clear();
         self.evaluated.clear();
         self.refs.clear();
@@ -769,10 +769,10 @@ impl Engine {
         self.generation += 1;
     }
 
-    pub(crate) fn held_grad(&mut self, held: &Held) -> NodeId {
+    pub(crate) fn held_grad(&mut self, held: &Deferred) -> NodeId {
         match held {
-            Held::Node(id) => *id,
-            Held::Value(v) => {
+            Deferred::Node(id) => *id,
+            Deferred::Value(v) => {
                 let v = v.clone();
                 self.leaf(v)
             }

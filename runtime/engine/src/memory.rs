@@ -8,7 +8,7 @@ use perilune_core::error::{Error, Kind};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, Shape, byte_size};
 use perilune_plan::ir::Storage;
-use perilune_plan::{Memory, Sketch, memory, show};
+use perilune_plan::{Memory, PlannedStep, memory, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -100,7 +100,7 @@ impl Engine {
     }
 
     /// `planned`: the plan's outputs are not held yet, and count.
-    fn report(&self, plan: Option<&Sketch>, planned: bool) -> Report {
+    fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
         entries.extend(self.copies.iter().flat_map(|c| c.entries()));
         entries.extend(self.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.buffer.nbytes())));
@@ -178,7 +178,7 @@ impl Engine {
 }
 
 /// What a plan keeps in its arena when that is fullest, and, if asked, what it hands out.
-fn plan_entries(plan: &Sketch, outputs: bool) -> Vec<Entry> {
+fn plan_entries(plan: &PlannedStep, outputs: bool) -> Vec<Entry> {
     let p = &plan.program;
     let entry = |v: &perilune_plan::ir::Value| {
         let backward = v.origin.position().and_then(|at| plan.backward.get(at)).is_some_and(|b| *b);

@@ -146,7 +146,7 @@ impl Host {
             self.flush(lua)?;
         } else if self.engine.borrow().is_crowded() {
             self.collect(lua)?;
-            self.engine.borrow_mut().shed();
+            self.engine.borrow_mut().release_unreachable();
         }
         Ok(())
     }
