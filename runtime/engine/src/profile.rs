@@ -414,9 +414,9 @@ mod tests {
     #[test]
     fn waits_of_the_host_have_lines_of_their_own() {
         let mut waits = HostStalls::default();
-        stalls.add(Bound::Data, SourceLoc::NONE, 1e-3);
-        stalls.add(Bound::Sync, SourceLoc::NONE, 2e-3);
-        stalls.add(Bound::Data, SourceLoc::NONE, 2e-3);
+        waits.add(Bound::Data, SourceLoc::NONE, 1e-3);
+        waits.add(Bound::Sync, SourceLoc::NONE, 2e-3);
+        waits.add(Bound::Data, SourceLoc::NONE, 2e-3);
         let mut list = waits.list(&SourceMap::default());
         assert_eq!((list[0].bound, list[0].count, list[1].bound), (Bound::Data, 2, Bound::Sync));
         list[1].place = "a.lua:3".into();
