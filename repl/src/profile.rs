@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::screen::{Mode, Screen};
 use crate::source::{Source, calls_recipe};
 use crate::told;
-use perilune_core::bytes::show;
+use perilune_core::byte_size::show;
 use perilune_lua::profile::{self, Ceiling};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use std::path::PathBuf;
@@ -90,8 +90,8 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         run.step()?;
     }
     let engine = runtime.host().engine.borrow();
-    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.sites)).unwrap_or_default();
-    let waits = waits.list(&engine.sites);
+    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.source_map)).unwrap_or_default();
+    let waits = waits.list(&engine.source_map);
     let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     screen.line(&format!(

@@ -10,7 +10,7 @@
 use crate::error::{Error, Result, quote};
 use crate::records::{self, Records};
 use perilune_core::error::did_you_mean;
-use perilune_core::host::{push_f64, push_i64};
+use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, Shape};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

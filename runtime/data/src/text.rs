@@ -7,7 +7,7 @@
 use crate::csv::check_code_dtype;
 use crate::error::{Error, Result, quote};
 use crate::inflate;
-use perilune_core::host::push_i64;
+use perilune_core::host_tensor::push_i64;
 use perilune_core::{DType, HostTensor, Shape};
 use std::io::Read;
 use std::path::Path;

@@ -53,11 +53,11 @@ impl Engine {
                 first.commits.push((state.0, cast));
             }
             let new = request.commits[at].1;
-            let of_new = self.graph.site_of(new);
-            let site = std::mem::replace(&mut self.graph.site, of_new);
+            let of_new = self.graph.loc_of(new);
+            let loc = std::mem::replace(&mut self.graph.loc, of_new);
             let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
             let low = self.graph.cast(new, dtype);
-            (self.graph.site, self.graph.no_grad) = (site, no_grad);
+            (self.graph.loc, self.graph.no_grad) = (loc, no_grad);
             request.commits.push((state.0, low?));
             if let Some(guard) = &mut request.guard {
                 guard.commits.push(guard.commits[at]);

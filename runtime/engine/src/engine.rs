@@ -9,7 +9,7 @@ use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg, create};
-use perilune_core::site::{Site, Sites};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
@@ -36,12 +36,12 @@ impl Handle {
 #[derive(Clone, Debug)]
 pub struct Fault {
     pub error: Error,
-    pub site: Option<Site>,
+    pub loc: Option<SourceLoc>,
 }
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Fault {
-        Fault { error, site: None }
+        Fault { error, loc: None }
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Held1 {
     pub buffer: Buffer,
     pub role: Role,
     /// The recipe line that made it.
-    pub site: Site,
+    pub loc: SourceLoc,
 }
 
 pub(crate) type Value = Rc<Held1>;
@@ -114,7 +114,7 @@ pub enum Code {
 
 pub struct Engine {
     pub graph: Graph,
-    pub sites: Sites,
+    pub source_map: SourceMap,
     pub switches: Switches,
     pub(crate) backend: Rc<dyn Backend>,
     cache: Cache,
@@ -128,7 +128,7 @@ pub struct Engine {
     /// Buffers that leaves of the current generation read, by uid.
     live: FxHashMap<u64, Value>,
     next_uid: u64,
-    old_sites: VecDeque<(u32, Vec<Site>)>,
+    old_sites: VecDeque<(u32, Vec<SourceLoc>)>,
     pub(crate) states: States,
     /// Of the last snapshot.
     pub(crate) copies: Option<Copied>,
@@ -162,7 +162,7 @@ impl Engine {
     pub fn new(backend: Rc<dyn Backend>) -> Engine {
         Engine {
             graph: Graph::new(),
-            sites: Sites::default(),
+            source_map: SourceMap::default(),
             switches: Switches::from_env(),
             backend,
             cache: Cache::default(),
@@ -297,20 +297,20 @@ impl Engine {
     }
 
     /// The line a handle was recorded at, if it is remembered.
-    pub fn site_of(&self, h: Handle) -> Option<Site> {
+    pub fn loc_of(&self, h: Handle) -> Option<SourceLoc> {
         if h.generation == self.generation {
-            return Some(self.graph.site_of(h.id));
+            return Some(self.graph.loc_of(h.id));
         }
-        let (_, sites) = self.old_sites.iter().find(|(g, _)| *g == h.generation)?;
-        sites.get(h.id.index()).copied()
+        let (_, source_map) = self.old_sites.iter().find(|(g, _)| *g == h.generation)?;
+        source_map.get(h.id.index()).copied()
     }
 
     fn stale(&self, h: Handle) -> Error {
         if h == Handle::FREED {
             return Error::new(Kind::Stale, "", "this tensor was freed with x:free()");
         }
-        let at = match self.site_of(h).filter(|s| *s != Site::NONE) {
-            Some(site) => format!("recorded at {}", self.sites.show(site)),
+        let at = match self.loc_of(h).filter(|s| *s != SourceLoc::NONE) {
+            Some(loc) => format!("recorded at {}", self.source_map.show(loc)),
             None => "recorded in an earlier step".to_string(),
         };
         Error::new(
@@ -333,11 +333,11 @@ impl Engine {
         id
     }
 
-    fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, site: Site) -> Value {
+    fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, loc: SourceLoc) -> Value {
         self.next_uid += 1;
         self.fresh_bytes += buffer.nbytes();
         self.made_bytes += buffer.nbytes();
-        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, site })
+        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, loc })
     }
 
     /// The values that are held, each once.
@@ -353,7 +353,7 @@ impl Engine {
             self.attempt = None;
             self.explain(e.into()).error
         })?;
-        let value = self.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.graph.site);
+        let value = self.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.graph.loc);
         Ok(self.leaf(value))
     }
 
@@ -456,7 +456,7 @@ impl Engine {
                 return Err(error.into());
             }
         };
-        let Sketch { program, sites, .. } = &plan.sketch;
+        let Sketch { program, source_map, .. } = &plan.sketch;
         if !hit {
             let p = program;
             let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
@@ -466,16 +466,16 @@ impl Engine {
         if hit {
             self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
         } else {
-            if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
-                self.notices.say(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
+            if let Some((loc, what)) = difference.filter(|_| self.switches.report_misses) {
+                self.notices.say(format!("new plan: first difference is {what} at {}", self.source_map.show(loc)));
             }
             match self.switches.print_plan {
                 PrintPlan::Off => {}
                 PrintPlan::Kernels => {
-                    self.plans_shown.say(show::show(program, sites, &self.sites));
+                    self.plans_shown.say(show::show(program, source_map, &self.source_map));
                 }
                 PrintPlan::Source => {
-                    let text = self.sources(request, program, sites)?;
+                    let text = self.sources(request, program, source_map)?;
                     self.plans_shown.say(text);
                 }
             }
@@ -502,7 +502,7 @@ impl Engine {
         if let Err(f) = plan.exec.run(&inputs, &self.tracer.trace.slots, &outputs, times) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.tracer.trace.order.get(p));
-            return Err(Fault { error: f.error, site: at.map(|id| self.graph.site_of(*id)) });
+            return Err(Fault { error: f.error, loc: at.map(|id| self.graph.loc_of(*id)) });
         }
         self.stats.runs += 1;
         self.products += plan.products;
@@ -519,7 +519,7 @@ impl Engine {
             };
             let node = self.graph.node(*root);
             let (shape, dtype) = (node.shape, node.dtype);
-            let value = self.new_value(shape, dtype, buffer, Role::Results, self.graph.site_of(*root));
+            let value = self.new_value(shape, dtype, buffer, Role::Results, self.graph.loc_of(*root));
             self.live.insert(value.uid, value.clone());
             self.evaluated[root.index()] = Some(value);
         }
@@ -555,7 +555,7 @@ impl Engine {
         let start = std::time::Instant::now();
         let bytes = self.backend.download(buffer, shape.numel() * dtype.size())?;
         if let (Some(waits), true) = (&mut self.waits, self.step.depth > 0) {
-            waits.add(Bound::Sync, self.graph.site, start.elapsed().as_secs_f64());
+            waits.add(Bound::Sync, self.graph.loc, start.elapsed().as_secs_f64());
         }
         Ok(HostTensor::new(dtype, shape, bytes))
     }
@@ -572,7 +572,12 @@ impl Engine {
 
     /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
     /// texts, as a GPU would.
-    fn sources(&self, request: &Request, program: &Program, places: &[Site]) -> std::result::Result<String, Fault> {
+    fn sources(
+        &self,
+        request: &Request,
+        program: &Program,
+        places: &[SourceLoc],
+    ) -> std::result::Result<String, Fault> {
         let mut files: HashMap<String, Vec<String>> = HashMap::new();
         let written = |file: &str, line: u32| {
             let lines = files.entry(file.to_string()).or_insert_with(|| {
@@ -583,18 +588,18 @@ impl Engine {
         let has_texts = (0..program.kernels.len()).any(|k| self.backend.source(program, k).is_some());
         let Some(paper) = self.paper.as_ref().filter(|_| !has_texts) else {
             let source = |k| self.backend.source(program, k);
-            return Ok(show::show_sources(program, places, &self.sites, written, source));
+            return Ok(show::show_sources(program, places, &self.source_map, written, source));
         };
-        let shown = |graph: &Graph, tracer: &Tracer, places: &[Site]| -> Result<String> {
+        let shown = |graph: &Graph, tracer: &Tracer, places: &[SourceLoc]| -> Result<String> {
             let program = perilune_plan::cache::plan(graph, tracer, request, self.options(), &**paper)?;
-            let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
+            let text = show::show_sources(&program, places, &self.source_map, written, |k| paper.source(&program, k));
             Ok(format!("as {} would run it: {text}", paper.describe()))
         };
         let Some(graph) = self.graph.with_kernels() else { return Ok(shown(&self.graph, &self.tracer, places)?) };
         let mut tracer = Tracer::default();
         tracer.budgeted = self.tracer.budgeted;
         tracer.run(&graph, request, |id| self.value(id).map(|v| v.uid));
-        let places: Vec<Site> = tracer.trace.order.iter().map(|id| graph.site_of(*id)).collect();
+        let places: Vec<SourceLoc> = tracer.trace.order.iter().map(|id| graph.loc_of(*id)).collect();
         Ok(shown(&graph, &tracer, &places)?)
     }
 
@@ -617,11 +622,11 @@ impl Engine {
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
         let request = self.trace_step(ids)?;
         let program = self.plan_traced(&request)?;
-        let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
+        let places: Vec<SourceLoc> = self.tracer.trace.order.iter().map(|id| self.graph.loc_of(*id)).collect();
         if source {
             return self.sources(&request, &program, &places);
         }
-        Ok(show::show(&program, &places, &self.sites))
+        Ok(show::show(&program, &places, &self.source_map))
     }
 
     /// The kernels that ending the open step with these results would run; nothing runs.
@@ -752,10 +757,10 @@ impl Engine {
             c.leaf = None;
         }
         let oldest = if self.old_sites.len() == REMEMBERED { self.old_sites.pop_front() } else { None };
-        let (_, mut sites) = oldest.unwrap_or_default();
-        sites.clear();
-        sites.extend(self.graph.ids().map(|id| self.graph.site_of(id)));
-        self.old_sites.push_back((generation, sites));
+        let (_, mut source_map) = oldest.unwrap_or_default();
+        source_map.clear();
+        source_map.extend(self.graph.ids().map(|id| self.graph.loc_of(id)));
+        self.old_sites.push_back((generation, source_map));
         self.graph.clear();
         self.evaluated.clear();
         self.refs.clear();

@@ -1,7 +1,7 @@
 //! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline. And
 //! where the host waits: for data, and for the device in the middle of a step.
 
-use perilune_core::site::{Site, Sites};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_plan::ir::Kernel;
 use perilune_plan::{Plan, show};
 use std::collections::HashMap;
@@ -54,22 +54,23 @@ impl Bound {
 /// What the host waited for, since it was switched on; by recipe line.
 #[derive(Default)]
 pub struct Waits {
-    by: HashMap<(Bound, Site), (f64, u64)>,
+    by: HashMap<(Bound, SourceLoc), (f64, u64)>,
 }
 
 impl Waits {
-    pub fn add(&mut self, bound: Bound, site: Site, seconds: f64) {
-        let sum = self.by.entry((bound, site)).or_default();
+    pub fn add(&mut self, bound: Bound, loc: SourceLoc, seconds: f64) {
+        let sum = self.by.entry((bound, loc)).or_default();
         sum.0 += seconds;
         sum.1 += 1;
     }
 
     /// Longest first.
-    pub fn list(&self, sites: &Sites) -> Vec<Wait> {
-        let place = |b: Bound, s: Site| if b == Bound::Data { "recipe.data".to_string() } else { sites.show(s) };
-        let wait = |((bound, site), (seconds, count)): (&(Bound, Site), &(f64, u64))| Wait {
+    pub fn list(&self, source_map: &SourceMap) -> Vec<Wait> {
+        let place =
+            |b: Bound, s: SourceLoc| if b == Bound::Data { "recipe.data".to_string() } else { source_map.show(s) };
+        let wait = |((bound, loc), (seconds, count)): (&(Bound, SourceLoc), &(f64, u64))| Wait {
             bound: *bound,
-            place: place(*bound, *site),
+            place: place(*bound, *loc),
             seconds: *seconds,
             count: *count,
         };
@@ -147,7 +148,7 @@ impl Profile {
     }
 
     /// All kernels: slowest plan first, each in the order it runs them.
-    pub fn timings(&self, sites: &Sites) -> Vec<Timing> {
+    pub fn timings(&self, source_map: &SourceMap) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();
         let total = |e: &Entry| e.seconds.iter().sum::<f64>();
         // Times tie only where there are none; then the larger plan comes first.
@@ -160,7 +161,7 @@ impl Profile {
                     runs: e.runs,
                     name: show::name(kernel),
                     space: show::space(kernel),
-                    place: sites.show(show::place(kernel.origin(), &e.plan.sketch.sites)),
+                    place: source_map.show(show::place(kernel.origin(), &e.plan.sketch.source_map)),
                     routine: matches!(kernel, Kernel::Library(_)),
                     seconds: seconds / e.runs as f64,
                     cost: show::cost(&e.plan.sketch.program, kernel),
@@ -413,10 +414,10 @@ mod tests {
     #[test]
     fn waits_of_the_host_have_lines_of_their_own() {
         let mut waits = Waits::default();
-        waits.add(Bound::Data, Site::NONE, 1e-3);
-        waits.add(Bound::Sync, Site::NONE, 2e-3);
-        waits.add(Bound::Data, Site::NONE, 2e-3);
-        let mut list = waits.list(&Sites::default());
+        waits.add(Bound::Data, SourceLoc::NONE, 1e-3);
+        waits.add(Bound::Sync, SourceLoc::NONE, 2e-3);
+        waits.add(Bound::Data, SourceLoc::NONE, 2e-3);
+        let mut list = waits.list(&SourceMap::default());
         assert_eq!((list[0].bound, list[0].count, list[1].bound), (Bound::Data, 2, Bound::Sync));
         list[1].place = "a.lua:3".into();
         let c = Ceiling { bytes: 1e9, flops: 1e12 };

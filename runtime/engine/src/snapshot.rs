@@ -69,7 +69,7 @@ impl Engine {
             };
             parts.push((buffer, nbytes));
             metas.push((info.dtype, info.shape));
-            entries.push((Role::Checkpoint, self.states.site(id), info.dtype, info.shape, nbytes));
+            entries.push((Role::Checkpoint, self.states.loc(id), info.dtype, info.shape, nbytes));
         }
         let room = self.memory_budget.map(|b| b.saturating_sub(self.backend.memory().allocated));
         let snapshot = self.backend.snapshot(&parts, room)?;

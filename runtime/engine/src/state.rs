@@ -11,7 +11,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -42,7 +42,7 @@ pub(crate) struct State {
     refs: u32,
     role: Role,
     /// The recipe line that made it.
-    site: Site,
+    loc: SourceLoc,
 }
 
 /// What people may know of a State.
@@ -75,9 +75,9 @@ impl States {
     }
 
     /// Role, line, dtype, shape and bytes of each State that has memory.
-    pub fn entries(&self) -> impl Iterator<Item = (Role, Site, DType, Shape, usize)> {
+    pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
         let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
-        held.map(|(s, b)| (s.role, s.site, s.dtype, s.shape, b.nbytes()))
+        held.map(|(s, b)| (s.role, s.loc, s.dtype, s.shape, b.nbytes()))
     }
 
     fn get(&self, id: StateId) -> Result<&State> {
@@ -103,8 +103,8 @@ impl States {
     }
 
     /// The recipe line that made it.
-    pub fn site(&self, id: StateId) -> Site {
-        self.all.get(&id.0).map_or(Site::NONE, |s| s.site)
+    pub fn loc(&self, id: StateId) -> SourceLoc {
+        self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.loc)
     }
 
     /// (payload, value) of every assignment not yet written, in order.
@@ -127,7 +127,7 @@ impl States {
         }
         self.next += 1;
         let copy = Copied { state: StateId(self.next), valid: false };
-        let site = self.all.get(&base).map_or(Site::NONE, |s| s.site);
+        let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
         let state = State {
             shape,
             dtype,
@@ -139,7 +139,7 @@ impl States {
             grad: None,
             refs: 1,
             role: Role::Copies,
-            site,
+            loc,
         };
         self.all.insert(copy.state.0, state);
         self.copies.insert((base, dtype), copy);
@@ -262,7 +262,7 @@ impl Engine {
             grad: None,
             refs: 1,
             role: if trainable { Role::Weights } else { Role::Buffers },
-            site: self.graph.site,
+            loc: self.graph.loc,
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
@@ -365,8 +365,8 @@ impl Engine {
     }
 
     /// States that the open step changes and did not make, and the lines that made them.
-    pub fn changed_states(&self) -> Vec<(StateId, Site)> {
-        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.site));
+    pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
+        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
         self.states.order.iter().filter_map(old).collect()
     }
 

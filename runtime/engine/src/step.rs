@@ -2,9 +2,9 @@
 
 use crate::engine::{Engine, Fault};
 use crate::state::{Held, StateId};
+use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
-use perilune_core::switch::{self, Setting};
 use perilune_plan::Request;
 
 /// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
@@ -33,14 +33,14 @@ pub enum PrintPlan {
 impl Switches {
     pub fn from_env() -> Switches {
         Switches {
-            fusion: switch::FUSION.is_on(true),
-            print_plan: match switch::PRINT_PLAN.setting() {
+            fusion: env_flags::FUSION.is_on(true),
+            print_plan: match env_flags::PRINT_PLAN.setting() {
                 Some(Setting::Word(_)) => PrintPlan::Source,
                 Some(Setting::On) => PrintPlan::Kernels,
                 Some(Setting::Off) | None => PrintPlan::Off,
             },
-            check_nan: switch::CHECK_NAN.is_on(false),
-            report_misses: switch::REPORT_MISSES.is_on(true),
+            check_nan: env_flags::CHECK_NAN.is_on(false),
+            report_misses: env_flags::REPORT_MISSES.is_on(true),
         }
     }
 }
@@ -241,7 +241,7 @@ impl Engine {
             if !node.dtype.is_float() {
                 continue;
             }
-            let (name, shape, site) = (node.op.name, node.shape, self.graph.site_of(id));
+            let (name, shape, loc) = (node.op.name, node.shape, self.graph.loc_of(id));
             let value = match k.checked_sub(request.roots.len()) {
                 None => self.read_node(id)?,
                 Some(c) => self.read_written(StateId(request.commits[c].0))?,
@@ -251,7 +251,7 @@ impl Engine {
                 let message = format!("the {what} ({name}, shape {shape}) has {} at element {at}", value.get_f64(at));
                 let hint = "lower the learning rate, clip gradients, or look before it for log, division and exp of large numbers";
                 let error = Error::new(perilune_core::Kind::System, "check_nan", message).hint(hint);
-                return Err(Fault { error, site: Some(site) });
+                return Err(Fault { error, loc: Some(loc) });
             }
         }
         Ok(())

@@ -223,7 +223,7 @@ pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> 
     let known: BTreeSet<u64> = known.iter().map(|u| Ok(id_of(u)?.0)).collect::<mlua::Result<_>>()?;
     let mut engine = host.engine.borrow_mut();
     let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
-    let places: BTreeSet<String> = lost.map(|(_, site)| engine.sites.show(site)).collect();
+    let places: BTreeSet<String> = lost.map(|(_, loc)| engine.source_map.show(loc)).collect();
     let any = !places.is_empty();
     for place in places {
         engine.notices.say(format!(
@@ -301,8 +301,8 @@ impl Run {
             migrate.call::<()>((before, after))?;
         }
         let ended = self.host.engine.borrow_mut().end_implicit_step();
-        let site = self.host.site(&self.lua);
-        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, site)))?;
+        let loc = self.host.loc(&self.lua);
+        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, loc)))?;
         match source {
             Source::Run(run) => self.seek(&run.cursor()?)?,
             Source::Values { cursor, .. } => self.seek(cursor)?,

@@ -10,7 +10,7 @@ use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
@@ -526,8 +526,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
     // The recipe line being run, as a number, and the one that stands for it where none is.
-    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
-    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
+    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
+    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
     native.set(
         "written_at",
         lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
@@ -536,7 +536,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         "waited",
         lua.create_function(|lua, seconds: f64| {
             if let Some(waits) = &mut host(lua)?.engine.borrow_mut().waits {
-                waits.add(Bound::Data, Site::NONE, seconds);
+                waits.add(Bound::Data, SourceLoc::NONE, seconds);
             }
             Ok(())
         })?,

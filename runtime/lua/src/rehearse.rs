@@ -29,8 +29,8 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
     if host.engine.borrow().is_dirty() {
         host.flush(lua)?;
     }
-    let site = host.site(lua);
-    let fail = |e| errors::raise(&host, Raise::Fault(e, site));
+    let loc = host.loc(lua);
+    let fail = |e| errors::raise(&host, Raise::Fault(e, loc));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
     let result = f.call::<MultiValue>(()).and_then(|out| {
         let Some(plan) = plan else { return Ok(false) };

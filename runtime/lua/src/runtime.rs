@@ -6,7 +6,7 @@ use crate::options::BadParam;
 use crate::run::Recipe;
 use crate::{frames, loader};
 use mlua::{Function, Lua, Table, Value};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
@@ -52,7 +52,7 @@ pub struct Params {
     /// The defaults of the loaded file, as text.
     pub defaults: BTreeMap<String, String>,
     /// Where `pl.recipe` was called.
-    pub recipe: Option<Site>,
+    pub recipe: Option<SourceLoc>,
     /// The recipe asked for params.
     pub used: bool,
     pub names: Vec<String>,

@@ -57,7 +57,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut to = Move::new(&from);
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
                 let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();

@@ -10,7 +10,7 @@
 
 use crate::cache::Failed;
 use crate::ir::Program;
-use perilune_core::bytes;
+use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::Class;
@@ -87,9 +87,9 @@ pub(crate) fn fit(
         None => {
             let message = format!(
                 "the step needs {}, and {} with all recomputation that helps: the budget is {}",
-                bytes::show(whole),
-                bytes::show(needs(&least)),
-                bytes::show(limit)
+                byte_size::show(whole),
+                byte_size::show(needs(&least)),
+                byte_size::show(limit)
             );
             Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
         }
@@ -176,7 +176,7 @@ impl Forward {
         let n = self.ids.len();
         let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
         let mut out = Vec::new();
-        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::Part);
+        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::TupleGet);
         let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
         for at in 0..n {
             // An op and the parts of its result stay together.

@@ -69,7 +69,7 @@ impl Builder<'_> {
             shape: node.shape,
             dtype: node.dtype,
             storage,
-            origin: Origin(self.low.graph.site_of(id).0),
+            origin: Origin(self.low.graph.loc_of(id).0),
         });
         self.value_of.insert(id, v);
         v
@@ -99,13 +99,13 @@ impl Builder<'_> {
         let mut parts: HashMap<NodeId, Vec<(usize, NodeId)>> = HashMap::new();
         for id in g.ids() {
             let node = g.node(id);
-            if node.op == &create::PART && self.value_of.contains_key(&self.low.views[id.index()].0) {
+            if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views[id.index()].0) {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
         for id in g.ids() {
             let node = g.node(id);
-            if !matches!(self.f.home[id.index()], Home::Library { .. }) || matches!(node.op.class, Class::Part) {
+            if !matches!(self.f.home[id.index()], Home::Library { .. }) || matches!(node.op.class, Class::TupleGet) {
                 continue;
             }
             let lies = |id: NodeId| {
@@ -123,7 +123,7 @@ impl Builder<'_> {
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             self.hold(outputs[0], id);
-            let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
+            let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.loc_of(id).0));
             let call = Library { op, attrs, inputs, dtypes, outputs, layouts, epilogue: None, tf32: node.tf32, origin };
             out.push((id.0, Kernel::Library(call)));
         }
@@ -165,7 +165,7 @@ impl Builder<'_> {
         let (batch, rows, cols) = cluster.space();
         let anchor = roots[roots.len() - 1].0;
         let mut region =
-            Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.site_of(roots[0]).0) };
+            Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.loc_of(roots[0]).0) };
         // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
         let mut here: HashSet<NodeId> = roots.iter().copied().collect();
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
@@ -184,7 +184,7 @@ impl Builder<'_> {
         for id in ordered {
             self.hold(self.value_of[&roots[0]], id);
             let node = g.node(id);
-            let origin = Origin(g.site_of(id).0);
+            let origin = Origin(g.loc_of(id).0);
             let n = fuse::source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],

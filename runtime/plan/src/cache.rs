@@ -6,7 +6,7 @@ use crate::trace::{Request, Tracer, digest};
 use crate::{budget, build, fuse, lower, remat};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,16 +31,16 @@ impl Default for Options {
 pub struct Sketch {
     pub program: Arc<Program>,
     /// Recipe lines of the traced nodes when it was made.
-    pub sites: Rc<[Site]>,
+    pub source_map: Rc<[SourceLoc]>,
     /// Which of them a backward pass recorded.
     pub backward: Rc<[bool]>,
 }
 
 impl Sketch {
     fn new(g: &Graph, order: &[NodeId], program: Program) -> Sketch {
-        let sites = order.iter().map(|id| g.site_of(*id)).collect();
+        let source_map = order.iter().map(|id| g.loc_of(*id)).collect();
         let backward = order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
-        Sketch { program: Arc::new(program), sites, backward }
+        Sketch { program: Arc::new(program), source_map, backward }
     }
 }
 
@@ -184,7 +184,7 @@ impl Cache {
     }
 
     /// Where what was just traced first differs from the plan used before it: the recipe line, and what is there.
-    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(Site, String)> {
+    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
         let last = self.last.as_ref()?;
         let new = &tracer.trace;
         if new.key == last.key {
@@ -202,10 +202,10 @@ impl Cache {
                 2 + 2 * node.attrs.len() + node.inputs.len() + if ranked { 1 + node.shape.rank() } else { 0 }
             };
             if words > at {
-                let before = last.sketch.sites.get(k).copied().unwrap_or(Site::NONE);
+                let before = last.sketch.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
                 let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
-                let site = if g.site_of(id) == Site::NONE { before } else { g.site_of(id) };
-                return Some((site, what));
+                let loc = if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) };
+                return Some((loc, what));
             }
         }
         None
@@ -217,8 +217,8 @@ fn hash(key: &[u32], options: Options) -> u128 {
 }
 
 fn weight(p: &Plan) -> usize {
-    let Sketch { program, sites, .. } = &p.sketch;
-    p.key.len() * 4 + sites.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
+    let Sketch { program, source_map, .. } = &p.sketch;
+    p.key.len() * 4 + source_map.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
 }
 
 /// Plans a traced request without compiling it.

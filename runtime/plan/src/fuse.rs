@@ -204,7 +204,7 @@ impl Fuser<'_> {
             Home::None => None,
             Home::Library { .. } => {
                 let node = self.low.graph.node(base);
-                Some(Maker::Library(if matches!(node.op.class, Class::Part) { node.inputs[0] } else { base }))
+                Some(Maker::Library(if matches!(node.op.class, Class::TupleGet) { node.inputs[0] } else { base }))
             }
             Home::Cluster(k) => Some(Maker::Cluster(find(&self.out.clusters, k))),
         }
@@ -285,7 +285,7 @@ impl Fuser<'_> {
                     self.reads(self.low.views[w.index()].0, Maker::Library(id));
                 }
             }
-            Class::Part => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
+            Class::TupleGet => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
             Class::Map(_) | Class::Cast => {
                 let n = node.shape.numel();
                 let reads: Reads = node.inputs.iter().map(|x| self.low.read(*x, node.shape)).collect();

@@ -112,8 +112,8 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
     let leaves = leaf_marks(g, trace);
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
-        // Sites of the lowered graph name positions in the trace: see `ir::Origin`.
-        out.graph.site = perilune_core::site::Site(k as u32 + 1);
+        // SourceMap of the lowered graph name positions in the trace: see `ir::Origin`.
+        out.graph.loc = perilune_core::source_loc::SourceLoc(k as u32 + 1);
         let new = match leaves[k] {
             Some(source) => {
                 let input = by_source[&source];
@@ -148,7 +148,7 @@ fn select(out: &mut Lowered, ok: NodeId, guarded: &[bool], inputs: &[u32]) -> Re
     for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {
         let new = out.commits[i];
         let (shape, dtype) = (out.graph.shape(new), out.graph.dtype(new));
-        out.graph.site = out.graph.site_of(new);
+        out.graph.loc = out.graph.loc_of(new);
         let old = match leaves.get(input).filter(|leaf| out.graph.shape(**leaf) == shape) {
             Some(leaf) => *leaf,
             None => {
@@ -229,7 +229,7 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut parts: HashMap<NodeId, SmallVec<[NodeId; 2]>> = HashMap::new();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.loc = from.graph.loc_of(id);
         let new = match node.op.class {
             Class::Fused(decompose) if !backend.keeps(node) => {
                 let inputs = to.inputs(node);
@@ -240,7 +240,7 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
                 parts.insert(id, outs);
                 first
             }
-            Class::Part if parts.contains_key(&node.inputs[0]) => parts[&node.inputs[0]][node.attrs[0] as usize],
+            Class::TupleGet if parts.contains_key(&node.inputs[0]) => parts[&node.inputs[0]][node.attrs[0] as usize],
             _ => to.copy(from, id),
         };
         to.map.push(new);
@@ -260,7 +260,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             to.map.push(NodeId(0));
             continue;
         }
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.loc = from.graph.loc_of(id);
         let node = from.graph.node(id);
         let inputs = to.inputs(node);
         if let Some(same) = trivial(&to.out, node, &inputs) {
@@ -281,7 +281,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             continue;
         }
         let new = match node.op.class {
-            Class::View(_) if node.op == &create::HOLD => {
+            Class::View(_) if node.op == &create::OPTIMIZATION_BARRIER => {
                 own(&mut to.out);
                 let seen = to.out.views[inputs[0].index()];
                 let held = to.copy(from, id);
@@ -317,7 +317,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
                 to.out.views.push((new, readers.layout(id)));
                 new
             }
-            Class::Part => {
+            Class::TupleGet => {
                 let new = to.copy(from, id);
                 to.out.views.push((new, readers.layout(id)));
                 new
@@ -344,7 +344,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
 
 /// For each node, the nodes it must not run before: those that the `hold`s it reads through name. A view carries them on.
 fn waits(out: &Lowered) -> Vec<Waits> {
-    if !out.graph.nodes().iter().any(|n| n.op == &create::HOLD) {
+    if !out.graph.nodes().iter().any(|n| n.op == &create::OPTIMIZATION_BARRIER) {
         return Vec::new();
     }
     let mut all: Vec<Waits> = Vec::with_capacity(out.graph.len());
@@ -356,7 +356,7 @@ fn waits(out: &Lowered) -> Vec<Waits> {
             }
         };
         for (k, x) in node.inputs.iter().enumerate() {
-            if node.op == &create::HOLD && k == 1 {
+            if node.op == &create::OPTIMIZATION_BARRIER && k == 1 {
                 let base = out.views[x.index()].0;
                 let computed = out.graph.generator(base).is_none() && !out.inputs.contains_key(&base);
                 if computed {

@@ -57,7 +57,8 @@ impl<'a> Readers<'a> {
     /// Whether all that read a node as it lies swap its heads and rows, kept ops apart: they take any strides.
     fn is_swapped(&self, id: NodeId) -> bool {
         let g = &self.from.graph;
-        let users = || self.users[id.index()].iter().map(|u| g.node(*u)).filter(|u| !matches!(u.op.class, Class::Part));
+        let users =
+            || self.users[id.index()].iter().map(|u| g.node(*u)).filter(|u| !matches!(u.op.class, Class::TupleGet));
         let takes = |u: &Node| is_swap(u) || matches!(u.op.class, Class::Fused(_));
         !self.ends[id.index()] && users().any(is_swap) && users().all(takes)
     }
@@ -80,7 +81,8 @@ impl<'a> Readers<'a> {
             let shape = g.shape(x);
             let slice = Layout { shape, offset: whole.offset + low * whole.strides[axis], ..whole };
             low += shape.dims()[axis] as isize;
-            let only = self.users[x.index()].iter().all(|u| *u == cat || matches!(g.node(*u).op.class, Class::Part));
+            let only =
+                self.users[x.index()].iter().all(|u| *u == cat || matches!(g.node(*u).op.class, Class::TupleGet));
             if of != main || self.ends[x.index()] || !only || !self.backend.writes(g.node(main), output, &slice) {
                 return None;
             }
@@ -104,7 +106,7 @@ impl<'a> Readers<'a> {
 /// The op behind a node, and which of its outputs the node is.
 fn output_of(g: &Graph, id: NodeId) -> (NodeId, usize) {
     let node = g.node(id);
-    if node.op == &create::PART { (node.inputs[0], node.attrs[0] as usize) } else { (id, 0) }
+    if node.op == &create::TUPLE_GET { (node.inputs[0], node.attrs[0] as usize) } else { (id, 0) }
 }
 
 /// Whether a node swaps dims -3 and -2 and leaves the rest.

@@ -123,11 +123,11 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
             Some(span) => {
                 let pass = g.remat.pass_of(order[at]);
                 let inputs = p.inputs(at, span, pass);
-                p.to.out.graph.site = from.graph.site_of(NodeId(at as u32));
+                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
                 p.add(at, inputs)
             }
             None => {
-                p.to.out.graph.site = from.graph.site_of(NodeId(at as u32));
+                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
                 p.to.copy(from, NodeId(at as u32))
             }
         };
@@ -174,7 +174,7 @@ impl Pass<'_> {
 
     /// What the node at `at`, of the backward of `span` or copied for it, reads.
     fn inputs(&mut self, at: usize, span: u32, pass: u32) -> Inputs {
-        let part = matches!(self.node(at).op.class, Class::Part);
+        let part = matches!(self.node(at).op.class, Class::TupleGet);
         let list = self.node(at).inputs.clone();
         list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
     }
@@ -188,7 +188,7 @@ impl Pass<'_> {
         }
         self.enter(span, pass);
         if let Some(found) = self.copies[&(span, pass)].map.get(&at)
-            && !(part && self.to.out.graph.node(*found).op == &create::HOLD)
+            && !(part && self.to.out.graph.node(*found).op == &create::OPTIMIZATION_BARRIER)
         {
             return *found;
         }
@@ -202,7 +202,7 @@ impl Pass<'_> {
         let (dtype, shape) = (node.dtype, node.shape);
         let inputs = smallvec![outer, start];
         let hold = Node {
-            op: &create::HOLD,
+            op: &create::OPTIMIZATION_BARRIER,
             dtype,
             detached: true,
             tf32: false,
@@ -240,14 +240,14 @@ impl Pass<'_> {
             let node = self.node(at);
             let copied = match node.op.class {
                 Class::Leaf | Class::Generator(_) => false,
-                Class::Part => self.copies[&(span, pass)].map.contains_key(&node.inputs[0].index()),
+                Class::TupleGet => self.copies[&(span, pass)].map.contains_key(&node.inputs[0].index()),
                 _ => true,
             };
             if !copied || self.kept.contains(&(span, at)) {
                 continue;
             }
             let inputs = self.inputs(at, span, pass);
-            self.to.out.graph.site = self.from.graph.site_of(NodeId(at as u32));
+            self.to.out.graph.loc = self.from.graph.loc_of(NodeId(at as u32));
             let new = self.add(at, inputs);
             self.copies.entry((span, pass)).or_default().map.insert(at, new);
         }

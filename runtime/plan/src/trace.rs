@@ -120,7 +120,7 @@ impl Tracer {
                 let node = &g.nodes()[i];
                 for x in &node.inputs {
                     let at = &mut self.position[x.index()];
-                    if matches!(node.op.class, Class::Part) {
+                    if matches!(node.op.class, Class::TupleGet) {
                         *at = AGAIN;
                     } else if *at != AGAIN {
                         *at = WANTED;

@@ -6,7 +6,7 @@
 
 use super::{Arg, Body, Isa, Kernel, pick};
 use perilune_core::DType;
-use perilune_core::host::to_odd;
+use perilune_core::host_tensor::to_odd;
 use std::marker::PhantomData;
 use std::slice;
 
