@@ -123,13 +123,14 @@ impl Backend for Cuda {
         crate::nvml::probe(&self.shared.device.pci_address()?)
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        crate::compile::keeps(node, &self.shared.device.props)
-            || (crate::conv::keeps(node) && self.shared.dnn().is_some())
+    fn has_kernel(&self, node: &Node) -> bool {
+        crate::compile::has_kernel(node, &self.shared.device.props)
+            || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        let kernels = [crate::attention::writes, crate::conv::writes, crate::library::pool::writes];
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        let kernels =
+            [crate::attention::can_store_layout, crate::conv::can_store_layout, crate::library::pool::can_store_layout];
         kernels.iter().any(|writes| writes(node, output, layout))
     }
 

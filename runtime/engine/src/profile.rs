@@ -53,11 +53,11 @@ impl Bound {
 
 /// What the host waited for, since it was switched on; by recipe line.
 #[derive(Default)]
-pub struct Waits {
+pub struct HostStalls {
     by: HashMap<(Bound, SourceLoc), (f64, u64)>,
 }
 
-impl Waits {
+impl HostStalls {
     pub fn add(&mut self, bound: Bound, loc: SourceLoc, seconds: f64) {
         let sum = self.by.entry((bound, loc)).or_default();
         sum.0 += seconds;
@@ -141,7 +141,7 @@ impl Timing {
 impl Profile {
     /// The time slots of a plan that is about to run.
     pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
-        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.sketch.program.kernels.len()] };
+        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.step.program.kernels.len()] };
         let entry = self.plans.entry(Rc::as_ptr(plan)).or_insert_with(new);
         entry.runs += 1;
         &mut entry.seconds
@@ -155,16 +155,16 @@ impl Profile {
         plans.sort_by(|a, b| total(b).total_cmp(&total(a)).then(b.seconds.len().cmp(&a.seconds.len())));
         let mut out = Vec::new();
         for (at, e) in plans.into_iter().enumerate() {
-            for (kernel, seconds) in e.plan.sketch.program.kernels.iter().zip(&e.seconds) {
+            for (kernel, seconds) in e.plan.step.program.kernels.iter().zip(&e.seconds) {
                 out.push(Timing {
                     plan: at,
                     runs: e.runs,
                     name: show::name(kernel),
                     space: show::space(kernel),
-                    place: source_map.show(show::place(kernel.origin(), &e.plan.sketch.source_map)),
+                    place: source_map.show(show::place(kernel.origin(), &e.plan.step.source_map)),
                     routine: matches!(kernel, Kernel::Library(_)),
                     seconds: seconds / e.runs as f64,
-                    cost: show::cost(&e.plan.sketch.program, kernel),
+                    cost: show::cost(&e.plan.step.program, kernel),
                 });
             }
         }
@@ -228,7 +228,7 @@ fn percent(share: Option<f64>, width: usize) -> String {
 }
 
 /// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, what bounds most of
-/// its time and before it the percent of that ceiling. Waits of the host, over as many steps, have lines of their own:
+/// its time and before it the percent of that ceiling. HostStalls of the host, over as many steps, have lines of their own:
 /// they have no kernels, and may pass beside kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn waits_of_the_host_have_lines_of_their_own() {
-        let mut waits = Waits::default();
+        let mut waits = HostStalls::default();
         waits.add(Bound::Data, SourceLoc::NONE, 1e-3);
         waits.add(Bound::Sync, SourceLoc::NONE, 2e-3);
         waits.add(Bound::Data, SourceLoc::NONE, 2e-3);

@@ -4,7 +4,7 @@
 //! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
 //! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
 //! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
-//! [`crate::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
+//! [`crate::passes::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
 
