@@ -215,8 +215,5 @@ fn cures(report: &Report, budget: bool) -> String {
 
 /// An error of the budget itself, before anything ran.
 pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
-    bytes::parse(text).filter(|n| *n > 0).ok_or_else(|| {
-        Error::argument("memory_budget", format!("\"{text}\" is no amount of memory"))
-            .hint("write it as in \"20GiB\" or \"512 MiB\"")
-    })
+    bytes::amount(text).map_err(|e| Error::argument("memory_budget", e))
 }
