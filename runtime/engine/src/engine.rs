@@ -449,6 +449,7 @@ impl Engine {
         let steady = self.step.warm() && !request.commits.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let found = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend);
+        self.backend.take_notices().into_iter().for_each(|text| self.notices.say(text));
         let (plan, hit) = match found {
             Ok(found) => found,
             Err((error, sketch)) => {
