@@ -1,7 +1,7 @@
 //! `--device`, `--precision`, `--threads`: from words to a backend.
 
 use crate::failure::Failure;
-use perilune_core::bytes::amount;
+use perilune_core::byte_size::amount;
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_plan::Backend;
@@ -58,7 +58,7 @@ impl PlaceArgs {
     /// that a switch does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
         let no = |text: String| Err(Failure::Usage(text));
-        if let Err(e) = perilune_core::switch::check() {
+        if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {

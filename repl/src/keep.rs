@@ -25,7 +25,7 @@ pub struct KeepArgs {
 
 /// Bytes, in the grammar of every other amount of memory.
 pub fn size(text: &str) -> Result<u64, String> {
-    perilune_core::bytes::amount(text).map(|n| n as u64)
+    perilune_core::byte_size::amount(text).map(|n| n as u64)
 }
 
 /// The best checkpoint by a metric.
