@@ -5,6 +5,8 @@
 //! instruction sets that this processor lacks are skipped, their lines stay. `PERILUNE_BLESS=1` rewrites those it has.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/src/skip.rs"]
+mod skip;
 mod support;
 
 use std::collections::BTreeMap;
@@ -69,7 +71,7 @@ fn short_runs_end_with_the_pinned_weights() {
         for (k, (name, args)) in RUNS.iter().enumerate() {
             // Every other run with another number of threads: it changes no bit.
             let Some(got) = weights(isa, if k % 2 == 0 { "1" } else { "2" }, args) else {
-                println!("skipped: this processor lacks {isa}");
+                skip::skipped(&format!("this processor lacks {isa}"));
                 break;
             };
             let place = (isa.to_string(), (*name).to_string());

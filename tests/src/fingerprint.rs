@@ -108,7 +108,7 @@ fn region(r: &Region, w: &mut Words) {
                 w.list.extend(args.iter().map(|a| u64::from(*a)));
             }
             Code::Cast(a) => w.list.extend([2, u64::from(*a)]),
-            Code::Spread(a) => w.list.extend([3, u64::from(*a)]),
+            Code::Broadcast(a) => w.list.extend([3, u64::from(*a)]),
             Code::ReduceRow(f, a) => w.list.extend([4, *f as u64, u64::from(*a)]),
             Code::ReduceCol(f, a) => w.list.extend([5, *f as u64, u64::from(*a)]),
         }

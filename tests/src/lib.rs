@@ -6,6 +6,7 @@
 //! - [`machine`] compiles plans for GPUs that are not there;
 //! - [`recording`] collects the programs of a run that computes nothing, [`fingerprint`] and [`ptx`] make hashes of them;
 //! - [`random`] makes random graphs;
+//! - [`skip`] reports tests that this machine cannot run;
 //! - [`scripts`] runs Lua files and compares what they say with golden texts.
 #![allow(clippy::unwrap_used)]
 
@@ -20,3 +21,4 @@ pub mod reference;
 pub mod rng;
 pub mod sample;
 pub mod scripts;
+pub mod skip;

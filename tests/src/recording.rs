@@ -35,12 +35,12 @@ impl Backend for Recording {
         self.planner.describe()
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        self.planner.keeps(node)
+    fn has_kernel(&self, node: &Node) -> bool {
+        self.planner.has_kernel(node)
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        self.planner.writes(node, output, layout)
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        self.planner.can_store_layout(node, output, layout)
     }
 
     fn row_bytes(&self) -> Option<usize> {

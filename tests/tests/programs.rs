@@ -30,6 +30,7 @@ use perilune_tests::harness::{self, Layout};
 use perilune_tests::machine::GPUS;
 use perilune_tests::recording::Recording;
 use perilune_tests::scripts::blessing;
+use perilune_tests::skip::skipped;
 use perilune_tests::{case, fingerprint, ptx};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -155,6 +156,24 @@ fn text(lines: &Lines, version: &str) -> String {
     format!("# NVRTC {version}\n{body}")
 }
 
+/// A text and the headers that it includes, directly or not: all that decides its PTX.
+fn with_headers(text: &str) -> String {
+    let mut texts = vec![text];
+    let mut at = 0;
+    while let Some(text) = texts.get(at).copied() {
+        for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
+            let found = HEADERS.iter().find(|(path, _)| line.contains(&format!("\"{path}\"")));
+            if let Some((_, header)) = found
+                && !texts.contains(header)
+            {
+                texts.push(header);
+            }
+        }
+        at += 1;
+    }
+    texts.join("\n")
+}
+
 /// PTX hashes of functions by architecture, kept on the disk.
 struct Hashes {
     folder: PathBuf,
@@ -177,11 +196,6 @@ impl Hashes {
 
     /// Compiles what is not known, on all cores.
     fn prepare(&self, arch: (u32, u32), functions: &[Arc<Function>]) {
-        let mut headers = blake3::Hasher::new();
-        for (name, text) in HEADERS {
-            headers.update(name.as_bytes()).update(&[0]).update(text.as_bytes()).update(&[0]);
-        }
-        let base = headers.finalize();
         let mut missing: Vec<&Arc<Function>> =
             functions.iter().filter(|f| !self.known.lock().unwrap().contains_key(&(arch, f.text.clone()))).collect();
         missing.sort_by(|a, b| a.text.cmp(&b.text));
@@ -190,9 +204,8 @@ impl Hashes {
         let work = || {
             let compiler = Compiler::new(arch, None).unwrap();
             while let Some(f) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let key =
-                    [format!("{arch:?} {:?} 1", self.version).as_bytes(), base.as_bytes(), f.text.as_bytes()].concat();
-                let file = self.folder.join(fingerprint::text_hash(&key));
+                let key = format!("{arch:?} {:?} 2\n{}", self.version, with_headers(&f.text));
+                let file = self.folder.join(fingerprint::text_hash(key.as_bytes()));
                 let hash = std::fs::read_to_string(&file).ok().filter(|h| h.len() == 16).unwrap_or_else(|| {
                     let ptx = compiler.ptx(f).unwrap_or_else(|e| panic!("{e}"));
                     let hash = fingerprint::text_hash(ptx::kernels(&ptx)[&nvrtc::name(f)].as_bytes());
@@ -279,7 +292,8 @@ fn compare(name: &str, hashes: Option<&Hashes>, lines: &Lines) -> Result<(), Str
     let version = hashes.map(|h| format!("# NVRTC {}.{}", h.version.0, h.version.1));
     let with_ptx = version.as_deref() == Some(head);
     if !with_ptx {
-        println!("skipped: PTX of {name}: {}", version.as_deref().map_or("NVRTC not found", |_| "another NVRTC"));
+        let reason = version.as_deref().map_or("NVRTC not found", |_| "another NVRTC than that of the hashes");
+        skipped(&format!("PTX of {name}: {reason}"));
     }
     let now = text(lines, "");
     let now = now.split_once('\n').unwrap().1;

@@ -4,13 +4,14 @@ use crate::blas::{self, Blas};
 use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
 use crate::driver::{self, Beside, Device, Module, Range};
+use crate::find;
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use crate::search::Search;
 use perilune_core::Layout;
+use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::switch;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
 use std::cell::{OnceCell, RefCell};
@@ -32,6 +33,8 @@ pub(crate) struct Machine {
     pub blas: Blas,
     /// cuDNN, opened when the first convolution asks for it; `None` without it.
     dnn: OnceCell<Option<Dnn>>,
+    /// Faults that have not been reported yet.
+    notices: RefCell<Vec<String>>,
     /// Where bad indices are reported, of every program alive.
     pub cells: RefCell<Vec<Weak<Cells>>>,
     pub heap: Rc<Heap>,
@@ -61,11 +64,12 @@ impl Cuda {
             blas: Blas::new(&device, workspace.address)?,
             beside: Beside::new(&device)?,
             dnn: OnceCell::new(),
+            notices: RefCell::default(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
-            replay: switch::REPLAY.is_on(true),
+            replay: env_flags::REPLAY.is_on(true),
             search: Search::of_env(),
             heap,
             device,
@@ -123,13 +127,14 @@ impl Backend for Cuda {
         crate::nvml::probe(&self.shared.device.pci_address()?)
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        crate::compile::keeps(node, &self.shared.device.props)
-            || (crate::conv::keeps(node) && self.shared.dnn().is_some())
+    fn has_kernel(&self, node: &Node) -> bool {
+        crate::compile::has_kernel(node, &self.shared.device.props)
+            || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        let kernels = [crate::attention::writes, crate::conv::writes, crate::library::pool::writes];
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        let kernels =
+            [crate::attention::can_store_layout, crate::conv::can_store_layout, crate::library::pool::can_store_layout];
         kernels.iter().any(|writes| writes(node, output, layout))
     }
 
@@ -185,6 +190,10 @@ impl Backend for Cuda {
         Some(crate::paper::text(program, k, &self.shared.device.props))
     }
 
+    fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.notices.borrow_mut())
+    }
+
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
         let functions = crate::compile::functions(&self.shared, program)?;
         Ok(self.shared.compiler.borrow().prepare(&functions))
@@ -197,9 +206,18 @@ impl Backend for Cuda {
 }
 
 impl Machine {
-    /// cuDNN, if it is there and wanted.
+    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
+    /// `doctor` reports.
     pub fn dnn(&self) -> Option<&Dnn> {
-        self.dnn.get_or_init(|| if switch::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        let open = || {
+            if !env_flags::CUDNN.is_on(true) || find::load("cuDNN").is_err() {
+                return None;
+            }
+            let made = Dnn::new(&self.device);
+            let failed = |e| self.notices.borrow_mut().push(crate::dnn::left_out(&e));
+            made.map_err(failed).ok()
+        };
+        self.dnn.get_or_init(open).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

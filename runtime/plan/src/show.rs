@@ -4,8 +4,9 @@ use crate::ir::*;
 use perilune_core::Shape;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::ops::source;
-use perilune_core::site::{Site, Sites};
+use perilune_core::ops::{Count, Work, source};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -36,47 +37,17 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
 
 /// The operations of a routine's products, as it makes them.
 fn routine(l: &Library, out: Shape) -> usize {
-    let dims = |k: usize| l.inputs.get(k).map_or(out, |x| x.shape());
-    let last = |s: Shape, back: usize| s.dims().iter().rev().nth(back).copied().unwrap_or(1);
-    let filter = |w: Shape| w.dims().iter().skip(1).product::<usize>();
-    // Of attention with a causal mask half of the scores are made. (A window or documents leave out more: what, only data tell.)
-    let scores = |products: usize| {
-        let all = products * 2 * out.numel() * last(dims(1), 1);
-        if l.attrs.first() == Some(&1) { all / 2 } else { all }
-    };
-    match l.op.name {
-        "matmul" | "linear" | "grouped_matmul" => 2 * last(dims(0), 0) * out.numel(),
-        "grouped_sums" => 2 * dims(0).numel() * last(out, 0),
-        "scaled_dot_product_attention" => scores(2),
-        "scaled_dot_product_attention_backward" => scores(5),
-        "conv2d" => 2 * out.numel() * filter(dims(1)),
-        "conv2d_backward_input" => 2 * dims(0).numel() * filter(dims(1)),
-        "conv2d_backward_weight" => 2 * dims(1).numel() * filter(out),
-        _ => 0,
-    }
+    let inputs: SmallVec<[Shape; 8]> = l.inputs.iter().map(|x| x.shape()).collect();
+    let work = Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed };
+    l.op.flops.map_or(0, |flops| flops(&work) as usize)
 }
 
-/// The work of a node's products (matrix products, convolutions, attention), as it was recorded: what is computed a second
-/// time to save memory does not count, so that the share of a device's peak is the model's (Chowdhery et al.,
-/// arXiv:2204.02311, appendix B). Attention counts whole, also where it is causal.
-pub fn products(g: &Graph, id: NodeId) -> f64 {
+/// The work of a node's products (matrix products, convolutions, attention), as it was recorded; `None`: it makes none.
+pub fn products(g: &Graph, id: NodeId) -> Option<f64> {
     let node = g.node(id);
-    let n = node.shape.numel() as f64;
-    let dims = |x: usize| node.inputs.get(x).map(|x| g.shape(*x)).unwrap_or(node.shape);
-    let last = |x: usize, back: usize| dims(x).dims().iter().rev().nth(back).copied().unwrap_or(1) as f64;
-    let kernel = |w: Shape| w.dims().iter().skip(1).product::<usize>() as f64;
-    match node.op.name {
-        "matmul" | "linear" | "grouped_matmul" => 2.0 * n * last(0, 0),
-        "grouped_sums" => 2.0 * dims(0).numel() as f64 * last(1, 0),
-        "scaled_dot_product_attention" => 4.0 * n * last(1, 1),
-        // Four products; the fifth makes the scores again.
-        "scaled_dot_product_attention_backward" => 8.0 * n * last(1, 1),
-        "conv1d" | "conv2d" => 2.0 * n * kernel(dims(1)),
-        // Each output of the forward pass meets each weight of its filter once more. Inputs: (grad, weight), (x, grad).
-        "conv2d_backward_input" => 2.0 * dims(0).numel() as f64 * kernel(dims(1)),
-        "conv2d_backward_weight" => 2.0 * dims(1).numel() as f64 * kernel(node.shape),
-        _ => 0.0,
-    }
+    let inputs: SmallVec<[Shape; 8]> = node.inputs.iter().map(|x| g.shape(*x)).collect();
+    let work = Work { inputs: &inputs, out: node.shape, attrs: &node.attrs, count: Count::Meant };
+    node.op.flops.map(|flops| flops(&work) as f64)
 }
 
 fn work(r: &Region) -> usize {
@@ -148,13 +119,13 @@ pub fn scaled(n: usize, unit: &str) -> String {
 }
 
 /// The recipe line of an origin.
-pub fn place(origin: Origin, places: &[Site]) -> Site {
-    origin.position().and_then(|p| places.get(p)).copied().unwrap_or(Site::NONE)
+pub fn place(origin: Origin, places: &[SourceLoc]) -> SourceLoc {
+    origin.position().and_then(|p| places.get(p)).copied().unwrap_or(SourceLoc::NONE)
 }
 
 /// The plan as text: a summary line, then a line a kernel.
-/// `places` are the sites of the trace that the program was planned for, or of one with the same key.
-pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
+/// `places` are the source_map of the trace that the program was planned for, or of one with the same key.
+pub fn show(p: &Program, places: &[SourceLoc], source_map: &SourceMap) -> String {
     let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
         read: a.read + b.read,
         written: a.written + b.written,
@@ -169,12 +140,12 @@ pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
         scaled(p.arena_bytes, "B"),
     );
     for k in &p.kernels {
-        line(&mut out, p, k, places, sites);
+        line(&mut out, p, k, places, source_map);
     }
     out
 }
 
-fn line(out: &mut String, p: &Program, k: &Kernel, places: &[Site], sites: &Sites) {
+fn line(out: &mut String, p: &Program, k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) {
     let c = cost(p, k);
     let _ = writeln!(
         out,
@@ -184,16 +155,16 @@ fn line(out: &mut String, p: &Program, k: &Kernel, places: &[Site], sites: &Site
         scaled(c.read, "B"),
         scaled(c.written, "B"),
         scaled(c.flops, "FLOP"),
-        sites.show(place(k.origin(), places)),
+        source_map.show(place(k.origin(), places)),
     );
 }
 
 /// The recipe lines that a kernel computes, in order of the file.
-fn lines(k: &Kernel, places: &[Site], sites: &Sites) -> Vec<Site> {
+fn lines(k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) -> Vec<SourceLoc> {
     let inside = k.regions().iter().flat_map(|r| r.body.iter().map(|i| i.origin));
-    let all: BTreeSet<Site> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
-    let mut all: Vec<Site> = all.into_iter().filter(|s| sites.get(*s).is_some()).collect();
-    all.sort_by_key(|s| sites.get(*s).map(|(file, line)| (file.to_string(), line)));
+    let all: BTreeSet<SourceLoc> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
+    let mut all: Vec<SourceLoc> = all.into_iter().filter(|s| source_map.get(*s).is_some()).collect();
+    all.sort_by_key(|s| source_map.get(*s).map(|(file, line)| (file.to_string(), line)));
     all
 }
 
@@ -201,20 +172,20 @@ fn lines(k: &Kernel, places: &[Site], sites: &Sites) -> Vec<Site> {
 /// recipe's line, `source` the text of the k-th kernel; a kernel whose text was shown before is said to be like that one.
 pub fn show_sources(
     p: &Program,
-    places: &[Site],
-    sites: &Sites,
+    places: &[SourceLoc],
+    source_map: &SourceMap,
     mut written: impl FnMut(&str, u32) -> Option<String>,
     source: impl Fn(usize) -> Option<perilune_core::Result<String>>,
 ) -> String {
-    let whole = show(p, places, sites);
+    let whole = show(p, places, source_map);
     let mut out = whole.lines().next().unwrap_or_default().to_string() + "\n";
     let mut seen: Vec<(usize, String)> = Vec::new();
     for (n, k) in p.kernels.iter().enumerate() {
         let _ = write!(out, "\n#{:<3}", n + 1);
-        line(&mut out, p, k, places, sites);
-        for site in lines(k, places, sites) {
-            let text = sites.get(site).and_then(|(file, line)| written(file, line)).unwrap_or_default();
-            let _ = writeln!(out, "    {:<28} | {}", sites.show(site), text.trim());
+        line(&mut out, p, k, places, source_map);
+        for loc in lines(k, places, source_map) {
+            let text = source_map.get(loc).and_then(|(file, line)| written(file, line)).unwrap_or_default();
+            let _ = writeln!(out, "    {:<28} | {}", source_map.show(loc), text.trim());
         }
         match source(n) {
             Some(Ok(text)) => match seen.iter().find(|s| s.1 == text) {

@@ -16,8 +16,8 @@ pub mod relay;
 pub mod spelled;
 pub mod vector;
 
+use perilune_core::env_flags::{CPU_ISA, Setting};
 use perilune_core::error::{Error, Result};
-use perilune_core::switch::{CPU_ISA, Setting};
 use std::sync::OnceLock;
 
 /// An operand of a loop: where its first row starts and how many elements further the next one does.

@@ -1,0 +1,195 @@
+//! Lines of a text file into the records and cells of a table, each with the line it starts on.
+//!
+//! Not done by the `csv` crate, which reports a row that follows blank or comment lines by the first of those, cannot
+//! say where a quote that never closes was opened, and does not look for the delimiter.
+
+use crate::error::{Error, Result};
+use crate::gzip_text;
+use std::collections::VecDeque;
+use std::io::BufRead;
+use std::path::Path;
+
+pub(crate) const QUOTE_CURE: &str = "close every quote, and write a quote inside quotes twice";
+
+/// Splits a record into cells: appends their text, and where in `text` each ends. A cell that starts with a quote ends
+/// at the next lone quote. `Err` holds place and rule.
+pub(crate) fn split(
+    record: &str,
+    delimiter: u8,
+    text: &mut String,
+    ends: &mut Vec<u32>,
+) -> std::result::Result<(), (String, String)> {
+    let delimiter = char::from(delimiter);
+    let mut rest = record;
+    for column in 0.. {
+        let lead = if delimiter == ' ' { rest } else { rest.trim_start_matches(' ') };
+        let more = match lead.strip_prefix('"') {
+            Some(quoted) => {
+                let place = || format!("column {column}: ");
+                let Some(after) = unquote(quoted, text) else {
+                    return Err((place(), "a quote is opened and never closed".into()));
+                };
+                let end = after.find(delimiter).unwrap_or(after.len());
+                if !after[..end].trim().is_empty() {
+                    return Err((
+                        place(),
+                        format!("{} follows a closing quote", crate::error::quote(after[..end].trim())),
+                    ));
+                }
+                after[end..].strip_prefix(delimiter)
+            }
+            None => {
+                let end = rest.find(delimiter).unwrap_or(rest.len());
+                text.push_str(rest[..end].trim());
+                rest[end..].strip_prefix(delimiter)
+            }
+        };
+        ends.push(text.len() as u32);
+        match more {
+            Some(more) => rest = more,
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+/// Appends what stands before the closing quote and returns what stands after it.
+fn unquote<'a>(mut quoted: &'a str, text: &mut String) -> Option<&'a str> {
+    loop {
+        let end = quoted.find('"')?;
+        text.push_str(&quoted[..end]);
+        quoted = &quoted[end + 1..];
+        match quoted.strip_prefix('"') {
+            Some(next) => {
+                text.push('"');
+                quoted = next;
+            }
+            None => return Some(quoted),
+        }
+    }
+}
+
+/// The first delimiter that splits all these records into the same number of cells, more than one.
+pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
+    let count = |record: &str, d: u8| {
+        let mut inside = false;
+        let cells = record.bytes().filter(|&b| {
+            inside ^= b == b'"';
+            b == d && !inside
+        });
+        cells.count()
+    };
+    let first = records.front().map_or("", |(_, r)| r.as_str());
+    let alike = |d: u8| count(first, d) > 0 && records.iter().all(|(_, r)| count(r, d) == count(first, d));
+    let candidates = [b'\t', b';', b','];
+    candidates.into_iter().find(|&d| alike(d)).unwrap_or_else(|| {
+        // Rows that no delimiter splits alike will be refused; the message should name the likeliest one.
+        candidates.into_iter().max_by_key(|&d| count(first, d)).unwrap_or(b',')
+    })
+}
+
+/// Records with the line they start on: one line each, or several where a quoted cell holds line ends.
+pub(crate) struct Records<'a> {
+    path: &'a Path,
+    limit: u64,
+    source: std::io::BufReader<gzip_text::Capped>,
+    comment: Option<char>,
+    delimiter: Option<u8>,
+    line: u64,
+    ahead: VecDeque<(u64, String)>,
+}
+
+impl<'a> Records<'a> {
+    pub fn open(path: &'a Path, max_bytes: u64, comment: Option<char>, delimiter: Option<u8>) -> Result<Records<'a>> {
+        let limit = max_bytes.min(u64::from(u32::MAX));
+        let source = gzip_text::open(path, limit)?;
+        Ok(Records { path, limit, source, comment, delimiter, line: 0, ahead: VecDeque::new() })
+    }
+
+    pub fn peek(&mut self, n: usize) -> Result<&VecDeque<(u64, String)>> {
+        while self.ahead.len() < n {
+            match self.fetch()? {
+                Some(record) => self.ahead.push_back(record),
+                None => break,
+            }
+        }
+        Ok(&self.ahead)
+    }
+
+    pub fn next(&mut self) -> Result<Option<(u64, String)>> {
+        match self.ahead.pop_front() {
+            Some(record) => Ok(Some(record)),
+            None => self.fetch(),
+        }
+    }
+
+    fn fetch(&mut self) -> Result<Option<(u64, String)>> {
+        let mut bytes = Vec::new();
+        let mut quotes = Quotes::CellStart;
+        let mut start = self.line + 1;
+        loop {
+            let from = bytes.len();
+            let read = self.source.read_until(b'\n', &mut bytes);
+            if read.map_err(|e| gzip_text::read_error(self.path, self.limit, e))? == 0 {
+                break;
+            }
+            self.line += 1;
+            if self.line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
+                bytes.drain(..3);
+            }
+            if from == 0 {
+                start = self.line;
+                let comment = self.comment.is_some_and(|c| bytes.starts_with(c.to_string().as_bytes()));
+                if comment || bytes.iter().all(u8::is_ascii_whitespace) {
+                    bytes.clear();
+                    continue;
+                }
+            }
+            quotes = quotes.after(&bytes[from..], self.delimiter);
+            if quotes != Quotes::Inside {
+                break;
+            }
+        }
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        if quotes == Quotes::Inside {
+            let error = Error::line(self.path, start, "", "a quote is opened and never closed");
+            return Err(error.hint(QUOTE_CURE));
+        }
+        while bytes.last().is_some_and(|b| matches!(b, b'\n' | b'\r')) {
+            bytes.pop();
+        }
+        match String::from_utf8(bytes) {
+            Ok(record) => Ok(Some((start, record))),
+            Err(e) => {
+                let at = e.utf8_error().valid_up_to();
+                let rule = format!("byte {at} ({:#04x}) is not UTF-8", e.as_bytes()[at]);
+                Err(Error::line(self.path, start, "", rule).hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)"))
+            }
+        }
+    }
+}
+
+/// Where in a record a scan stands, so that each byte is looked at once however many lines a cell spans.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quotes {
+    CellStart,
+    Plain,
+    Inside,
+    /// After a quote inside quotes: the end of the cell, or the first of a pair.
+    Closing,
+}
+
+impl Quotes {
+    fn after(self, bytes: &[u8], delimiter: Option<u8>) -> Quotes {
+        bytes.iter().fold(self, |state, &b| match (state, b) {
+            (Quotes::Inside, b'"') => Quotes::Closing,
+            (Quotes::Inside, _) => Quotes::Inside,
+            (Quotes::CellStart | Quotes::Closing, b'"') => Quotes::Inside,
+            _ if delimiter.map_or(b",;\t".contains(&b), |d| d == b) => Quotes::CellStart,
+            (Quotes::CellStart, b' ') => Quotes::CellStart,
+            _ => Quotes::Plain,
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! 16-bit copies of States. In mixed precision a step casts each weight before it computes with it; instead, a State that
+//! such a step updates has a copy beside it, which the update writes too, and the cast is a read of the copy. The values are
+//! those of the cast, to the bit.
+//!
+//! A copy is a State that nobody else knows: the planner sees a leaf where the cast was, and one more commit, under the same
+//! guard. It is written anew, by a plan of its own, where its State was written without it.
+
+use crate::engine::{Engine, Fault};
+use crate::state::StateId;
+use perilune_core::DType;
+use perilune_core::error::Result;
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{cast, create};
+use perilune_plan::Request;
+use rustc_hash::FxHashMap;
+
+/// The copy of a State in one dtype.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShadowWeight {
+    pub state: StateId,
+    /// Whether it is the State's value.
+    pub valid: bool,
+}
+
+impl Engine {
+    /// Adds to a request what copies take: casts that are reads of copies, and their state_writes. Gives what has to be done
+    /// before: the state_writes that make copies valid.
+    pub(crate) fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
+        let mut first = Request::default();
+        if request.state_writes.is_empty() {
+            return Ok(first);
+        }
+        // The casts of States as they are when the step begins, in order.
+        let casts = self.recorder.graph.ids().filter_map(|id| {
+            let node = self.recorder.graph.node(id);
+            let is_low = node.op == &cast::CAST && matches!(node.dtype, DType::BF16 | DType::F16);
+            let from = is_low.then(|| self.recorder.graph.node(node.inputs[0]))?;
+            (from.op == &create::STATE && from.dtype == DType::F32).then_some((id, from.payload, node.dtype))
+        });
+        let casts: Vec<(NodeId, u64, DType)> = casts.collect();
+        if casts.is_empty() {
+            return Ok(first);
+        }
+        let mut state_writes: FxHashMap<u64, usize> =
+            request.state_writes.iter().enumerate().map(|(at, c)| (c.0, at)).collect();
+        for (cast, base, dtype) in casts {
+            let Some(&at) = state_writes.get(&base) else { continue };
+            let ShadowWeight { state, valid } = self.states.copy(base, self.recorder.graph.shape(cast), dtype);
+            request.copies.push((cast, state.0));
+            if state_writes.insert(state.0, request.state_writes.len()).is_some() {
+                continue; // another cast of the same State
+            }
+            if !valid {
+                first.state_writes.push((state.0, cast));
+            }
+            let new = request.state_writes[at].1;
+            let of_new = self.recorder.graph.loc_of(new);
+            let mut g = self.recorder.graph.scope();
+            (g.modes.loc, g.modes.no_grad) = (of_new, true);
+            let low = g.cast(new, dtype)?;
+            drop(g);
+            request.state_writes.push((state.0, low));
+            if let Some(guard) = &mut request.guard {
+                guard.state_writes.push(guard.state_writes[at]);
+            }
+        }
+        Ok(first)
+    }
+
+    /// Runs the request that ends a step, and what its copies need before it.
+    pub(crate) fn run_with_copies(&mut self, mut request: Request) -> std::result::Result<Request, Fault> {
+        let first = self.add_copies(&mut request)?;
+        if !first.state_writes.is_empty() {
+            self.run(&first)?;
+        }
+        // A run that fails may have written some.
+        self.states.set_copies(&request, false);
+        self.run(&request)?;
+        self.states.set_copies(&request, true);
+        Ok(request)
+    }
+}

@@ -1,0 +1,560 @@
+//! Files and sample order for Lua: thin bindings of `perilune_data`. `stdlib/data` makes an API of them.
+
+use crate::args::{as_int, show};
+use crate::errors;
+use crate::functions::host;
+use crate::host::Host;
+use crate::kernels;
+use crate::runtime::Place;
+use crate::table;
+use crate::tensor::Tensor;
+use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
+use perilune_core::error::did_you_mean;
+use perilune_core::source_loc::SourceLoc;
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_data::csv::{Columns, Header, Options, Rows};
+use perilune_data::sample_order::{Permutation, Stream, Windows};
+use perilune_data::text::Vocabulary;
+use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
+use perilune_engine::profile::Bound;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// A data error at the recipe line.
+pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+    let text = e.to_string();
+    match text.split_once("\n  hint: ") {
+        Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
+        None => errors::argument(host, lua, op, text, None),
+    }
+}
+
+/// Where a path to read is looked for first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    /// Data belong to the recipe, wherever it is run.
+    Beside,
+    /// What `pl.save` wrote lies where the person's shell would see it: the same path must find it again.
+    Here,
+}
+
+/// A path to read: beside the recipe or in the current directory, whichever has it first.
+fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
+    found(host, lua, op, "file", path, first)
+}
+
+/// The same for a folder of data.
+pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    found(host, lua, op, "folder", path, First::Beside)
+}
+
+fn found(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
+    let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+    let (beside, here) = (place.at(path), PathBuf::from(path));
+    let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
+    if let Some(found) = order.into_iter().find(|p| p.exists()) {
+        return Ok(found.clone());
+    }
+    let looked = if here.is_absolute() || beside == here {
+        ""
+    } else {
+        ", neither beside the recipe nor in the current directory"
+    };
+    let near = order.into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
+    let rule = match first {
+        First::Beside => "paths start beside the recipe, then at the current directory",
+        First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
+    };
+    let hint = near.or_else(|| here.is_relative().then(|| rule.into()));
+    Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
+}
+
+/// A file in the same folder whose name is nearly that of `path`, said as `path` is.
+fn neighbour(full: &Path, path: &str) -> Option<String> {
+    let name = full.file_name()?.to_str()?;
+    let folder = full.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).ok()?.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    let near = did_you_mean(name, names.iter().map(String::as_str))?;
+    Some(format!("{}{near}", path.strip_suffix(name)?))
+}
+
+pub(crate) fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
+    let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
+    Ok(host.tensor(id))
+}
+
+pub(crate) fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
+    match v {
+        Value::String(s) => Ok(s.to_string_lossy()),
+        other => Err(errors::argument(host, lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
+    }
+}
+
+struct RowsData(Rows);
+
+fn columns(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<Columns> {
+    let one = |v: &Value| match v {
+        Value::String(s) => Some(Columns::Name(s.to_string_lossy())),
+        v => as_int(v).and_then(|i| usize::try_from(i).ok()).map(Columns::Index),
+    };
+    let bad = |v: &Value| {
+        let hint = Some("columns are indices from 0, or names of the header".into());
+        errors::argument(host, lua, "csv", format!("a column is {}", show(v)), hint)
+    };
+    let Value::Table(list) = v else { return one(v).ok_or_else(|| bad(v)) };
+    let (mut indices, mut names) = (Vec::new(), Vec::new());
+    for v in list.sequence_values::<Value>() {
+        let v = v?;
+        match one(&v) {
+            Some(Columns::Index(i)) => indices.push(i),
+            Some(Columns::Name(n)) => names.push(n),
+            _ => return Err(bad(&v)),
+        }
+    }
+    match (indices.is_empty(), names.is_empty()) {
+        (_, true) => Ok(Columns::Indices(indices)),
+        (true, _) => Ok(Columns::Names(names)),
+        _ => Err(errors::argument(host, lua, "csv", "columns are given partly by index and partly by name", None)),
+    }
+}
+
+impl UserData for RowsData {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        methods.add_method("size", |_, this, ()| Ok((this.0.len(), this.0.num_columns())));
+        methods.add_method("names", |_, this, ()| Ok(this.0.names().map(<[String]>::to_vec)));
+        methods.add_method("columns", |lua, this, (which, opts): (Value, Option<Table>)| {
+            let host = host(lua)?;
+            let list = match which {
+                Value::Table(_) => which,
+                v => Value::Table(lua.create_sequence_from([v])?),
+            };
+            let which = columns(&host, lua, &list)?;
+            let (mut dtype, mut scale, mut missing) = (DType::F32, 1.0, None);
+            if let Some(o) = opts {
+                if let Some(name) = o.get::<Option<String>>("dtype")? {
+                    let message = || format!("dtype \"{name}\" is none of {}", DType::ALL.map(DType::name).join(", "));
+                    dtype = DType::parse(&name).ok_or_else(|| errors::argument(&host, lua, "csv", message(), None))?;
+                }
+                scale = o.get::<Option<f64>>("scale")?.unwrap_or(1.0);
+                missing = o.get::<Option<f64>>("missing")?;
+            }
+            let t = this.0.numbers(&which, dtype, scale, missing).map_err(|e| fail(&host, lua, "csv", e))?;
+            upload(&host, lua, &t)
+        });
+        methods.add_method("is_numeric", |lua, this, column: Value| {
+            let host = host(lua)?;
+            let which = columns(&host, lua, &column)?;
+            let at = this.0.resolve(&which).map_err(|e| fail(&host, lua, "csv", e))?;
+            Ok(at.iter().all(|c| this.0.is_numeric(*c)))
+        });
+        methods.add_method("codes", |lua, this, (column, words): (Value, Option<Vec<String>>)| {
+            let host = host(lua)?;
+            let which = columns(&host, lua, &column)?;
+            let (t, words) =
+                this.0.codes(&which, DType::I64, words.as_deref()).map_err(|e| fail(&host, lua, "csv", e))?;
+            Ok((upload(&host, lua, &t)?, words))
+        });
+    }
+}
+
+struct VocabularyData(Vocabulary);
+
+impl UserData for VocabularyData {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        methods.add_method("size", |_, this, ()| Ok(this.0.len()));
+        methods.add_method("chars", |_, this, ()| Ok(this.0.chars()));
+        methods.add_method("encode", |lua, this, text: Value| {
+            let host = host(lua)?;
+            let text = text_arg(&host, lua, "encode", "the text", &text)?;
+            let t = this.0.encode(&text, DType::I64).map_err(|e| fail(&host, lua, "encode", e))?;
+            upload(&host, lua, &t)
+        });
+        methods.add_method("decode", |lua, this, ids: Value| {
+            let host = host(lua)?;
+            let t = match &ids {
+                Value::UserData(u) => table::read(lua, &*u.borrow::<Tensor>()?)?,
+                Value::Table(list) => {
+                    let mut out = Vec::new();
+                    for v in list.sequence_values::<Value>() {
+                        let v = v?;
+                        let bad = || {
+                            errors::argument(
+                                &host,
+                                lua,
+                                "decode",
+                                format!("an id is {}; ids are integers", show(&v)),
+                                None,
+                            )
+                        };
+                        out.push(as_int(&v).ok_or_else(bad)?);
+                    }
+                    HostTensor::from_i64(Shape::of(&[out.len()]), &out)
+                }
+                other => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "decode",
+                        format!("the ids are {}; they must be a list or a tensor", show(other)),
+                        None,
+                    ));
+                }
+            };
+            this.0.decode(&t).map_err(|e| fail(&host, lua, "decode", e))
+        });
+    }
+}
+
+fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
+    let host = host(lua)?;
+    let path = text_arg(&host, lua, "csv", "the path", &path)?;
+    let mut o = Options::default();
+    if let Value::Table(t) = &opts {
+        for pair in t.pairs::<String, Value>() {
+            let (key, value) = pair?;
+            let wrong = |want: &str| {
+                errors::argument(
+                    &host,
+                    lua,
+                    "csv",
+                    format!("option {key} is {}; it must be {want}", show(&value)),
+                    None,
+                )
+            };
+            let letter = |v: &Value| {
+                v.as_string().map(|s| s.to_string_lossy()).and_then(|s| {
+                    let mut c = s.chars();
+                    c.next().filter(|_| c.next().is_none())
+                })
+            };
+            match key.as_str() {
+                "header" => {
+                    o.header = match &value {
+                        Value::Boolean(true) => Header::Yes,
+                        Value::Boolean(false) => Header::No,
+                        Value::String(s) if s.to_string_lossy() == "auto" => Header::Auto,
+                        _ => return Err(wrong("true, false or \"auto\"")),
+                    }
+                }
+                "delimiter" => o.delimiter = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
+                "comment" => o.comment = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
+                "missing" => {
+                    o.missing =
+                        Some(value.as_f64().or(value.as_i64().map(|i| i as f64)).ok_or_else(|| wrong("a number"))?)
+                }
+                _ => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "csv",
+                        format!("unknown option '{key}' (options: comment, delimiter, header, missing)."),
+                        None,
+                    ));
+                }
+            }
+        }
+    }
+    Rows::read(&readable(&host, lua, "csv", &path, First::Beside)?, &o)
+        .map(RowsData)
+        .map_err(|e| fail(&host, lua, "csv", e))
+}
+
+/// `pl.load(path)` -> {name = tensor} for safetensors, their index (`….safetensors.index.json`) and npz, a tensor for npy. A relative path starts where `pl.save`
+/// writes, at the current directory, then beside the recipe.
+fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, "load", "the path", &path)?;
+    let index = shards::is_index(Path::new(&name));
+    let known = |e: &&str| PathBuf::from(&name).extension().is_some_and(|x| x == std::ffi::OsStr::new(e));
+    if !index && !["safetensors", "npy", "npz"].iter().any(known) {
+        let torch = [".pt", ".pth", ".bin", ".ckpt"].iter().any(|e| name.ends_with(e));
+        let cure = "in Python: safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")";
+        let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
+        return Err(errors::argument(&host, lua, "load", message, torch.then(|| cure.into())));
+    }
+    let file = readable(&host, lua, "load", &name, First::Here)?;
+    let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
+        let t = lua.create_table()?;
+        for (name, value) in list {
+            t.raw_set(name, upload(&host, lua, &value)?)?;
+        }
+        Ok(Value::Table(t))
+    };
+    match file.extension().and_then(|e| e.to_str()) {
+        _ if index => many(shards::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        Some("safetensors") => many(safetensors::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        Some("npz") => many(npz::load(&file).map_err(|e| fail(&host, lua, "load", e))?),
+        _ => {
+            let t = npy::load(&file).map_err(|e| fail(&host, lua, "load", e))?;
+            crate::functions::into_lua(lua, upload(&host, lua, &t)?)
+        }
+    }
+}
+
+/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all; a relative path starts at the current
+/// directory.
+fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, "save", "the path", &path)?;
+    let file = PathBuf::from(&name);
+    let one = |v: &Value| match v {
+        Value::UserData(u) => match u.borrow::<Tensor>() {
+            Ok(t) => table::read(lua, &t).map(Some),
+            Err(_) => Ok(None),
+        },
+        _ => Ok(None),
+    };
+    let mut list = Vec::new();
+    match &what {
+        Value::Table(t) => {
+            for pair in t.pairs::<Value, Value>() {
+                let (k, v) = pair?;
+                let key = k.as_string().map(|s| s.to_string_lossy());
+                match (key, one(&v)?) {
+                    (Some(key), Some(value)) => list.push((key, value)),
+                    _ => {
+                        let message = format!("entry {} is {}; entries are name = tensor", show(&k), show(&v));
+                        return Err(errors::argument(
+                            &host,
+                            lua,
+                            "save",
+                            message,
+                            Some("pl.tensor(3) makes a tensor of a number".into()),
+                        ));
+                    }
+                }
+            }
+            list.sort_by(|a, b| a.0.cmp(&b.0));
+        }
+        v => match one(v)? {
+            Some(value) => list.push(("tensor".into(), value)),
+            None => {
+                return Err(errors::argument(
+                    &host,
+                    lua,
+                    "save",
+                    format!("argument 2 is {}; it must be a table of tensors", show(v)),
+                    None,
+                ));
+            }
+        },
+    }
+    let result = match file.extension().and_then(|e| e.to_str()) {
+        Some("safetensors") => safetensors::save(&file, &list, &BTreeMap::new()),
+        Some("npz") => npz::save(&file, &list, false),
+        Some("npy") if list.len() == 1 => npy::save(&file, &list[0].1),
+        Some("npy") => {
+            return Err(errors::argument(
+                &host,
+                lua,
+                "save",
+                format!("an npy file holds one tensor, not {}", list.len()),
+                Some("use .npz or .safetensors".into()),
+            ));
+        }
+        _ => {
+            let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
+            return Err(errors::argument(
+                &host,
+                lua,
+                "save",
+                format!("\"{name}\" is none of .safetensors, .npy, .npz"),
+                hint,
+            ));
+        }
+    };
+    result.map_err(|e| fail(&host, lua, "save", e))
+}
+
+/// `native.check_save(op, path)`: raises if `pl.save` of tensors by name could not write there.
+fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, &op, "the path", &path)?;
+    let file = PathBuf::from(&name);
+    let no = |message: String, hint: &str| Err(errors::argument(&host, lua, &op, message, Some(hint.into())));
+    if !matches!(file.extension().and_then(|e| e.to_str()), Some("safetensors" | "npz")) {
+        return no(format!("\"{name}\" is none of .safetensors, .npz"), "the end of the name says the format");
+    }
+    if file.is_dir() {
+        return no(format!("\"{name}\" is a folder"), "name a file in it");
+    }
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::metadata(folder) {
+        Ok(m) if !m.is_dir() => no(format!("{} is no folder", folder.display()), "name a file in a folder"),
+        Ok(m) if m.permissions().readonly() => no(format!("{} cannot be written to", folder.display()), "name another"),
+        Ok(_) => Ok(()),
+        Err(_) => no(format!("there is no folder {}", folder.display()), "make it first, or name another"),
+    }
+}
+
+/// `native.loss_sum(loss)`: of the mean of a loss over class ids, the sum and what it is divided by; of any other, nothing.
+fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
+    let host = host(lua)?;
+    let what = loss.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| crate::args::RefGuard(t.what)));
+    let Some(what) = what else { return Ok((None, None)) };
+    let found = host.record(lua, |engine| {
+        let node = what.node(engine)?;
+        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.recorder.graph, node)?)
+    })?;
+    Ok(found.map(|(sum, total)| (host.tensor(sum), host.tensor(total))).unzip())
+}
+
+pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
+    pl.set("load", lua.create_function(load)?)?;
+    pl.set("save", lua.create_function(save)?)?;
+    let native = lua.create_table()?;
+    native.set("check_save", lua.create_function(check_save)?)?;
+    native.set("csv", lua.create_function(csv)?)?;
+    native.set(
+        "text",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "text", "the path", &path)?;
+            text::read(&readable(&host, lua, "text", &path, First::Beside)?).map_err(|e| fail(&host, lua, "text", e))
+        })?,
+    )?;
+    native.set(
+        "tokens",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "tokens", "the path", &path)?;
+            let t = tokens::read(&readable(&host, lua, "tokens", &path, First::Beside)?)
+                .map_err(|e| fail(&host, lua, "tokens", e))?;
+            upload(&host, lua, &t)
+        })?,
+    )?;
+    native.set(
+        "chars",
+        lua.create_function(|lua, text: Value| {
+            let host = host(lua)?;
+            Ok(VocabularyData(Vocabulary::of(&text_arg(&host, lua, "chars", "the text", &text)?)))
+        })?,
+    )?;
+    native.set(
+        "permutation",
+        lua.create_function(|lua, (seed, epoch, n, stream): (i64, i64, i64, Option<String>)| {
+            let host = host(lua)?;
+            let n = n.max(0) as u64;
+            let stream = match stream.as_deref() {
+                None | Some("shuffle") => Stream::Shuffle,
+                Some("split") => Stream::Split,
+                Some(other) => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "permutation",
+                        format!("no stream is called \"{other}\""),
+                        None,
+                    ));
+                }
+            };
+            let p = Permutation::new(n, seed as u64, epoch as u64, stream);
+            let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
+            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+        })?,
+    )?;
+    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, shuffled anew in each epoch.
+    native.set(
+        "shuffled",
+        lua.create_function(|_, (seed, first, count, n): (i64, u64, u64, u64)| {
+            let at = |i: u64| Permutation::new(n, seed as u64, i / n, Stream::Shuffle).at(i % n);
+            Ok(if n == 0 { Vec::new() } else { (first..first + count).map(at).collect() })
+        })?,
+    )?;
+    native.set("images", lua.create_function(crate::images::images)?)?;
+    native.set(
+        "text_windows",
+        lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {
+            let host = host(lua)?;
+            let w =
+                Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
+            let list: Vec<i64> = (first..first + count).map(|i| w.random(seed as u64, i as u64) as i64).collect();
+            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+        })?,
+    )?;
+    native.set(
+        "png",
+        lua.create_function(|lua, path: Value| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "png", "the path", &path)?;
+            let t = image::load(&readable(&host, lua, "png", &path, First::Beside)?)
+                .map_err(|e| fail(&host, lua, "png", e))?;
+            let id = host.record(lua, |engine| {
+                let x = engine.from_host(&t)?;
+                let g = &mut engine.recorder.graph;
+                let x = g.permute(x, &[2, 0, 1])?;
+                let x = g.cast(x, DType::F32)?;
+                Ok(g.mul_c(x, 1.0 / 255.0)?)
+            })?;
+            Ok(host.tensor(id))
+        })?,
+    )?;
+    native.set(
+        "save_png",
+        lua.create_function(|lua, (path, image_chw): (Value, Value)| {
+            let host = host(lua)?;
+            let path = text_arg(&host, lua, "save_png", "the path", &path)?;
+            let r = match &image_chw {
+                Value::UserData(u) => crate::args::RefGuard(u.borrow::<Tensor>()?.what),
+                other => {
+                    return Err(errors::argument(
+                        &host,
+                        lua,
+                        "save_png",
+                        format!("the image is {}", show(other)),
+                        None,
+                    ));
+                }
+            };
+            let t = host.record(lua, |engine| {
+                let x = r.node(engine)?;
+                let x = if engine.recorder.graph.shape(x).rank() == 3 {
+                    engine.recorder.graph.permute(x, &[1, 2, 0])?
+                } else {
+                    x
+                };
+                let x = engine.recorder.graph.copy(x)?;
+                engine.read_node(x)
+            })?;
+            image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
+        })?,
+    )?;
+    native.set("source_place", lua.create_function(kernels::place)?)?;
+    native.set("source_kernel", lua.create_function(kernels::record)?)?;
+    native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
+    native.set("loss_sum", lua.create_function(loss_sum)?)?;
+    native.set("rehearse", lua.create_function(crate::dry_run::rehearse)?)?;
+    native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
+    native.set("mode", lua.create_function(crate::grads::mode)?)?;
+    // The recipe line being run, as a number, and the one that stands for it where none is.
+    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
+    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
+    native.set(
+        "written_at",
+        lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
+    )?;
+    native.set(
+        "waited",
+        lua.create_function(|lua, seconds: f64| {
+            if let Some(stalls) = &mut host(lua)?.engine.borrow_mut().diagnostics.host_stalls {
+                stalls.add(Bound::Data, SourceLoc::NONE, seconds);
+            }
+            Ok(())
+        })?,
+    )?;
+    crate::nan_guard::install(lua, &native)?;
+    crate::optim::install(lua, &native)?;
+    native.set(
+        "near",
+        lua.create_function(|_, (name, known): (String, Vec<String>)| {
+            Ok(did_you_mean(&name, known.iter().map(String::as_str)).map(str::to_string))
+        })?,
+    )?;
+    crate::inspect::install(lua, &native)?;
+    crate::console::interrupt::install(lua, &native)?;
+    pl.set("native", native)?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! A step that is recorded and not run: what `--watch` asks of an edit before it takes over.
+//!
+//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the live States finds what a step would
+//! raise, and costs no device time. Only what the recipe reads itself in mid-step is computed.
+
+use crate::args::RefGuard;
+use crate::errors::{self, Raise};
+use crate::functions::{host, tensors_of};
+use crate::tensor::Ref;
+use mlua::{Function, Lua, MultiValue};
+use perilune_engine::Code;
+use perilune_plan::Fingerprint;
+
+/// What was asked of the last rehearsal besides, kept with the Lua state.
+#[derive(Default)]
+pub struct Planned {
+    /// The kernels that it would run.
+    pub fingerprint: Option<Fingerprint>,
+    /// Their machine code.
+    pub code: Code,
+}
+
+/// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
+/// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made. Whether its plan was
+/// there already.
+pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
+    let host = host(lua)?;
+    host.settle();
+    if host.engine.borrow().is_dirty() {
+        host.flush(lua)?;
+    }
+    let loc = host.loc(lua);
+    let fail = |e| errors::raise(&host, Raise::Fault(e, loc));
+    host.engine.borrow_mut().begin_step().map_err(fail)?;
+    let result = f.call::<MultiValue>(()).and_then(|out| {
+        let Some(plan) = plan else { return Ok(false) };
+        let refs = tensors_of(&out);
+        let planned = host.record(lua, |engine| {
+            let nodes = |r: &&RefGuard| matches!(r.0, Ref::Node(_));
+            let nodes: Vec<_> = refs.iter().filter(nodes).map(|r| r.node(engine)).collect::<Result<_, _>>()?;
+            Ok(match plan.as_str() {
+                "code" => Planned { code: engine.prepare(&nodes)?, ..Planned::default() },
+                _ => Planned { fingerprint: Some(engine.fingerprint(&nodes)?), ..Planned::default() },
+            })
+        })?;
+        let known = matches!(planned.code, Code::Known);
+        lua.set_app_data(planned);
+        Ok(known)
+    });
+    host.settle();
+    let aborted = host.engine.borrow_mut().abort_step();
+    host.customs.borrow_mut().clear();
+    let known = result?;
+    aborted.map_err(fail)?;
+    Ok(known)
+}

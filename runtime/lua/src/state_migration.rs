@@ -1,0 +1,384 @@
+//! From one version of a run to the next: which States go over, and how.
+//!
+//! A reload, a resume, a way back and `perilune check --against` ask the same question and get one answer, [`StateMigration`]. What
+//! goes over comes from a run that is alive or from a checkpoint; States are matched by path, shape and dtype.
+
+use crate::dry_run::Planned;
+use crate::host::Host;
+use crate::run::{ParamValue, Run};
+use crate::runtime::Failed;
+use crate::tensor::{Ref, Tensor};
+use mlua::{AnyUserData, Lua, Table, Value};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_engine::{Code, StateId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::thread::JoinHandle;
+
+/// What a run goes on from.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    Run(&'a Run),
+    /// A checkpoint: States by path, and the numbers besides.
+    Values {
+        states: &'a [(String, HostTensor)],
+        cursor: &'a [(String, ParamValue)],
+    },
+}
+
+/// What happens to States that do not match.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taking {
+    /// Nothing is done if there are any.
+    Exact,
+    /// `recipe.migrate` may fill them.
+    Fitting,
+    /// They stay as they are: a run that goes on after another has failed has its own.
+    Back,
+}
+
+/// Path, dtype and shape of a State.
+pub type Described = (String, DType, Shape);
+
+/// What becomes of each State when one version follows another.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct StateMigration {
+    /// Go over as they are; of moments that mean the same under another name, that name.
+    pub kept: Vec<(String, String)>,
+    /// Were dropped by an edit since the last checkpoint, and come back.
+    pub parked: Vec<String>,
+    /// Path, what it was, what it is: it begins anew unless `recipe.migrate` fills it.
+    pub reshaped: Vec<(String, String, String)>,
+    pub new: Vec<String>,
+    /// Of the old version only.
+    pub dropped: Vec<String>,
+}
+
+impl StateMigration {
+    /// Every State goes over under its own name, and none is left.
+    pub fn exact(&self) -> bool {
+        self.reshaped.is_empty()
+            && self.new.is_empty()
+            && self.dropped.is_empty()
+            && self.parked.is_empty()
+            && self.kept.iter().all(|(to, from)| to == from)
+    }
+
+    /// `12 States kept · new: model.2.weight · dropped: …`, nothing if all is kept.
+    pub fn show(&self) -> Option<String> {
+        if self.exact() {
+            return None;
+        }
+        let list = |what: &str, names: Vec<String>| {
+            let more = if names.len() > 3 { format!(" and {} more", names.len() - 3) } else { String::new() };
+            let shown: Vec<_> = names.into_iter().take(3).collect();
+            (!shown.is_empty()).then(|| format!("{what} {}{more}", shown.join(", ")))
+        };
+        let renamed = self.kept.iter().filter(|(to, from)| to != from).map(|(to, from)| format!("{from} as {to}"));
+        let reshaped = self.reshaped.iter().map(|(path, was, is)| format!("{path} {was} -> {is}"));
+        let parts = [
+            Some(format!("{} States kept", self.kept.len())),
+            list("taken over:", renamed.collect()),
+            list("back again:", self.parked.clone()),
+            list("reshaped:", reshaped.collect()),
+            list("new:", self.new.clone()),
+            list("dropped:", self.dropped.clone()),
+        ];
+        Some(parts.into_iter().flatten().collect::<Vec<_>>().join(" · "))
+    }
+
+    /// Why a checkpoint is not that of this recipe.
+    pub fn misfit(&self) -> String {
+        let reshaped = self.reshaped.iter().map(|(path, was, is)| format!("{path} is {was}, and the recipe's is {is}"));
+        let mut wrong: Vec<String> = reshaped.collect();
+        wrong.extend(self.new.iter().map(|path| format!("{path} is missing")));
+        wrong.extend(self.dropped.iter().map(|path| format!("the recipe has no State {path}")));
+        wrong.extend(self.kept.iter().filter(|(a, b)| a != b).map(|(to, from)| format!("{to} is called {from}")));
+        let more = if wrong.len() > 4 { format!("; and {} more", wrong.len() - 4) } else { String::new() };
+        wrong.truncate(4);
+        format!("{}{more}", wrong.join("; "))
+    }
+}
+
+/// Moments that mean the same have one name here: Adam and AdamW differ in what they do with the weights.
+fn meaning(path: &str) -> String {
+    path.strip_prefix("optim.adam.").map_or_else(|| path.to_string(), |rest| format!("optim.adamw.{rest}"))
+}
+
+/// Where a State of the new version comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    Old(usize),
+    Dropped(usize),
+    Nowhere,
+}
+
+fn show(dtype: DType, shape: Shape) -> String {
+    format!("{dtype} {shape}")
+}
+
+fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (StateMigration, Vec<From>) {
+    let by_path: BTreeMap<&str, usize> = old.iter().enumerate().map(|(i, s)| (s.0.as_str(), i)).collect();
+    let by_meaning: BTreeMap<String, usize> = old.iter().enumerate().map(|(i, s)| (meaning(&s.0), i)).collect();
+    let (mut out, mut from) = (StateMigration::default(), Vec::with_capacity(new.len()));
+    let mut used = BTreeSet::new();
+    for (path, dtype, shape) in new {
+        let at = by_path.get(path.as_str()).copied().or_else(|| by_meaning.get(&meaning(path)).copied());
+        let fits = at.filter(|&i| old[i].1 == *dtype && old[i].2 == *shape);
+        // What was dropped last comes back first.
+        let aside = || parked.iter().rposition(|p| p == &(path.clone(), *dtype, *shape));
+        from.push(match (fits, at) {
+            (Some(i), _) => {
+                out.kept.push((path.clone(), old[i].0.clone()));
+                used.insert(i);
+                From::Old(i)
+            }
+            (None, at) => match aside() {
+                Some(k) => {
+                    out.parked.push(path.clone());
+                    From::Dropped(k)
+                }
+                None => {
+                    match at {
+                        Some(i) => {
+                            out.reshaped.push((path.clone(), show(old[i].1, old[i].2), show(*dtype, *shape)));
+                            used.insert(i);
+                        }
+                        None => out.new.push(path.clone()),
+                    }
+                    From::Nowhere
+                }
+            },
+        });
+    }
+    out.dropped = (0..old.len()).filter(|i| !used.contains(i)).map(|i| old[i].0.clone()).collect();
+    (out, from)
+}
+
+/// What becomes of each State of `old` in `new`.
+pub fn compare(old: &[Described], new: &[Described]) -> StateMigration {
+    matched(old, &[], new).0
+}
+
+/// States that an edit dropped or reshaped, with their last values, until the next checkpoint.
+#[derive(Default)]
+pub struct DroppedStates {
+    states: Vec<(Described, AnyUserData)>,
+}
+
+impl DroppedStates {
+    /// Puts aside what `old` has and the version after it does not go on with.
+    pub fn add(&mut self, old: &Run, next: &StateMigration) -> Result<(), Failed> {
+        let back: BTreeSet<&String> = next.parked.iter().collect();
+        self.states.retain(|(s, _)| !back.contains(&s.0));
+        let taken: BTreeSet<&String> = next.kept.iter().map(|(_, from)| from).collect();
+        for (path, state) in old.list_states()? {
+            if !taken.contains(&path) {
+                self.states.push((described(&old.host, path, &state)?, state));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn clear(&mut self) {
+        self.states.clear();
+    }
+}
+
+fn described(host: &Host, path: String, state: &AnyUserData) -> mlua::Result<Described> {
+    let info = host.engine.borrow().state_info(id_of(state)?);
+    let info = info.map_err(|e| mlua::Error::runtime(e.to_string()))?;
+    Ok((path, info.dtype, info.shape))
+}
+
+pub(crate) fn id_of(u: &AnyUserData) -> mlua::Result<StateId> {
+    match u.borrow::<Tensor>()?.what {
+        Ref::State(id) => Ok(id),
+        _ => Err(mlua::Error::runtime("this is a bug: a State is none")),
+    }
+}
+
+/// A value to be taken over: a State, or a tensor of a checkpoint.
+enum Held<'a> {
+    State(&'a AnyUserData),
+    Tensor(&'a HostTensor),
+}
+
+impl Held<'_> {
+    fn lua(&self, lua: &Lua, host: &Rc<Host>) -> mlua::Result<AnyUserData> {
+        match self {
+            Held::State(u) => Ok((*u).clone()),
+            Held::Tensor(t) => {
+                let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
+                lua.create_userdata(host.tensor(id))
+            }
+        }
+    }
+}
+
+/// `native.unsaved(states)`: says which States the open step changes besides these, the ones that checkpoints hold; whether
+/// there are any.
+pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> {
+    let host = crate::functions::host(lua)?;
+    let known: BTreeSet<u64> = known.iter().map(|u| Ok(id_of(u)?.0)).collect::<mlua::Result<_>>()?;
+    let mut engine = host.engine.borrow_mut();
+    let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
+    let places: BTreeSet<String> = lost.map(|(_, loc)| engine.recorder.source_map.show(loc)).collect();
+    let any = !places.is_empty();
+    for place in places {
+        engine.diagnostics.notices.say(format!(
+            "{place}: the step changes a State that checkpoints and edits do not carry over; make it part of the model, or name it: recipe.states = {{ name = state }}"
+        ));
+    }
+    Ok(any)
+}
+
+impl Run {
+    /// Path, dtype and shape of every State, in path order.
+    pub fn describe_states(&self) -> Result<Vec<Described>, Failed> {
+        let list = self.list_states()?;
+        Ok(list.into_iter().map(|(path, s)| described(&self.host, path, &s)).collect::<mlua::Result<_>>()?)
+    }
+
+    /// Puts this freshly built run where `source` is: States that match get their values, `recipe.migrate(old, new)` may fill
+    /// others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The source
+    /// is not changed.
+    pub fn take_over(&self, source: Source<'_>, parked: &DroppedStates, how: Taking) -> Result<StateMigration, Failed> {
+        let live;
+        let (names, old): (Vec<Described>, Vec<Held<'_>>) = match source {
+            Source::Run(run) => {
+                live = run.list_states()?;
+                let names = live.iter().map(|(path, s)| described(&self.host, path.clone(), s));
+                (names.collect::<mlua::Result<_>>()?, live.iter().map(|s| Held::State(&s.1)).collect())
+            }
+            Source::Values { states, .. } => {
+                let names = states.iter().map(|(path, t)| (path.clone(), t.dtype, t.shape));
+                (names.collect(), states.iter().map(|s| Held::Tensor(&s.1)).collect())
+            }
+        };
+        let mine = self.list_states()?;
+        let aside: Vec<Described> = parked.states.iter().map(|p| p.0.clone()).collect();
+        let (handover, from) = matched(&names, &aside, &self.describe_states()?);
+        if how == Taking::Exact && !handover.exact() {
+            return Ok(handover);
+        }
+        for ((_, state), from) in mine.iter().zip(from) {
+            let value = match from {
+                From::Old(i) => &old[i],
+                From::Dropped(k) => &Held::State(&parked.states[k].1),
+                From::Nowhere => continue,
+            };
+            let to = id_of(state)?;
+            let value = match value {
+                Held::State(u) => Some(u.borrow::<Tensor>()?),
+                Held::Tensor(_) => None,
+            }
+            .ok_or(value);
+            self.host.record(&self.lua, |engine| {
+                match value {
+                    Ok(state) => {
+                        let node = state.node(engine)?;
+                        engine.assign(to, node)?;
+                    }
+                    Err(Held::Tensor(t)) => engine.write_state(to, t)?,
+                    Err(Held::State(_)) => {}
+                }
+                Ok(())
+            })?;
+        }
+        let to_fill = !(handover.reshaped.is_empty() && handover.new.is_empty());
+        if how == Taking::Fitting
+            && to_fill
+            && let Value::Function(migrate) = self.recipe.get::<Value>("migrate")?
+        {
+            let (before, after) = (self.lua.create_table()?, self.lua.create_table()?);
+            for ((path, ..), value) in names.iter().zip(&old) {
+                before.raw_set(path.as_str(), value.lua(&self.lua, &self.host)?)?;
+            }
+            for (path, state) in &mine {
+                after.raw_set(path.as_str(), state)?;
+            }
+            migrate.call::<()>((before, after))?;
+        }
+        let ended = self.host.engine.borrow_mut().end_implicit_step();
+        let loc = self.host.loc(&self.lua);
+        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, loc)))?;
+        match source {
+            Source::Run(run) => self.seek(&run.cursor()?)?,
+            Source::Values { cursor, .. } => self.seek(cursor)?,
+        }
+        Ok(handover)
+    }
+
+    /// Records a step on the live States, and one batch of an evaluation, and runs neither. What a step would raise about
+    /// shapes, dtypes or names is raised now.
+    pub fn rehearse(&self) -> Result<(), Failed> {
+        self.rehearse_with(None).map(drop)
+    }
+
+    /// The same, and what kernels the step would run.
+    pub fn fingerprint(&self) -> Result<perilune_plan::Fingerprint, Failed> {
+        Ok(self.rehearse_with(Some("kernels"))?.fingerprint.unwrap_or_default())
+    }
+
+    /// The same as `rehearse`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
+    /// none that takes long.
+    pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
+        match self.rehearse_with(Some("code"))?.code {
+            Code::Making(work) => Ok(Some(work)),
+            _ => Ok(None),
+        }
+    }
+
+    fn rehearse_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
+        self.lua.set_app_data(Planned::default());
+        let f: mlua::Function = self.table.get("rehearse")?;
+        f.call::<()>((&self.table, plan))?;
+        Ok(self.lua.remove_app_data().unwrap_or_default())
+    }
+
+    pub(crate) fn list_states(&self) -> Result<Vec<(String, AnyUserData)>, Failed> {
+        let f: mlua::Function = self.table.get("states")?;
+        let list: Table = f.call(&self.table)?;
+        let mut out = Vec::new();
+        for entry in list.sequence_values::<Table>() {
+            let entry = entry?;
+            out.push((entry.get("path")?, entry.get("state")?));
+        }
+        out.sort_by(|a: &(String, AnyUserData), b| a.0.cmp(&b.0));
+        let mut engine = self.host.engine.borrow_mut();
+        for (path, state) in &out {
+            if let Ref::State(id) = state.borrow::<Tensor>()?.what {
+                engine.set_state_path(id, path).map_err(mlua::Error::external)?;
+            }
+        }
+        drop(engine);
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(path: &str, dims: &[usize]) -> Described {
+        (path.into(), DType::F32, Shape::of(dims))
+    }
+
+    #[test]
+    fn states_are_matched_by_path_and_shape() {
+        let old =
+            [state("model.a", &[2]), state("model.b", &[3]), state("model.c", &[1]), state("optim.adam.m.a", &[2])];
+        assert!(compare(&old, &old).exact());
+        let new =
+            [state("model.a", &[2]), state("model.b", &[4]), state("model.d", &[1]), state("optim.adamw.m.a", &[2])];
+        let h = compare(&old, &new);
+        assert_eq!(h.reshaped, [("model.b".into(), "f32 {3}".into(), "f32 {4}".into())]);
+        assert_eq!((h.new.join(" "), h.dropped.join(" ")), ("model.d".to_string(), "model.c".to_string()));
+        assert_eq!(h.kept[1], ("optim.adamw.m.a".to_string(), "optim.adam.m.a".to_string()));
+        let (h, from) =
+            matched(&old[..1], &[state("model.b", &[3]), state("model.b", &[4]), state("model.b", &[3])], &old[..2]);
+        assert_eq!(h.parked, ["model.b"]);
+        assert!(from[1] == From::Dropped(2), "the last one put aside");
+    }
+}

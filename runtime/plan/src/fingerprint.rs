@@ -1,0 +1,50 @@
+//! What a program is made of, without its numbering: which of its kernels another program has too.
+//!
+//! Values, slots and recording places are numbered through a whole program, so the kernel of an untouched layer changes its
+//! numbers when something before it does. Here each kernel is written down with numbers of its own.
+
+use crate::ir::{Kernel, Program};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The kernels of a program, each as a hash that only its work decides; in order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Fingerprint {
+    pub kernels: Vec<u64>,
+}
+
+impl Fingerprint {
+    pub fn of(program: &Program) -> Fingerprint {
+        Fingerprint { kernels: program.kernels.iter().map(signature).collect() }
+    }
+
+    /// How many of these kernels the other one lacks.
+    pub fn new_beside(&self, other: &Fingerprint) -> usize {
+        let mut there: HashMap<u64, usize> = HashMap::new();
+        for k in &other.kernels {
+            *there.entry(*k).or_default() += 1;
+        }
+        // One compiled kernel serves all launches of its kind.
+        self.kernels.iter().filter(|k| !there.contains_key(k)).count()
+    }
+}
+
+fn signature(kernel: &Kernel) -> u64 {
+    let text = format!("{kernel:?}");
+    let mut hash = DefaultHasher::new();
+    let mut names: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut rest = text.as_str();
+    const NUMBERED: [&str; 3] = ["ValueId(", "Slot(", "Origin("];
+    while let Some((at, kind)) = NUMBERED.iter().filter_map(|k| Some((rest.find(k)?, *k))).min() {
+        let (before, tail) = rest.split_at(at + kind.len());
+        let end = tail.find(')').unwrap_or(tail.len());
+        before.hash(&mut hash);
+        if kind != "Origin(" {
+            let next = names.len();
+            names.entry((kind, &tail[..end])).or_insert(next).hash(&mut hash);
+        }
+        rest = &tail[end..];
+    }
+    rest.hash(&mut hash);
+    hash.finish()
+}

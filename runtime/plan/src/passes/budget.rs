@@ -1,0 +1,237 @@
+//! Fitting a step into a memory budget: which parts of the forward pass the backward pass computes again.
+//!
+//! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
+//! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
+//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
+//! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
+//! [`crate::passes::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
+//! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
+//! estimated: the step is planned with it. All this is a function of the traced step and the budget.
+
+use crate::cache::Failed;
+use crate::ir::Program;
+use crate::show::products;
+use perilune_core::byte_size;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::ops::Class;
+
+/// How many segments are tried, in this order.
+const SEGMENTS: [usize; 11] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+/// How many finer cuts are tried after the first that fits: they may need less work.
+const FINER: usize = 2;
+
+type Span = (NodeId, NodeId);
+
+/// What a step takes while it runs: what it reads, what it hands out and what it keeps in between.
+pub fn needs(p: &Program) -> usize {
+    let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
+    inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
+}
+
+/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. Where
+/// nothing does, the error comes with the plan that takes the least.
+pub(crate) fn fit(
+    g: &Graph,
+    order: &[NodeId],
+    plain: Program,
+    limit: usize,
+    mut with: impl FnMut(&[Span]) -> Result<Program>,
+) -> std::result::Result<Program, Failed> {
+    let passes = forward_passes(g, order);
+    let whole = needs(&plain);
+    let mut least = plain;
+    let mut best: Option<(f64, Program)> = None;
+    let mut finer = 0;
+    for k in std::iter::once(None).chain(SEGMENTS.map(Some)) {
+        let cut = |p: &Forward| k.map_or_else(|| p.cut_behind_products(g), |k| p.cut(g, k));
+        let mut parts: Vec<Segment> = passes.iter().flat_map(cut).collect();
+        if parts.is_empty() {
+            if k.is_none() {
+                continue;
+            }
+            break;
+        }
+        // The sort is stable: of equal ones, the earlier first.
+        parts.sort_by(|a, b| a.last.cmp(&b.last).then((a.work / a.bytes).total_cmp(&(b.work / b.bytes))));
+        let spans = |m: usize| -> Vec<Span> { parts[..m].iter().map(|p| p.span).collect() };
+        let work = |m: usize| -> f64 { parts[..m].iter().map(|p| p.work).sum() };
+        let all = with(&spans(parts.len()))?;
+        if needs(&all) > limit {
+            if needs(&all) < needs(&least) {
+                least = all;
+            }
+        } else {
+            let (mut low, mut high, mut found) = (0, parts.len(), all);
+            while high - low > 1 {
+                let middle = (low + high) / 2;
+                let p = with(&spans(middle))?;
+                if needs(&p) <= limit {
+                    (high, found) = (middle, p);
+                } else {
+                    low = middle;
+                }
+            }
+            if best.as_ref().is_none_or(|b| work(high) < b.0) {
+                best = Some((work(high), found));
+            }
+        }
+        if best.is_some() {
+            finer += 1;
+            if k.is_none() || finer > FINER {
+                break;
+            }
+        }
+    }
+    match best {
+        Some((_, p)) => Ok(p),
+        None => {
+            let message = format!(
+                "the step needs {}, and {} with all recomputation that helps: the budget is {}",
+                byte_size::show(whole),
+                byte_size::show(needs(&least)),
+                byte_size::show(limit)
+            );
+            Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
+        }
+    }
+}
+
+/// The nodes that one forward pass recorded.
+struct Forward {
+    ids: Vec<NodeId>,
+    /// For each: the bytes and the work of it.
+    bytes: Vec<f64>,
+    work: Vec<f64>,
+    /// The bytes made before it that it or a later one reads.
+    crossing: Vec<f64>,
+}
+
+struct Segment {
+    span: Span,
+    bytes: f64,
+    work: f64,
+    /// The backward pass begins with it: to compute it again saves the least.
+    last: bool,
+}
+
+fn forward_passes(g: &Graph, order: &[NodeId]) -> Vec<Forward> {
+    let backward = |at: usize| g.remat.back_of(order[at]).is_some();
+    let mut out = Vec::new();
+    let mut from = 0;
+    while from < order.len() {
+        let to = (from..order.len()).find(|at| backward(*at)).unwrap_or(order.len());
+        // What no backward pass follows is never computed again.
+        if to > from + 1 && to < order.len() {
+            out.push(Forward::new(g, &order[from..to]));
+        }
+        from = (to..order.len()).find(|at| !backward(*at)).unwrap_or(order.len());
+    }
+    out
+}
+
+impl Forward {
+    fn new(g: &Graph, order: &[NodeId]) -> Forward {
+        let place = |id: NodeId| order.binary_search(&id).ok();
+        let n = order.len();
+        // Views are read for what they look at.
+        let mut base: Vec<usize> = (0..n).collect();
+        let mut last: Vec<usize> = (0..n).collect();
+        let (mut bytes, mut work) = (vec![0.0; n], vec![0.0; n]);
+        for at in 0..n {
+            let node = g.node(order[at]);
+            let held = (node.shape.numel() * node.dtype.size()) as f64;
+            for x in &node.inputs {
+                if let Some(x) = place(*x) {
+                    last[base[x]] = at;
+                }
+            }
+            match node.op.class {
+                Class::View(_) => {
+                    if let Some(x) = node.inputs.first().and_then(|x| place(*x)) {
+                        base[at] = base[x];
+                    }
+                }
+                Class::Leaf | Class::Generator(_) => {}
+                _ => {
+                    bytes[at] = held;
+                    work[at] = flops(g, order[at]);
+                }
+            }
+        }
+        let mut crossing = vec![0.0; n + 1];
+        for at in 0..n {
+            if last[at] > at {
+                crossing[at + 1] += bytes[at];
+                crossing[last[at] + 1] -= bytes[at];
+            }
+        }
+        for at in 1..=n {
+            crossing[at] += crossing[at - 1];
+        }
+        Forward { ids: order.to_vec(), bytes, work, crossing }
+    }
+
+    /// Segments that end with a product, or with the pass. What they cost is the work before the product.
+    fn cut_behind_products(&self, g: &Graph) -> Vec<Segment> {
+        let n = self.ids.len();
+        let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
+        let mut out = Vec::new();
+        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::TupleGet);
+        let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
+        for at in 0..n {
+            // An op and the parts of its result stay together.
+            behind = products(g, self.ids[at]).is_some() || (behind && part(at));
+            if !behind {
+                bytes += self.bytes[at];
+                work += self.work[at];
+            }
+            if at + 1 == n || (behind && !part(at + 1) && !marked(at + 1)) {
+                let end = self.ids.get(at + 1).copied().unwrap_or(NodeId(self.ids[n - 1].0 + 1));
+                if bytes > 0.0 {
+                    out.push(Segment { span: (self.ids[from], end), bytes, work, last: at + 1 == n });
+                }
+                (from, bytes, work) = (at + 1, 0.0, 0.0);
+            }
+        }
+        out
+    }
+
+    /// At most `k` segments: each cut is the one that the least crosses within half a segment of where it should be.
+    fn cut(&self, g: &Graph, k: usize) -> Vec<Segment> {
+        let n = self.ids.len();
+        let mut upto = vec![0.0; n + 1];
+        for at in 0..n {
+            upto[at + 1] = upto[at] + self.bytes[at];
+        }
+        let share = upto[n] / k as f64;
+        let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
+        let mut ends: Vec<usize> = Vec::new();
+        for j in 1..k {
+            let place = |f: f64| upto.partition_point(|b| *b < share * (j as f64 + f));
+            let window = place(-0.5).max(1)..(place(0.5) + 1).min(n);
+            let least = window.filter(|at| !marked(*at)).min_by(|a, b| self.crossing[*a].total_cmp(&self.crossing[*b]));
+            ends.extend(least.filter(|at| ends.last().is_none_or(|e| e < at)));
+        }
+        if ends.is_empty() {
+            return Vec::new();
+        }
+        ends.push(n);
+        let mut from = 0;
+        let mut out = Vec::new();
+        for to in ends {
+            let end = self.ids.get(to).copied().unwrap_or(NodeId(self.ids[n - 1].0 + 1));
+            let (bytes, work) = (upto[to] - upto[from], self.work[from..to].iter().sum());
+            if bytes > 0.0 {
+                out.push(Segment { span: (self.ids[from], end), bytes, work, last: to == n });
+            }
+            from = to;
+        }
+        out
+    }
+}
+
+/// About how much a node costs to compute again.
+fn flops(g: &Graph, id: NodeId) -> f64 {
+    products(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
+}

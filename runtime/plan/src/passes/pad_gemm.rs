@@ -1,0 +1,156 @@
+//! Products over whole rows of 16 bytes.
+//!
+//! Tensor cores are fed 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
+//! is none, a library takes kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
+//! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So a large product of that kind is done over operands
+//! that zeros fill up, and what is wanted of its result is a view of it. Operands are copied, and equal copies merge later; but
+//! where a fused kernel makes one (a loss its gradient), it stores it so in the first place, if the backend can (`fuse`). A
+//! graph-to-graph pass before views are resolved.
+
+use crate::backend::Backend;
+use crate::lower::{Lowered, Rewriter};
+use perilune_core::DType;
+use perilune_core::error::Result;
+use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::ops::Class;
+use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
+use perilune_core::ops::movement;
+use smallvec::SmallVec;
+
+/// Smaller products are not worth a kernel more.
+const LEAST_FLOPS: f64 = 1e9;
+/// FLOP of the product for each byte that is copied. At 600 TFLOP/s and a third of it, over memory that is read and written at
+/// 3 TB/s, padding begins to pay at about 200.
+const FLOPS_A_BYTE: f64 = 300.0;
+
+/// Bytes of memory's lines: rows that begin at such are written faster than others (`docs/adr/030-pad-gemm.md`).
+pub const LINE: usize = 128;
+/// Part of a dim that it may grow by for whole lines, or halves or quarters of them.
+const SLACK: usize = 32;
+
+/// What a dim of elements of `size` bytes grows to, if it is no multiple of `row` bytes.
+fn up(d: usize, size: usize, row: usize) -> usize {
+    if (d * size).is_multiple_of(row) {
+        return d;
+    }
+    let mut bytes = LINE;
+    while bytes > row && (d.next_multiple_of(bytes / size) - d) * SLACK > d {
+        bytes /= 2;
+    }
+    d.next_multiple_of(bytes / size)
+}
+
+/// Which dims of a product grow, and to what.
+struct Grown {
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// The pass. `from` holds no fused op that the backend does not keep.
+pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
+    let Some(row) = backend.row_bytes() else { return Ok(from) };
+    let fills = backend.fills_rows();
+    if !from.graph.nodes().iter().any(|n| grown(&from.graph, n, row, fills).is_some()) {
+        return Ok(from);
+    }
+    let mut to = Rewriter::new(&from);
+    for id in from.graph.ids() {
+        let node = from.graph.node(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
+        let new = match grown(&from.graph, node, row, fills) {
+            Some(dims) => {
+                let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
+                product(&mut to.out.graph, node, &inputs, &dims)?
+            }
+            None => to.copy(&from, id),
+        };
+        to.map.push(new);
+    }
+    Ok(to.finish(&from))
+}
+
+/// What a product's dims should be, if they are others and it pays. `fills`: the backend stores rows so as it computes them.
+fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
+    let linear = node.op == &LINEAR;
+    if !linear && node.op != &MATMUL {
+        return None;
+    }
+    let low = matches!(node.dtype, DType::BF16 | DType::F16) || node.tf32;
+    let (a, b) = (g.shape(node.inputs[0]), g.shape(node.inputs[1]));
+    let r = a.rank();
+    let (m, k) = (a.dims()[r - 2], a.dims()[r - 1]);
+    let n = if linear { b.dims()[0] } else { b.dims()[r - 1] };
+    let turned = !linear && matmul::is_transpose(g, node.inputs[0]);
+    let up = |d: usize| up(d, node.dtype.size(), row);
+    let dims = Grown { m: if turned { up(m) } else { m }, n: up(n), k: up(k) };
+    if !low || (dims.m, dims.n, dims.k) == (m, n, k) {
+        return None;
+    }
+    // Of what lies in memory as rows x cols. More rows are a copy in any case.
+    let copied = |x: NodeId, (rows, cols): (bool, bool)| match rows || (cols && !(fills && is_computed(g, x))) {
+        true => g.shape(x).numel(),
+        false => 0,
+    };
+    let (m_grows, n_grows, k_grows) = (dims.m != m, dims.n != n, dims.k != k);
+    let by_rows = linear || matmul::is_transpose(g, node.inputs[1]);
+    let of_a = copied(node.inputs[0], if turned { (k_grows, m_grows) } else { (m_grows, k_grows) });
+    let of_b = copied(node.inputs[1], if by_rows { (n_grows, k_grows) } else { (k_grows, n_grows) });
+    let flops = 2.0 * a.numel() as f64 * n as f64;
+    let copied = ((of_a + of_b) * node.dtype.size()) as f64;
+    (flops >= LEAST_FLOPS && flops >= FLOPS_A_BYTE * copied).then_some(dims)
+}
+
+/// Whether a fused kernel makes `x`, or what `x` is the transpose of.
+fn is_computed(g: &Graph, x: NodeId) -> bool {
+    let mut x = if matmul::is_transpose(g, x) { g.node(x).inputs[0] } else { x };
+    while g.node(x).op == &movement::RESHAPE {
+        x = g.node(x).inputs[0];
+    }
+    matches!(g.node(x).op.class, Class::Map(_) | Class::Cast)
+}
+
+/// The product over grown operands, and the part of it that is wanted.
+fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<NodeId> {
+    let r = node.shape.rank();
+    let a = grow(g, inputs[0], [to.m, to.k])?;
+    let tf32 = std::mem::replace(&mut g.modes.tf32, node.tf32);
+    let y = if node.op == &LINEAR {
+        let w = grow(g, inputs[1], [to.n, to.k])?;
+        let bias = movement::place(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
+        g.push(&LINEAR, &[a, w, bias], &[])
+    } else {
+        let b = grow(g, inputs[1], [to.k, to.n])?;
+        g.push(&MATMUL, &[a, b], &[])
+    };
+    g.modes.tf32 = tf32;
+    let y = g.slice(y?, r - 2, 0, node.shape.dims()[r - 2], 1)?;
+    g.slice(y, r - 1, 0, node.shape.dims()[r - 1], 1)
+}
+
+/// `x` with its last two dims grown by zeros. A transpose is grown as it lies in memory.
+fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
+    if matmul::is_transpose(g, x) {
+        let stored = g.node(x).inputs[0];
+        let grown = grow(g, stored, [cols, rows])?;
+        return g.t(grown);
+    }
+    let r = g.shape(x).rank();
+    let x = movement::place(g, x, r - 1, 0, 1, cols, 0.0)?;
+    movement::place(g, x, r - 2, 0, 1, rows, 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::up;
+
+    #[test]
+    fn dims_grow_to_whole_lines_where_that_is_little() {
+        for (d, size, to) in
+            [(50257, 2, 50304), (50264, 2, 50264), (1003, 4, 1024), (1003, 2, 1024), (801, 2, 816), (301, 2, 304)]
+        {
+            assert_eq!(up(d, size, 16), to, "{d} of {size} bytes");
+        }
+        assert_eq!((up(67, 2, 16), up(1, 2, 16)), (72, 8));
+    }
+}

@@ -1,0 +1,255 @@
+//! Recomputation: what the forward pass made inside a span is made again where the backward pass reads it, so that it need
+//! not be kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+//!
+//! A graph-to-graph pass over the traced step, before decomposition. Every value keeps its bits: a copy is the same op over
+//! the same values, random numbers included. Two things make it save memory. All that a span reads from outside it reads,
+//! the second time, through a `hold` that waits for the gradient from which the span's backward starts: so the copies run
+//! late. And since they read control_deps, they equal no node of the first time, so that nothing merges them back.
+//!
+//! What is used outside of a span (by later forward nodes, metrics, assignments) is kept: it is read, not copied. Spans
+//! nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
+
+use crate::lower::{Lowered, Rewriter};
+use perilune_core::graph::{Graph, Inputs, Node, NodeId};
+use perilune_core::ops::{Class, create};
+use smallvec::smallvec;
+use std::collections::{HashMap, HashSet};
+
+/// What to recompute: ranges of recorded nodes, properly nested.
+#[derive(Clone, Default, Debug)]
+pub struct Spans {
+    /// From .. to, outer before inner.
+    list: Vec<(u32, u32)>,
+    /// For each, the span around it.
+    parent: Vec<Option<u32>>,
+    /// For each node, 1 + the innermost span it lies in.
+    inside: Vec<u32>,
+}
+
+impl Spans {
+    /// The spans that the recording marks, and `more`; a span of `more` may hold others but not cut them.
+    pub fn new(g: &Graph, more: &[(NodeId, NodeId)]) -> Spans {
+        let all = g.remat.spans.iter().chain(more).map(|s| (s.0.0, s.1.0)).filter(|s| s.0 < s.1);
+        let mut list: Vec<(u32, u32)> = all.collect();
+        list.sort_by_key(|s| (s.0, std::cmp::Reverse(s.1)));
+        list.dedup();
+        let mut inside = vec![0; list.iter().map(|s| s.1 as usize).max().unwrap_or(0)];
+        let mut parent = Vec::with_capacity(list.len());
+        for (k, s) in list.iter().enumerate() {
+            parent.push(u32::checked_sub(inside[s.0 as usize], 1));
+            inside[s.0 as usize..s.1 as usize].fill(k as u32 + 1);
+        }
+        Spans { list, parent, inside }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The innermost span that a node lies in.
+    fn of(&self, id: NodeId) -> Option<u32> {
+        self.inside.get(id.index()).and_then(|s| s.checked_sub(1))
+    }
+
+    /// The innermost span whose backward a node belongs to; not one that it lies in itself, which takes a gradient inside.
+    fn owner(&self, g: &Graph, id: NodeId) -> Option<u32> {
+        let mut at = g.remat.back_of(id)?;
+        loop {
+            if let Some(s) = self.of(at) {
+                return Some(s).filter(|s| self.list[*s as usize].1 <= id.0);
+            }
+            at = g.remat.back_of(at)?;
+        }
+    }
+
+    /// A span and those around it, innermost first.
+    fn chain(&self, s: Option<u32>) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(s, |s| self.parent[*s as usize])
+    }
+}
+
+/// The words of a plan's key that say what this pass goes by.
+pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) {
+    let rank = |id: NodeId| order.partition_point(|o| *o < id) as u32;
+    let spans = Spans::new(g, &[]);
+    key.extend([0xdec0, spans.list.len() as u32]);
+    for (from, to) in &spans.list {
+        key.extend([rank(NodeId(*from)), rank(NodeId(*to))]);
+    }
+    // A node that is not wanted itself still lies between two that are.
+    let place = |id: NodeId| match position[id.index()] {
+        0 => 2 * rank(id),
+        p => 2 * p - 1,
+    };
+    for &id in order {
+        match g.remat.back_of(id) {
+            None => key.push(0),
+            Some(f) => key.extend([1 + place(f), spans.owner(g, id).map_or(0, |s| s + 1), g.remat.pass_of(id)]),
+        }
+    }
+    for a in &g.remat.arrivals {
+        if position.get(a.grad.index()).is_some_and(|p| *p != 0) {
+            key.extend([a.pass, place(a.node), spans.of(a.node).map_or(0, |s| s + 1), position[a.grad.index()]]);
+        }
+    }
+}
+
+/// One span's copies in one backward pass.
+#[derive(Default)]
+struct Copies {
+    /// Traced position -> the node to read instead.
+    map: HashMap<usize, NodeId>,
+    /// The gradient that the copies wait for.
+    start: Option<NodeId>,
+}
+
+struct Pass<'a> {
+    from: &'a Lowered,
+    g: &'a Graph,
+    order: &'a [NodeId],
+    spans: &'a Spans,
+    /// (span, position): inside the span, but used outside of it and of its backward.
+    kept: HashSet<(u32, usize)>,
+    copies: HashMap<(u32, u32), Copies>,
+    to: Rewriter,
+}
+
+/// Rewrites a freshly traced step (node k of `from` is `order[k]` of `g`).
+pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
+    let kept = kept(from, g, order, spans);
+    let mut p = Pass { from, g, order, spans, kept, copies: HashMap::new(), to: Rewriter::new(from) };
+    for at in 0..order.len() {
+        let new = match spans.owner(g, order[at]) {
+            Some(span) => {
+                let pass = g.remat.pass_of(order[at]);
+                let inputs = p.inputs(at, span, pass);
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
+                p.add(at, inputs)
+            }
+            None => {
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
+                p.to.copy(from, NodeId(at as u32))
+            }
+        };
+        p.to.map.push(new);
+    }
+    p.to.finish(from)
+}
+
+/// Which nodes of spans are used outside of them.
+fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> HashSet<(u32, usize)> {
+    let mut kept = HashSet::new();
+    for x in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
+        kept.extend(spans.chain(spans.of(order[x.index()])).map(|s| (s, x.index())));
+    }
+    for (at, &id) in order.iter().enumerate() {
+        let covers =
+            |s: u32| spans.chain(spans.of(id)).any(|c| c == s) || spans.chain(spans.owner(g, id)).any(|c| c == s);
+        for x in &from.graph.node(NodeId(at as u32)).inputs {
+            let Some(inner) = spans.of(order[x.index()]) else { continue };
+            kept.extend(spans.chain(Some(inner)).filter(|s| !covers(*s)).map(|s| (s, x.index())));
+        }
+    }
+    kept
+}
+
+impl Pass<'_> {
+    fn node(&self, at: usize) -> &Node {
+        self.from.graph.node(NodeId(at as u32))
+    }
+
+    /// Appends the node at `at` with other inputs.
+    fn add(&mut self, at: usize, inputs: Inputs) -> NodeId {
+        let mut node = self.node(at).clone();
+        node.inputs = inputs;
+        let new = self.to.out.graph.add(node);
+        if let Some(slot) = self.from.slots.get(&NodeId(at as u32)) {
+            self.to.out.slots.insert(new, *slot);
+        }
+        if let Some(input) = self.from.inputs.get(&NodeId(at as u32)) {
+            self.to.out.inputs.insert(new, *input);
+        }
+        new
+    }
+
+    /// What the node at `at`, of the backward of `span` or copied for it, reads.
+    fn inputs(&mut self, at: usize, span: u32, pass: u32) -> Inputs {
+        let part = matches!(self.node(at).op.class, Class::TupleGet);
+        let list = self.node(at).inputs.clone();
+        list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
+    }
+
+    /// What to read for the node at `at` in the backward of `span`. Parts read their op itself, through no hold.
+    fn stand_in(&mut self, at: usize, span: u32, pass: u32, part: bool) -> NodeId {
+        let class = self.node(at).op.class;
+        let end = self.spans.list[span as usize].1;
+        if matches!(class, Class::Generator(_)) || self.order[at].0 >= end {
+            return self.to.map[at];
+        }
+        self.enter(span, pass);
+        if let Some(found) = self.copies[&(span, pass)].map.get(&at)
+            && !(part && self.to.out.graph.node(*found).op == &create::OPTIMIZATION_BARRIER)
+        {
+            return *found;
+        }
+        let outer = match self.spans.parent[span as usize] {
+            Some(p) => self.stand_in(at, p, pass, part),
+            None => self.to.map[at],
+        };
+        let start = self.copies[&(span, pass)].start;
+        let Some(start) = start.filter(|_| !part) else { return outer };
+        let node = self.to.out.graph.node(outer);
+        let (dtype, shape) = (node.dtype, node.shape);
+        let inputs = smallvec![outer, start];
+        let hold = Node {
+            op: &create::OPTIMIZATION_BARRIER,
+            dtype,
+            detached: true,
+            tf32: false,
+            shape,
+            inputs,
+            attrs: smallvec![],
+            payload: 0,
+        };
+        let hold = self.to.out.graph.add(hold);
+        self.copies.entry((span, pass)).or_default().map.insert(at, hold);
+        hold
+    }
+
+    /// Copies the nodes of `span`, if that has not been done for this pass. Those that nobody wants are dropped later.
+    fn enter(&mut self, span: u32, pass: u32) {
+        if self.copies.contains_key(&(span, pass)) {
+            return;
+        }
+        let here = self.to.map.len();
+        let starts = |a: &&perilune_core::graph::Arrival| {
+            a.pass == pass && self.spans.chain(self.spans.of(a.node)).any(|s| s == span)
+        };
+        let start = self.g.remat.arrivals.iter().filter(starts).find_map(|a| {
+            let at = self.order.binary_search(&a.grad).ok().filter(|at| *at < here)?;
+            Some(self.to.map[at])
+        });
+        self.copies.insert((span, pass), Copies { map: HashMap::new(), start });
+        if start.is_none() {
+            // Nothing to wait for: copies would run at once and save nothing.
+            return;
+        }
+        let (from, to) = self.spans.list[span as usize];
+        let place = |id: u32| self.order.partition_point(|o| o.0 < id);
+        for at in place(from)..place(to).min(here) {
+            let node = self.node(at);
+            let copied = match node.op.class {
+                Class::Leaf | Class::Generator(_) => false,
+                Class::TupleGet => self.copies[&(span, pass)].map.contains_key(&node.inputs[0].index()),
+                _ => true,
+            };
+            if !copied || self.kept.contains(&(span, at)) {
+                continue;
+            }
+            let inputs = self.inputs(at, span, pass);
+            self.to.out.graph.modes.loc = self.from.graph.loc_of(NodeId(at as u32));
+            let new = self.add(at, inputs);
+            self.copies.entry((span, pass)).or_default().map.insert(at, new);
+        }
+    }
+}
