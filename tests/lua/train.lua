@@ -254,6 +254,19 @@ describe("a run", function()
     expect(result.metrics.twice:item()):to_be_near(result.loss:item() * 2)
   end)
 
+  it("takes the same default step as its short form in a recipe", function()
+    local recipe = recipe_of()
+    recipe.step = function(run, batch)
+      local loss, values = recipe.loss(run.model, batch)
+      loss:backward()
+      run.opt:step()
+      return loss, values
+    end
+    local own, default = train.new(recipe), train.new(recipe_of())
+    expect(losses(own, 5)):to_equal(losses(default, 5))
+    expect(weights(own)):to_equal(weights(default))
+  end)
+
   it("clips and reports the norm", function()
     local run = train.new(recipe_of { optimizer = function(_, model) return optim.SGD(model, { lr = 0.1, clip_norm = 1 }) end })
     expect(run:step().metrics.grad_norm:item()):to_be_above(0)
