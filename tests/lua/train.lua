@@ -1,4 +1,4 @@
--- The standard loop, driven from Lua: steps, evaluation, accumulation, early stop, averages, resuming, memorising.
+-- Tests the default training loop: steps, evaluation, accumulation, early stopping, averages, resume, memorise.
 
 local pl = require "perilune"
 local nn, optim, data, metrics, train = pl.nn, pl.optim, pl.data, pl.metrics, pl.train
@@ -108,7 +108,7 @@ describe("a run", function()
   end)
 
   it("divides by the tokens that count, without being told", function()
-    -- Sequences of classes with holes; some micro-batches have none that counts.
+    -- Sequences with ignored targets; in some micro-batches all are ignored.
     local V, T = 5, 6
     local function recipe(seed, weight)
       return {
