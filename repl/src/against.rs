@@ -11,7 +11,7 @@ use crate::resume::{Resume, record_of};
 use crate::screen::Screen;
 use crate::source::Source;
 use crate::watch::params_changed;
-use perilune_lua::{Handover, Parked, Recipe, Run, Runtime, Taking};
+use perilune_lua::{DroppedStates, Recipe, Run, Runtime, StateMigration, Taking};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -72,15 +72,16 @@ pub fn against(
         Failure::Usage(format!("{what}: {}", e.message()))
     })?;
     let before = old.recipe.params()?;
-    let old_kernels = old.run.outline()?;
+    let old_kernels = old.run.fingerprint()?;
 
     // As a reload would: params stay unless their defaults were edited.
     let loaded = runtime.params();
     runtime.set_texts(&[]);
     runtime.keep_params(loaded.kept, loaded.defaults);
     let new = build.build(&source.text, &source.path, &Version::of(Vec::new()))?;
-    let handover = new.run.take_over(perilune_lua::Source::Run(&old.run), &Parked::default(), Taking::Fitting)?;
-    let kernels = new.run.outline()?;
+    let handover =
+        new.run.take_over(perilune_lua::Source::Run(&old.run), &DroppedStates::default(), Taking::Fitting)?;
+    let kernels = new.run.fingerprint()?;
 
     let mut files = vec![(source.path.clone(), source.text.clone())];
     files.extend(runtime.required());
@@ -116,7 +117,7 @@ pub fn against(
 }
 
 /// Rows about the States: weights and the rest, moments apart.
-fn states(h: &Handover, migrates: bool) -> Vec<(&'static str, String)> {
+fn states(h: &StateMigration, migrates: bool) -> Vec<(&'static str, String)> {
     let moments = |path: &str| path.starts_with("optim.");
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let kept = h.kept.iter().filter(|(to, _)| !moments(to)).count();

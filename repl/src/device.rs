@@ -57,7 +57,7 @@ impl PlaceArgs {
     /// that a switch does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
         let no = |text: String| Err(Failure::Usage(text));
-        if let Err(e) = perilune_core::switch::check() {
+        if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
@@ -96,7 +96,7 @@ fn is_list(text: &str) -> bool {
 
 /// An amount of memory of the command line.
 fn amount(text: &str) -> Result<usize, String> {
-    let found = perilune_core::bytes::parse(text).filter(|n| *n > 0);
+    let found = perilune_core::byte_size::parse(text).filter(|n| *n > 0);
     found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
 }
 

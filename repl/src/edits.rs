@@ -18,7 +18,7 @@ use crate::hurry;
 use crate::ledger::{self, Entry, Files, Kind};
 use crate::train::Trainer;
 use crate::watch::TRIAL;
-use perilune_lua::{Handover, Memory, ParamValue, Run, Source, Taking};
+use perilune_lua::{Memory, ParamValue, Run, Source, StateMigration, Taking};
 use serde_json::json;
 use std::rc::Rc;
 use std::time::Instant;
@@ -30,7 +30,7 @@ pub struct Trial {
     memory: Memory,
     files: Files,
     changed: Vec<String>,
-    handover: Handover,
+    handover: StateMigration,
     /// The step it was applied after.
     pub since: u64,
     begun: Instant,

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::format::grouped;
 use crate::ledger::{self, Entry, Files, Kind};
 use perilune_checkpoint::{Snapshot, list, read};
-use perilune_lua::{Handover, ParamValue, Parked, Run, Source, Taking};
+use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -115,7 +115,7 @@ impl Resume {
 
     /// Puts a freshly built run where the checkpoint was taken. Its States must be those of the checkpoint, or with `edited`
     /// what fits goes over, as in a reload.
-    pub fn restore(&self, run: &Run, edited: bool) -> Result<Handover, Failure> {
+    pub fn restore(&self, run: &Run, edited: bool) -> Result<StateMigration, Failure> {
         let refuse = |what: String| Failure::Refused(format!("{}: {what}", self.path.display()));
         let s = &self.snapshot;
         let cursor = s
@@ -141,7 +141,7 @@ impl Resume {
         let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
         let how = if edited { Taking::Fitting } else { Taking::Exact };
         let source = Source::Values { states: &states, cursor: &cursor };
-        let handover = run.take_over(source, &Parked::default(), how)?;
+        let handover = run.take_over(source, &DroppedStates::default(), how)?;
         if !edited && !handover.exact() {
             return Err(refuse(format!(
                 "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
@@ -158,7 +158,7 @@ impl Resume {
         &self,
         files: &Files,
         (run, params): (&Run, &[(String, ParamValue)]),
-        handover: &Handover,
+        handover: &StateMigration,
         about: &Map<String, Value>,
         edited: bool,
         events: &mut Events,

@@ -19,7 +19,7 @@ use crate::source::Source;
 use crate::told;
 use crate::train::{End, Trainer};
 use crate::watch::Watch;
-use perilune_lua::{Handover, Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_lua::{Loaded, ParamValue, Recipe, Run, Runtime, RuntimeOptions, StateMigration};
 use perilune_plan::Backend;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -276,7 +276,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn start(&self) -> Result<(Run, Handover), Failure> {
+    fn start(&self) -> Result<(Run, StateMigration), Failure> {
         if let Some(steps) = self.args.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
@@ -285,7 +285,7 @@ impl Job<'_> {
         let recorded = self.resume.as_ref().and_then(Resume::precision);
         let precision = self.args.device.precision.clone().or(recorded);
         let run = self.recipe.start(self.seed, precision.as_deref(), self.args.device.memory_budget)?;
-        let mut handover = Handover::default();
+        let mut handover = StateMigration::default();
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.args.edited)?;
             if self.args.edited {

@@ -1,4 +1,4 @@
-//! What the engine says on its own (see `perilune_engine::said`), for people: plans on stderr, a warning where a warmed-up
+//! What the engine says on its own (see `perilune_engine::diagnostics`), for people: plans on stderr, a warning where a warmed-up
 //! loop needed a new plan. Both at once, for scripts as for recipes: what comes after may never end, or fail.
 
 use crate::events;

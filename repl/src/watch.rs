@@ -14,7 +14,7 @@ use crate::ledger::{self, Version, dir_of};
 use crate::replay::Script;
 use crate::source::Source;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
-use perilune_lua::{Failed, Handover, Memory, ParamValue, Parked, Recipe, Run, Runtime, Taking};
+use perilune_lua::{DroppedStates, Failed, Memory, ParamValue, Recipe, Run, Runtime, StateMigration, Taking};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
@@ -42,7 +42,7 @@ pub struct Watch<'a> {
     /// Versions that worked before this one, with their params; the last one last.
     history: Vec<(Files, Vec<(String, String)>)>,
     /// What an edit dropped since the last checkpoint.
-    pub parked: Parked,
+    pub parked: DroppedStates,
     /// A version that waits for its machine code.
     coming: Option<Coming>,
     /// With `--watch`.
@@ -103,7 +103,7 @@ pub struct Next {
     /// What changed, for people: params and lines.
     pub changed: Vec<String>,
     /// Which States it took.
-    pub handover: Handover,
+    pub handover: StateMigration,
     pub files: Files,
     /// When the loop began to stand still for it, as if it had done so in one go.
     pub begun: Instant,
@@ -119,7 +119,7 @@ enum Built {
 }
 
 /// A version as built, and its machine code where that is still to be made.
-type Parts = (Recipe, Run, Handover, Option<JoinHandle<()>>);
+type Parts = (Recipe, Run, StateMigration, Option<JoinHandle<()>>);
 
 /// `lr 0.01 -> 0.02` for each param that differs.
 pub fn params_changed(before: &[(String, ParamValue)], after: &[(String, ParamValue)]) -> Vec<String> {
@@ -232,7 +232,7 @@ impl<'a> Watch<'a> {
             running: Vec::new(),
             tried: Tried::default(),
             history: Vec::new(),
-            parked: Parked::default(),
+            parked: DroppedStates::default(),
             coming: None,
             listener: None,
             script: script.map(|s| s.versions.iter().rev().cloned().collect()),

@@ -253,14 +253,14 @@ fn an_aborted_step_changes_nothing() {
 #[test]
 fn a_cached_plan_names_the_line_of_now() {
     let mut b = Bench::new();
-    let file = b.e.sites.file("recipe.lua");
+    let file = b.e.source_map.file("recipe.lua");
     let mut pick = |line, index| {
         let x = b.e.from_host(&HostTensor::from_f32(Shape::of(&[2]), &[1.0, 2.0])).unwrap();
         let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[1]), &[index])).unwrap();
-        b.e.graph.site = b.e.sites.intern(file, line);
+        b.e.graph.loc = b.e.source_map.intern(file, line);
         let y = b.call("index_select", &[t(x), int(0), t(index)]);
         let result = b.e.evaluate(&[y]);
-        (result.map_err(|f| f.site.map(|s| b.e.sites.show(s))), b.e.stats().misses)
+        (result.map_err(|f| f.loc.map(|s| b.e.source_map.show(s))), b.e.stats().misses)
     };
     assert_eq!(pick(12, 1), (Ok(()), 1));
     assert_eq!(pick(34, 7), (Err(Some("recipe.lua:34".to_string())), 1));
@@ -273,18 +273,18 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let (w, v) = (b.state(&[1.0, 2.0]), b.state(&[5.0, 6.0]));
     b.e.begin_step().unwrap();
     let (x, y) = (b.get(w), b.get(v));
-    let file = b.e.sites.file("recipe.lua");
-    b.e.graph.site = b.e.sites.intern(file, 12);
+    let file = b.e.source_map.file("recipe.lua");
+    b.e.graph.loc = b.e.source_map.intern(file, 12);
     let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &[0, 7])).unwrap();
     let picked = b.call("index_select", &[t(x), int(0), t(index)]);
-    b.e.graph.site = perilune_core::site::Site::NONE;
+    b.e.graph.loc = perilune_core::source_loc::SourceLoc::NONE;
     b.e.assign(w, picked).unwrap();
     let y = b.add(y, 1.0);
     b.e.assign(v, y).unwrap();
     let fault = b.e.end_step(&[]).unwrap_err();
     let text = fault.error.to_string();
     assert!(text.contains("index_select") && text.contains('7') && text.contains('2'), "{text}");
-    assert_eq!(fault.site.map(|s| b.e.sites.show(s)).as_deref(), Some("recipe.lua:12"));
+    assert_eq!(fault.loc.map(|s| b.e.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
     // A GPU looks at its indices behind the step (docs/decisions.md), which has then written its States.
     let left = if harness::on_gpu() { [1.0, 0.0] } else { [1.0, 2.0] };
     assert_eq!(b.value(w), left);
@@ -340,8 +340,8 @@ fn reading_in_mid_step_commits_nothing() {
 fn stale_handles_name_their_line_and_the_cure() {
     let mut b = Bench::new();
     b.e.begin_step().unwrap();
-    let file = b.e.sites.file("recipe.lua");
-    b.e.graph.site = b.e.sites.intern(file, 88);
+    let file = b.e.source_map.file("recipe.lua");
+    b.e.graph.loc = b.e.source_map.intern(file, 88);
     let x = b.host(&[1.0]);
     let y = b.mul(x, 2.0);
     let (h, kept) = (b.e.handle(y), b.e.handle(x));

@@ -126,17 +126,17 @@ fn bad_ends_name_themselves() {
     ] {
         for (dtype, columns) in [(DType::BF16, 8), (DType::F32, 8), (DType::F32, 0)] {
             let mut e = harness::engine(1);
-            let file = e.sites.file("recipe.lua");
+            let file = e.source_map.file("recipe.lua");
             let x = e.from_host(&HostTensor::from_f64(dtype, Shape::of(&[10, 8]), &[1.0; 80])).unwrap();
             let w = HostTensor::from_f64(dtype, Shape::of(&[2, 8, columns]), &vec![1.0; 16 * columns]);
             let w = e.from_host(&w).unwrap();
             let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &ends)).unwrap();
-            e.graph.site = e.sites.intern(file, 12);
+            e.graph.loc = e.source_map.intern(file, 12);
             let y = call(&mut e, "grouped_matmul", &[t(x), t(w), t(ends)], &[]).unwrap();
             let fault = e.evaluate(&[y]).expect_err("bad ends");
             let text = fault.error.to_string();
             assert!(text.contains("grouped_matmul") && text.contains(words), "{text}");
-            assert_eq!(fault.site.map(|s| e.sites.show(s)).as_deref(), Some("recipe.lua:12"));
+            assert_eq!(fault.loc.map(|s| e.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
         }
     }
 }

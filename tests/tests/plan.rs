@@ -23,12 +23,12 @@ type Fallible<T> = Result<T, String>;
 /// A recording on the null device, with what it assigns.
 struct Sketch {
     e: Engine,
-    commits: Vec<(u64, NodeId)>,
+    state_writes: Vec<(u64, NodeId)>,
 }
 
 impl Sketch {
     fn new() -> Sketch {
-        Sketch { e: Engine::new(Rc::new(Null)), commits: Vec::new() }
+        Sketch { e: Engine::new(Rc::new(Null)), state_writes: Vec::new() }
     }
 
     fn leaf(&mut self, dtype: DType, dims: &[usize]) -> NodeId {
@@ -66,7 +66,7 @@ impl Sketch {
     }
 
     fn assign(&mut self, s: StateId, x: NodeId) {
-        self.commits.push((s.0, x));
+        self.state_writes.push((s.0, x));
     }
 
     /// One AdamW update of weights `w` with gradient `g`, their moments in `m` and `v`.
@@ -86,7 +86,7 @@ impl Sketch {
     }
 
     fn program(&mut self, roots: &[NodeId]) -> Program {
-        let request = Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() };
+        let request = Request { roots: roots.to_vec(), state_writes: self.state_writes.clone(), ..Request::default() };
         program(&self.e.graph, &request).unwrap()
     }
 }
@@ -382,7 +382,10 @@ fn transformer_training_step() {
 /// queries, keys and values come out packed, and a normalised row is made again from the row and its statistics.
 #[test]
 fn attention_block_on_a_gpu() {
-    let gpu = NullWith { keeps: |n| n.op.name == "linear" || attention::keeps(n), writes: attention::writes };
+    let gpu = NullWith {
+        has_kernel: |n| n.op.name == "linear" || attention::has_kernel(n),
+        can_store_layout: attention::can_store_layout,
+    };
     let mut s = Sketch::new();
     let dims: [&[usize]; 8] = [&[64], &[64], &[192, 64], &[192], &[64, 64], &[64], &[64], &[64]];
     let w = s.states(&dims);
@@ -417,7 +420,7 @@ fn attention_block_on_a_gpu() {
 /// takes.
 #[test]
 fn a_bias_is_stored_as_a_row() {
-    let gpu = NullWith { keeps: |n| n.op.name == "linear", writes: |_, _, _| false };
+    let gpu = NullWith { has_kernel: |n| n.op.name == "linear", can_store_layout: |_, _, _| false };
     let mut s = Sketch::new();
     let (x, w, one) = (s.x(&[32, 64]), s.x(&[16, 64]), s.x(&[1]));
     let zeros = s.e.graph.filled(0.0, Shape::of(&[16]), DType::F32).unwrap();
@@ -463,7 +466,7 @@ fn attention_on_the_cpu_copies_nothing() {
 /// Packed documents on a device with a GPU's kernels: their numbers are made once for forward and backward, and no scores are.
 #[test]
 fn attention_within_documents_on_a_gpu() {
-    let gpu = NullWith { keeps: attention::keeps, writes: attention::writes };
+    let gpu = NullWith { has_kernel: attention::has_kernel, can_store_layout: attention::can_store_layout };
     let mut s = Sketch::new();
     let (q, k, v, c) = (s.x(&[2, 4, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 4, 96, 32]));
     let tokens = s.ids(&[2, 96]);
@@ -488,8 +491,8 @@ fn attention_within_documents_on_a_gpu() {
 #[test]
 fn resnet_block_on_a_gpu() {
     let gpu = NullWith {
-        keeps: |n| conv::keeps(n) || pool::keeps(n),
-        writes: |n, output, l| conv::writes(n, output, l) || pool::writes(n, output, l),
+        has_kernel: |n| conv::has_kernel(n) || pool::has_kernel(n),
+        can_store_layout: |n, output, l| conv::can_store_layout(n, output, l) || pool::can_store_layout(n, output, l),
     };
     let mut s = Sketch::new();
     let dims: [&[usize]; 5] = [&[16, 3, 7, 7], &[8, 16, 1, 1], &[8, 8, 3, 3], &[32, 8, 1, 1], &[32, 16, 1, 1]];
@@ -732,7 +735,7 @@ fn states_and_other_leaves_have_different_plans() {
         let mut tracer = Tracer::default();
         tracer.run(&g, &request, |_| None);
         let (plan, hit) = c.get(&g, &tracer, &request, Options::default(), &Null).unwrap();
-        (plan.sketch.program.outputs.len(), hit)
+        (plan.step.program.outputs.len(), hit)
     };
     assert_eq!(get(&create::LEAF), (0, false));
     assert_eq!(get(&create::STATE), (1, false));

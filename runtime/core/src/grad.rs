@@ -134,11 +134,11 @@ impl Backward {
 
 /// Records under the modes of a backward pass and restores what was set.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-    let (site, no_grad, autocast, back) = (g.site, g.no_grad, g.autocast.take(), g.remat.back);
+    let (loc, no_grad, autocast, back) = (g.loc, g.no_grad, g.autocast.take(), g.remat.back);
     let tf32 = g.tf32;
     g.no_grad = !create_graph;
     let out = f(g);
-    g.site = site;
+    g.loc = loc;
     g.remat.back = back;
     g.no_grad = no_grad;
     g.autocast = autocast;
@@ -166,7 +166,7 @@ fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> 
 }
 
 fn is_part(class: Class) -> bool {
-    matches!(class, Class::Part)
+    matches!(class, Class::TupleGet)
 }
 
 /// The loop over ids, downwards from `next` to `floor`.
@@ -209,7 +209,7 @@ impl Sweep {
                 self.pending.remove(&id);
                 continue;
             }
-            g.site = g.site_of(id);
+            g.loc = g.loc_of(id);
             if self.pass.is_some() {
                 g.remat.back = Some(id);
             }

@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Result};
 use crate::ops::{Class, Generator, Op, create};
-use crate::site::Site;
+use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp};
 use smallvec::SmallVec;
 
@@ -91,9 +91,9 @@ pub struct RngState {
 #[derive(Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
-    sites: Vec<Site>,
+    source_map: Vec<SourceLoc>,
     /// The recipe line that nodes are recorded under now.
-    pub site: Site,
+    pub loc: SourceLoc,
     /// Nodes recorded while this is set are constants to autograd.
     pub no_grad: bool,
     /// The 16-bit dtype that ops of class `Low` compute in now, if any.
@@ -104,7 +104,7 @@ pub struct Graph {
     pub rng: RngState,
     pub remat: Remat,
     /// (what a reference computed, the kernel that another device would run instead): see [`Graph::with_kernels`].
-    pub stand_ins: Vec<(NodeId, NodeId)>,
+    pub kernel_substitutes: Vec<(NodeId, NodeId)>,
 }
 
 /// What recomputation must know of a recording besides its nodes; `plan::remat` reads it, nothing here acts on it.
@@ -156,9 +156,9 @@ impl Remat {
     }
 }
 
-impl Default for Site {
+impl Default for SourceLoc {
     fn default() -> Self {
-        Site::NONE
+        SourceLoc::NONE
     }
 }
 
@@ -178,17 +178,17 @@ impl Graph {
     /// Forgets all nodes; ids start again at 0. Counters and modes stay.
     pub fn clear(&mut self) {
         self.nodes.clear();
-        self.sites.clear();
+        self.source_map.clear();
         self.remat = Remat::default();
-        self.stand_ins.clear();
+        self.kernel_substitutes.clear();
     }
 
     /// Forgets the nodes from `len` on (a failed recording).
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
-        self.sites.truncate(len);
+        self.source_map.truncate(len);
         self.remat.truncate(len);
-        self.stand_ins.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
+        self.kernel_substitutes.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
     }
 
     /// The same recording with kernels where their references stood, if there are any: what a device that runs them records.
@@ -196,18 +196,18 @@ impl Graph {
     /// A kernel of a recipe lies behind a node that brings its backward and passes on its first input; only there is a
     /// reference replaced, since it may well be a node that others read too.
     pub fn with_kernels(&self) -> Option<Graph> {
-        if self.stand_ins.is_empty() {
+        if self.kernel_substitutes.is_empty() {
             return None;
         }
-        let kernel = |id: NodeId| self.stand_ins.iter().find(|s| s.0 == id).map(|s| s.1);
+        let kernel = |id: NodeId| self.kernel_substitutes.iter().find(|s| s.0 == id).map(|s| s.1);
         let mut nodes = self.nodes.clone();
         for (at, node) in nodes.iter_mut().enumerate().filter(|(_, n)| n.op == &create::CUSTOM) {
             if let Some(kernel) = node.inputs.first().and_then(|x| kernel(*x)).filter(|k| k.index() < at) {
                 node.inputs[0] = kernel;
             }
         }
-        let (sites, remat, stand_ins) = (self.sites.clone(), self.remat.clone(), Vec::new());
-        Some(Graph { nodes, sites, remat, stand_ins, ..*self })
+        let (source_map, remat, kernel_substitutes) = (self.source_map.clone(), self.remat.clone(), Vec::new());
+        Some(Graph { nodes, source_map, remat, kernel_substitutes, ..*self })
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
@@ -222,8 +222,8 @@ impl Graph {
         (0..self.nodes.len() as u32).map(NodeId)
     }
 
-    pub fn site_of(&self, id: NodeId) -> Site {
-        self.sites[id.index()]
+    pub fn loc_of(&self, id: NodeId) -> SourceLoc {
+        self.source_map[id.index()]
     }
 
     pub fn shape(&self, id: NodeId) -> Shape {
@@ -274,7 +274,7 @@ impl Graph {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.nodes.len()), "this is a bug: input after its use");
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
-        self.sites.push(self.site);
+        self.source_map.push(self.loc);
         self.remat.backs.push(self.remat.back.map_or(0, |n| n.0 + 1));
         id
     }

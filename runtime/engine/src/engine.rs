@@ -1,19 +1,19 @@
 //! The engine: handles, evaluation, reading back.
 
+use crate::diagnostics::Diagnostics;
 use crate::memory::Role;
-use crate::profile::{Bound, Profile, Waits};
-use crate::said::Said;
-use crate::snapshot::Copied;
-use crate::state::{Held, StateId, States};
+use crate::profile::{Bound, HostStalls, Profile};
+use crate::snapshot::SnapshotBytes;
+use crate::state::{Deferred, StateId, States};
 use crate::step::{PrintPlan, Step, Switches};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg, create};
-use perilune_core::site::{Site, Sites};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::trace::Source;
-use perilune_plan::{Backend, Buffer, Cache, Outline, Request, Sketch, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -36,28 +36,28 @@ impl Handle {
 #[derive(Clone, Debug)]
 pub struct Fault {
     pub error: Error,
-    pub site: Option<Site>,
+    pub loc: Option<SourceLoc>,
 }
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Fault {
-        Fault { error, site: None }
+        Fault { error, loc: None }
     }
 }
 
 /// Values behind evaluated nodes: a buffer that nothing writes to any more.
 #[derive(Debug)]
-pub(crate) struct Held1 {
+pub(crate) struct StoredValue {
     pub uid: u64,
     pub shape: Shape,
     pub dtype: DType,
     pub buffer: Buffer,
     pub role: Role,
     /// The recipe line that made it.
-    pub site: Site,
+    pub loc: SourceLoc,
 }
 
-pub(crate) type Value = Rc<Held1>;
+pub(crate) type Value = Rc<StoredValue>;
 
 /// A handle that outlived its generation with a value.
 struct Carried {
@@ -114,7 +114,7 @@ pub enum Code {
 
 pub struct Engine {
     pub graph: Graph,
-    pub sites: Sites,
+    pub source_map: SourceMap,
     pub switches: Switches,
     pub(crate) backend: Rc<dyn Backend>,
     cache: Cache,
@@ -128,10 +128,10 @@ pub struct Engine {
     /// Buffers that leaves of the current generation read, by uid.
     live: FxHashMap<u64, Value>,
     next_uid: u64,
-    old_sites: VecDeque<(u32, Vec<Site>)>,
+    old_locs: VecDeque<(u32, Vec<SourceLoc>)>,
     pub(crate) states: States,
     /// Of the last snapshot.
-    pub(crate) copies: Option<Copied>,
+    pub(crate) copies: Option<SnapshotBytes>,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
     /// Bytes of values made since the caller last collected garbage: dropped ones come back only then.
@@ -139,13 +139,13 @@ pub struct Engine {
     /// Bytes of values made in this generation, or since what nobody holds of them was let go.
     pub(crate) made_bytes: usize,
     /// Misses to report: recipe line and what differs.
-    pub notices: Said,
+    pub notices: Diagnostics,
     /// Kernel times, while somebody asks for them.
     pub profile: Option<Profile>,
     /// What the host waits for, while somebody wants to know.
-    pub waits: Option<Waits>,
+    pub host_stalls: Option<HostStalls>,
     /// The text of every plan compiled, if the switch asks for it.
-    pub plans_shown: Said,
+    pub plans_shown: Diagnostics,
     /// A device that has kernels' texts, to show them where the one that computes has none.
     pub paper: Option<Rc<dyn Backend>>,
     /// FLOP of all products run so far.
@@ -153,16 +153,16 @@ pub struct Engine {
     /// What a step may take: more is recomputed, or an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
-    pub(crate) largest: Option<Sketch>,
+    pub(crate) largest: Option<PlannedStep>,
     /// The plan that is to run or has failed to, or would take more than the budget.
-    pub(crate) attempt: Option<Sketch>,
+    pub(crate) attempt: Option<PlannedStep>,
 }
 
 impl Engine {
     pub fn new(backend: Rc<dyn Backend>) -> Engine {
         Engine {
             graph: Graph::new(),
-            sites: Sites::default(),
+            source_map: SourceMap::default(),
             switches: Switches::from_env(),
             backend,
             cache: Cache::default(),
@@ -173,17 +173,17 @@ impl Engine {
             carried: FxHashMap::default(),
             live: FxHashMap::default(),
             next_uid: 1,
-            old_sites: VecDeque::new(),
+            old_locs: VecDeque::new(),
             states: States::default(),
             copies: None,
             step: Step::default(),
             stats: Stats::default(),
             fresh_bytes: 0,
             made_bytes: 0,
-            notices: Said::default(),
+            notices: Diagnostics::default(),
             profile: None,
-            waits: None,
-            plans_shown: Said::default(),
+            host_stalls: None,
+            plans_shown: Diagnostics::default(),
             paper: None,
             products: 0.0,
             memory_budget: None,
@@ -297,20 +297,20 @@ impl Engine {
     }
 
     /// The line a handle was recorded at, if it is remembered.
-    pub fn site_of(&self, h: Handle) -> Option<Site> {
+    pub fn loc_of(&self, h: Handle) -> Option<SourceLoc> {
         if h.generation == self.generation {
-            return Some(self.graph.site_of(h.id));
+            return Some(self.graph.loc_of(h.id));
         }
-        let (_, sites) = self.old_sites.iter().find(|(g, _)| *g == h.generation)?;
-        sites.get(h.id.index()).copied()
+        let (_, source_map) = self.old_locs.iter().find(|(g, _)| *g == h.generation)?;
+        source_map.get(h.id.index()).copied()
     }
 
     fn stale(&self, h: Handle) -> Error {
         if h == Handle::FREED {
             return Error::new(Kind::Stale, "", "this tensor was freed with x:free()");
         }
-        let at = match self.site_of(h).filter(|s| *s != Site::NONE) {
-            Some(site) => format!("recorded at {}", self.sites.show(site)),
+        let at = match self.loc_of(h).filter(|s| *s != SourceLoc::NONE) {
+            Some(loc) => format!("recorded at {}", self.source_map.show(loc)),
             None => "recorded in an earlier step".to_string(),
         };
         Error::new(
@@ -333,11 +333,11 @@ impl Engine {
         id
     }
 
-    fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, site: Site) -> Value {
+    fn new_value(&mut self, shape: Shape, dtype: DType, buffer: Buffer, role: Role, loc: SourceLoc) -> Value {
         self.next_uid += 1;
         self.fresh_bytes += buffer.nbytes();
         self.made_bytes += buffer.nbytes();
-        Rc::new(Held1 { uid: self.next_uid, shape, dtype, buffer, role, site })
+        Rc::new(StoredValue { uid: self.next_uid, shape, dtype, buffer, role, loc })
     }
 
     /// The values that are held, each once.
@@ -353,7 +353,7 @@ impl Engine {
             self.attempt = None;
             self.explain(e.into()).error
         })?;
-        let value = self.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.graph.site);
+        let value = self.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.graph.loc);
         Ok(self.leaf(value))
     }
 
@@ -446,7 +446,7 @@ impl Engine {
         self.tracer.budgeted = self.memory_budget.is_some();
         self.tracer.run(&self.graph, request, |id| evaluated.get(id.index()).and_then(Option::as_ref).map(|v| v.uid));
         let options = self.options();
-        let steady = self.step.warm() && !request.commits.is_empty();
+        let steady = self.step.warm() && !request.state_writes.is_empty();
         let difference = steady.then(|| self.cache.first_difference(&self.graph, &self.tracer)).flatten();
         let found = self.cache.get(&self.graph, &self.tracer, request, options, &*self.backend);
         let (plan, hit) = match found {
@@ -456,7 +456,7 @@ impl Engine {
                 return Err(error.into());
             }
         };
-        let Sketch { program, sites, .. } = &plan.sketch;
+        let PlannedStep { program, source_map, .. } = &plan.step;
         if !hit {
             let p = program;
             let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
@@ -466,22 +466,22 @@ impl Engine {
         if hit {
             self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
         } else {
-            if let Some((site, what)) = difference.filter(|_| self.switches.report_misses) {
-                self.notices.say(format!("new plan: first difference is {what} at {}", self.sites.show(site)));
+            if let Some((loc, what)) = difference.filter(|_| self.switches.report_misses) {
+                self.notices.say(format!("new plan: first difference is {what} at {}", self.source_map.show(loc)));
             }
             match self.switches.print_plan {
                 PrintPlan::Off => {}
                 PrintPlan::Kernels => {
-                    self.plans_shown.say(show::show(program, sites, &self.sites));
+                    self.plans_shown.say(show::show(program, source_map, &self.source_map));
                 }
                 PrintPlan::Source => {
-                    let text = self.sources(request, program, sites)?;
+                    let text = self.sources(request, program, source_map)?;
                     self.plans_shown.say(text);
                 }
             }
         }
         perilune_core::interrupt::check()?;
-        self.attempt = Some(plan.sketch.clone());
+        self.attempt = Some(plan.step.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.tracer.trace.inputs.len());
         for source in &self.tracer.trace.inputs {
             inputs.push(match source {
@@ -502,7 +502,7 @@ impl Engine {
         if let Err(f) = plan.exec.run(&inputs, &self.tracer.trace.slots, &outputs, times) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.tracer.trace.order.get(p));
-            return Err(Fault { error: f.error, site: at.map(|id| self.graph.site_of(*id)) });
+            return Err(Fault { error: f.error, loc: at.map(|id| self.graph.loc_of(*id)) });
         }
         self.stats.runs += 1;
         self.products += plan.products;
@@ -519,7 +519,7 @@ impl Engine {
             };
             let node = self.graph.node(*root);
             let (shape, dtype) = (node.shape, node.dtype);
-            let value = self.new_value(shape, dtype, buffer, Role::Results, self.graph.site_of(*root));
+            let value = self.new_value(shape, dtype, buffer, Role::Results, self.graph.loc_of(*root));
             self.live.insert(value.uid, value.clone());
             self.evaluated[root.index()] = Some(value);
         }
@@ -554,8 +554,8 @@ impl Engine {
     ) -> std::result::Result<HostTensor, Fault> {
         let start = std::time::Instant::now();
         let bytes = self.backend.download(buffer, shape.numel() * dtype.size())?;
-        if let (Some(waits), true) = (&mut self.waits, self.step.depth > 0) {
-            waits.add(Bound::Sync, self.graph.site, start.elapsed().as_secs_f64());
+        if let (Some(stalls), true) = (&mut self.host_stalls, self.step.depth > 0) {
+            stalls.add(Bound::Sync, self.graph.loc, start.elapsed().as_secs_f64());
         }
         Ok(HostTensor::new(dtype, shape, bytes))
     }
@@ -572,7 +572,12 @@ impl Engine {
 
     /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
     /// texts, as a GPU would.
-    fn sources(&self, request: &Request, program: &Program, places: &[Site]) -> std::result::Result<String, Fault> {
+    fn sources(
+        &self,
+        request: &Request,
+        program: &Program,
+        places: &[SourceLoc],
+    ) -> std::result::Result<String, Fault> {
         let mut files: HashMap<String, Vec<String>> = HashMap::new();
         let written = |file: &str, line: u32| {
             let lines = files.entry(file.to_string()).or_insert_with(|| {
@@ -583,18 +588,18 @@ impl Engine {
         let has_texts = (0..program.kernels.len()).any(|k| self.backend.source(program, k).is_some());
         let Some(paper) = self.paper.as_ref().filter(|_| !has_texts) else {
             let source = |k| self.backend.source(program, k);
-            return Ok(show::show_sources(program, places, &self.sites, written, source));
+            return Ok(show::show_sources(program, places, &self.source_map, written, source));
         };
-        let shown = |graph: &Graph, tracer: &Tracer, places: &[Site]| -> Result<String> {
+        let shown = |graph: &Graph, tracer: &Tracer, places: &[SourceLoc]| -> Result<String> {
             let program = perilune_plan::cache::plan(graph, tracer, request, self.options(), &**paper)?;
-            let text = show::show_sources(&program, places, &self.sites, written, |k| paper.source(&program, k));
+            let text = show::show_sources(&program, places, &self.source_map, written, |k| paper.source(&program, k));
             Ok(format!("as {} would run it: {text}", paper.describe()))
         };
         let Some(graph) = self.graph.with_kernels() else { return Ok(shown(&self.graph, &self.tracer, places)?) };
         let mut tracer = Tracer::default();
         tracer.budgeted = self.tracer.budgeted;
         tracer.run(&graph, request, |id| self.value(id).map(|v| v.uid));
-        let places: Vec<Site> = tracer.trace.order.iter().map(|id| graph.site_of(*id)).collect();
+        let places: Vec<SourceLoc> = tracer.trace.order.iter().map(|id| graph.loc_of(*id)).collect();
         Ok(shown(&graph, &tracer, &places)?)
     }
 
@@ -617,18 +622,18 @@ impl Engine {
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
         let request = self.trace_step(ids)?;
         let program = self.plan_traced(&request)?;
-        let places: Vec<Site> = self.tracer.trace.order.iter().map(|id| self.graph.site_of(*id)).collect();
+        let places: Vec<SourceLoc> = self.tracer.trace.order.iter().map(|id| self.graph.loc_of(*id)).collect();
         if source {
             return self.sources(&request, &program, &places);
         }
-        Ok(show::show(&program, &places, &self.sites))
+        Ok(show::show(&program, &places, &self.source_map))
     }
 
     /// The kernels that ending the open step with these results would run; nothing runs.
-    pub fn outline(&mut self, ids: &[NodeId]) -> std::result::Result<Outline, Fault> {
+    pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.roots(ids);
         let request = self.trace_step(&roots)?;
-        Ok(Outline::of(&self.plan_traced(&request)?))
+        Ok(Fingerprint::of(&self.plan_traced(&request)?))
     }
 
     /// Begins to make the machine code that ending the open step with these results would have to wait for.
@@ -732,7 +737,7 @@ impl Engine {
     }
 
     /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn end_generation(&mut self) {
         let generation = self.generation;
         for i in 0..self.refs.len().min(self.graph.len()) {
             if self.refs[i] == 0 {
@@ -751,11 +756,11 @@ impl Engine {
         for c in self.carried.values_mut() {
             c.leaf = None;
         }
-        let oldest = if self.old_sites.len() == REMEMBERED { self.old_sites.pop_front() } else { None };
-        let (_, mut sites) = oldest.unwrap_or_default();
-        sites.clear();
-        sites.extend(self.graph.ids().map(|id| self.graph.site_of(id)));
-        self.old_sites.push_back((generation, sites));
+        let oldest = if self.old_locs.len() == REMEMBERED { self.old_locs.pop_front() } else { None };
+        let (_, mut source_map) = oldest.unwrap_or_default();
+        source_map.clear();
+        source_map.extend(self.graph.ids().map(|id| self.graph.loc_of(id)));
+        self.old_locs.push_back((generation, source_map));
         self.graph.clear();
         self.evaluated.clear();
         self.refs.clear();
@@ -764,10 +769,10 @@ impl Engine {
         self.generation += 1;
     }
 
-    pub(crate) fn held_grad(&mut self, held: &Held) -> NodeId {
+    pub(crate) fn held_grad(&mut self, held: &Deferred) -> NodeId {
         match held {
-            Held::Node(id) => *id,
-            Held::Value(v) => {
+            Deferred::Node(id) => *id,
+            Deferred::Value(v) => {
                 let v = v.clone();
                 self.leaf(v)
             }

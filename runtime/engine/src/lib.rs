@@ -8,19 +8,19 @@
 //! What it deliberately does not do: know Lua, files, or what a model is.
 #![forbid(unsafe_code)]
 
-mod copies;
+pub mod diagnostics;
 mod engine;
-mod finite;
 pub mod memory;
+mod nan_guard;
 pub mod profile;
-mod prompt;
-pub mod said;
+mod repl_gc;
+mod shadow_weights;
 mod snapshot;
 mod state;
 mod step;
 
 pub use engine::{Code, Engine, Fault, Handle, Stats};
-pub use finite::NotFinite;
+pub use nan_guard::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
 pub use snapshot::Copies;

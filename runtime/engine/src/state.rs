@@ -4,14 +4,14 @@
 //! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole
 //! model's initial values are computed by one plan.
 
-use crate::copies::Copied;
 use crate::engine::{Engine, Fault, Value};
 use crate::memory::Role;
+use crate::shadow_weights::ShadowWeight;
 use perilune_core::error::{Error, Result};
 use perilune_core::grad::Backward;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{create, movement};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -21,7 +21,7 @@ pub struct StateId(pub u64);
 
 /// A value that may be a node of the current generation or survive it.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum Deferred {
     Node(NodeId),
     Value(Value),
 }
@@ -38,11 +38,11 @@ pub(crate) struct State {
     assigned: Option<NodeId>,
     /// For a State made in this generation: its initial value, which stands if the step fails.
     initial: Option<NodeId>,
-    pub grad: Option<Held>,
+    pub grad: Option<Deferred>,
     refs: u32,
     role: Role,
     /// The recipe line that made it.
-    site: Site,
+    loc: SourceLoc,
 }
 
 /// What people may know of a State.
@@ -66,7 +66,7 @@ pub(crate) struct States {
     /// The bool on which the assignments of the open step depend.
     pub guard: Option<NodeId>,
     /// 16-bit copies: see `copies.rs`.
-    copies: FxHashMap<(u64, DType), Copied>,
+    copies: FxHashMap<(u64, DType), ShadowWeight>,
 }
 
 impl States {
@@ -75,9 +75,9 @@ impl States {
     }
 
     /// Role, line, dtype, shape and bytes of each State that has memory.
-    pub fn entries(&self) -> impl Iterator<Item = (Role, Site, DType, Shape, usize)> {
+    pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
         let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
-        held.map(|(s, b)| (s.role, s.site, s.dtype, s.shape, b.nbytes()))
+        held.map(|(s, b)| (s.role, s.loc, s.dtype, s.shape, b.nbytes()))
     }
 
     fn get(&self, id: StateId) -> Result<&State> {
@@ -103,8 +103,8 @@ impl States {
     }
 
     /// The recipe line that made it.
-    pub fn site(&self, id: StateId) -> Site {
-        self.all.get(&id.0).map_or(Site::NONE, |s| s.site)
+    pub fn loc(&self, id: StateId) -> SourceLoc {
+        self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.loc)
     }
 
     /// (payload, value) of every assignment not yet written, in order.
@@ -114,20 +114,20 @@ impl States {
 
     /// The request that makes `roots` and writes what is pending. A guard holds for States that the open step did not make.
     pub fn request(&self, roots: Vec<NodeId>) -> Request {
-        let commits = self.pending();
+        let state_writes = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
-        let guard = self.guard.map(|ok| Guard { ok, commits: commits.iter().map(old).collect() });
-        Request { roots, commits, guard, copies: Vec::new() }
+        let guard = self.guard.map(|ok| Guard { ok, state_writes: state_writes.iter().map(old).collect() });
+        Request { roots, state_writes, guard, copies: Vec::new() }
     }
 
     /// The copy of a State in a dtype: made now, if need be, without a value.
-    pub fn copy(&mut self, base: u64, shape: Shape, dtype: DType) -> Copied {
+    pub fn copy(&mut self, base: u64, shape: Shape, dtype: DType) -> ShadowWeight {
         if let Some(copy) = self.copies.get(&(base, dtype)) {
             return *copy;
         }
         self.next += 1;
-        let copy = Copied { state: StateId(self.next), valid: false };
-        let site = self.all.get(&base).map_or(Site::NONE, |s| s.site);
+        let copy = ShadowWeight { state: StateId(self.next), valid: false };
+        let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
         let state = State {
             shape,
             dtype,
@@ -139,19 +139,19 @@ impl States {
             grad: None,
             refs: 1,
             role: Role::Copies,
-            site,
+            loc,
         };
         self.all.insert(copy.state.0, state);
         self.copies.insert((base, dtype), copy);
         copy
     }
 
-    /// Of States that a request writes: whether their copies are valid, which those that it does not write cannot be.
+    /// Of States that a request can_store_layout: whether their copies are valid, which those that it does not write cannot be.
     pub fn set_copies(&mut self, request: &Request, on: bool) {
         if self.copies.is_empty() {
             return;
         }
-        let written: FxHashSet<u64> = request.commits.iter().map(|c| c.0).collect();
+        let written: FxHashSet<u64> = request.state_writes.iter().map(|c| c.0).collect();
         for ((base, _), copy) in &mut self.copies {
             if written.contains(base) {
                 copy.valid = on && written.contains(&copy.state.0);
@@ -236,7 +236,7 @@ impl States {
         }
     }
 
-    pub fn grads_mut(&mut self) -> impl Iterator<Item = &mut Held> {
+    pub fn grads_mut(&mut self) -> impl Iterator<Item = &mut Deferred> {
         self.all.values_mut().filter_map(|s| s.grad.as_mut())
     }
 }
@@ -262,7 +262,7 @@ impl Engine {
             grad: None,
             refs: 1,
             role: if trainable { Role::Weights } else { Role::Buffers },
-            site: self.graph.site,
+            loc: self.graph.loc,
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
@@ -365,8 +365,8 @@ impl Engine {
     }
 
     /// States that the open step changes and did not make, and the lines that made them.
-    pub fn changed_states(&self) -> Vec<(StateId, Site)> {
-        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.site));
+    pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
+        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
         self.states.order.iter().filter_map(old).collect()
     }
 
@@ -374,7 +374,7 @@ impl Engine {
     pub fn state_grad(&mut self, id: StateId) -> Result<Option<NodeId>> {
         let Some(held) = self.states.get_mut(id)?.grad.take() else { return Ok(None) };
         let node = self.held_grad(&held);
-        self.states.get_mut(id)?.grad = Some(Held::Node(node));
+        self.states.get_mut(id)?.grad = Some(Deferred::Node(node));
         Ok(Some(node))
     }
 
@@ -385,7 +385,7 @@ impl Engine {
             let (got, want) = (self.graph.shape(g), self.states.get(id)?.shape);
             return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}")));
         }
-        self.states.get_mut(id)?.grad = grad.map(Held::Node);
+        self.states.get_mut(id)?.grad = grad.map(Deferred::Node);
         Ok(())
     }
 
@@ -422,7 +422,7 @@ impl Engine {
                 }
                 None => d,
             };
-            self.states.get_mut(id)?.grad = Some(Held::Node(sum));
+            self.states.get_mut(id)?.grad = Some(Deferred::Node(sum));
         }
         if reached == 0 {
             return Err(Error::gradient("backward", "the tensor depends on no trainable State")

@@ -1,10 +1,10 @@
 //! The step scope and its plain sibling, the flush.
 
 use crate::engine::{Engine, Fault};
-use crate::state::{Held, StateId};
+use crate::state::{Deferred, StateId};
+use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
-use perilune_core::switch::{self, Setting};
 use perilune_plan::Request;
 
 /// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
@@ -33,14 +33,14 @@ pub enum PrintPlan {
 impl Switches {
     pub fn from_env() -> Switches {
         Switches {
-            fusion: switch::FUSION.is_on(true),
-            print_plan: match switch::PRINT_PLAN.setting() {
+            fusion: env_flags::FUSION.is_on(true),
+            print_plan: match env_flags::PRINT_PLAN.setting() {
                 Some(Setting::Word(_)) => PrintPlan::Source,
                 Some(Setting::On) => PrintPlan::Kernels,
                 Some(Setting::Off) | None => PrintPlan::Off,
             },
-            check_nan: switch::CHECK_NAN.is_on(false),
-            report_misses: switch::REPORT_MISSES.is_on(true),
+            check_nan: env_flags::CHECK_NAN.is_on(false),
+            report_misses: env_flags::REPORT_MISSES.is_on(true),
         }
     }
 }
@@ -98,8 +98,8 @@ impl Engine {
     fn wanted(&mut self) -> Vec<NodeId> {
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         wanted.extend(self.states.grads_mut().filter_map(|held| match held {
-            Held::Node(id) => Some(*id),
-            Held::Value(_) => None,
+            Deferred::Node(id) => Some(*id),
+            Deferred::Value(_) => None,
         }));
         wanted
     }
@@ -111,7 +111,7 @@ impl Engine {
 
     /// Lets go of evaluated values that nobody holds. The caller collects garbage first. What depends on them computes them
     /// again, should it be asked for.
-    pub fn shed(&mut self) {
+    pub fn release_unreachable(&mut self) {
         let wanted = self.wanted();
         self.drop_unreachable(&wanted, true);
         self.made_bytes = 0;
@@ -180,7 +180,7 @@ impl Engine {
     fn finish(&mut self, mut roots: Vec<NodeId>, keep_grads: bool) -> Result<(), Fault> {
         if keep_grads {
             for held in self.states.grads_mut() {
-                if let Held::Node(id) = held {
+                if let Deferred::Node(id) = held {
                     roots.push(*id);
                 }
             }
@@ -190,35 +190,35 @@ impl Engine {
         let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
         roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
         let request = self.states.request(roots);
-        if !(request.roots.is_empty() && request.commits.is_empty())
+        if !(request.roots.is_empty() && request.state_writes.is_empty())
             && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
             let asked = perilune_core::interrupt::pause();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
-            let stands = initial.commits.is_empty() || self.run_with_copies(initial).is_ok();
+            let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
             perilune_core::interrupt::resume(asked);
             if !stands {
                 self.keep_initial();
                 return Err(fault);
             }
             self.states.written();
-            self.turn();
+            self.end_generation();
             return Err(fault);
         }
         if keep_grads {
             let mut kept = Vec::new();
             for held in self.states.grads_mut() {
-                if let Held::Node(id) = held {
+                if let Deferred::Node(id) = held {
                     kept.push(*id);
                 }
             }
             for id in kept {
                 let value = self.value_of(id)?;
                 for held in self.states.grads_mut() {
-                    if matches!(held, Held::Node(n) if *n == id) {
-                        *held = Held::Value(value.clone());
+                    if matches!(held, Deferred::Node(n) if *n == id) {
+                        *held = Deferred::Value(value.clone());
                     }
                 }
             }
@@ -226,7 +226,7 @@ impl Engine {
             self.states.clear_grads();
         }
         self.states.written();
-        self.turn();
+        self.end_generation();
         Ok(())
     }
 
@@ -235,23 +235,23 @@ impl Engine {
         if !self.switches.check_nan {
             return Ok(());
         }
-        let nodes = request.roots.iter().copied().chain(request.commits.iter().map(|c| c.1));
+        let nodes = request.roots.iter().copied().chain(request.state_writes.iter().map(|c| c.1));
         for (k, id) in nodes.enumerate() {
             let node = self.graph.node(id);
             if !node.dtype.is_float() {
                 continue;
             }
-            let (name, shape, site) = (node.op.name, node.shape, self.graph.site_of(id));
+            let (name, shape, loc) = (node.op.name, node.shape, self.graph.loc_of(id));
             let value = match k.checked_sub(request.roots.len()) {
                 None => self.read_node(id)?,
-                Some(c) => self.read_written(StateId(request.commits[c].0))?,
+                Some(c) => self.read_written(StateId(request.state_writes[c].0))?,
             };
             if let Some(at) = (0..value.numel()).find(|&i| !value.get_f64(i).is_finite()) {
                 let what = if k < request.roots.len() { "result" } else { "new value of a State" };
                 let message = format!("the {what} ({name}, shape {shape}) has {} at element {at}", value.get_f64(at));
                 let hint = "lower the learning rate, clip gradients, or look before it for log, division and exp of large numbers";
                 let error = Error::new(perilune_core::Kind::System, "check_nan", message).hint(hint);
-                return Err(Fault { error, site: Some(site) });
+                return Err(Fault { error, loc: Some(loc) });
             }
         }
         Ok(())

@@ -6,7 +6,7 @@
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use mlua::Error as LuaError;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Fault;
 use std::fmt;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 /// What to raise.
 pub enum Raise {
     /// From the engine, at the line being run unless the fault names its own.
-    Fault(Fault, Site),
+    Fault(Fault, SourceLoc),
 }
 
 /// The error value that Lua carries.
@@ -51,13 +51,13 @@ impl std::error::Error for Raised {}
 pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
     let Raise::Fault(fault, here) = what;
     let engine = host.engine.borrow();
-    let own = fault.site.filter(|s| *s != Site::NONE);
-    let site = own.unwrap_or(here);
-    let (file, line) = match engine.sites.get(site) {
+    let own = fault.loc.filter(|s| *s != SourceLoc::NONE);
+    let loc = own.unwrap_or(here);
+    let (file, line) = match engine.source_map.get(loc) {
         Some((file, line)) => (Some(file.to_string()), line),
         None => (None, 0),
     };
-    let while_at = own.filter(|s| *s != here && here != Site::NONE).map(|_| engine.sites.show(here));
+    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.source_map.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
     let system = matches!(e.kind, perilune_core::Kind::System | perilune_core::Kind::Memory);
@@ -74,12 +74,12 @@ pub fn argument(
 ) -> LuaError {
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
-    let mut site = host.site(lua);
-    if site == Site::NONE {
+    let mut loc = host.loc(lua);
+    if loc == SourceLoc::NONE {
         // Nothing of the recipe is running: its beginning is the nearest place.
-        site = lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(site);
+        loc = lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(loc);
     }
-    raise(host, Raise::Fault(error.into(), site))
+    raise(host, Raise::Fault(error.into(), loc))
 }
 
 /// A failed recipe, ready to be shown.

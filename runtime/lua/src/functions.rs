@@ -66,8 +66,8 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     if host.engine.borrow().is_dirty() {
         host.flush(lua)?;
     }
-    let site = host.site(lua);
-    let fail = |e| errors::raise(&host, errors::Raise::Fault(e, site));
+    let loc = host.loc(lua);
+    let fail = |e| errors::raise(&host, errors::Raise::Fault(e, loc));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
     let result = f.call::<MultiValue>(args);
     let out = match result {
@@ -309,7 +309,7 @@ fn memory(lua: &Lua, (): ()) -> mlua::Result<Table> {
         owner.set("count", o.count)?;
         owner.set("dtype", o.dtype.name())?;
         owner.set("shape", o.shape.dims().to_vec())?;
-        owner.set("line", engine.sites.show(o.site))?;
+        owner.set("line", engine.source_map.show(o.loc))?;
         owners.push(owner)?;
     }
     t.set("owners", owners)?;
@@ -424,10 +424,10 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                 return Ok(());
             }
             host.collect(lua)?;
-            let site = host.site(lua);
+            let loc = host.loc(lua);
             let ended = host.engine.borrow_mut().end_implicit_step();
             host.customs.borrow_mut().clear();
-            ended.map_err(|e| errors::raise(&host, errors::Raise::Fault(e, site)))
+            ended.map_err(|e| errors::raise(&host, errors::Raise::Fault(e, loc)))
         })?,
     )?;
     pl.set("eval", lua.create_function(eval)?)?;

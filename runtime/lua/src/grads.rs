@@ -26,12 +26,12 @@ pub struct Custom {
 /// Runs a pass to its end, calling Lua for custom functions.
 fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
     loop {
-        let site = host.site(lua);
+        let loc = host.loc(lua);
         let call = {
             let mut engine = host.engine.borrow_mut();
             pass.advance(&mut engine.graph)
         };
-        let call = call.map_err(|e| errors::raise(host, Raise::Fault(e.into(), site)))?;
+        let call = call.map_err(|e| errors::raise(host, Raise::Fault(e.into(), loc)))?;
         let Some(call) = call else { return Ok(()) };
         let payload = host.engine.borrow().graph.node(call.node).payload;
         let (name, backward, args, tensors) = match host.customs.borrow().get(&payload) {
@@ -44,7 +44,7 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let (before, at) = {
             let graph = &mut host.engine.borrow_mut().graph;
             graph.remat.back = Some(call.node);
-            let at = host.called_at.replace(graph.site_of(call.node));
+            let at = host.called_at.replace(graph.loc_of(call.node));
             (std::mem::replace(&mut graph.no_grad, !pass.create_graph()), at)
         };
         let out = backward.call::<MultiValue>(values);

@@ -4,7 +4,7 @@ use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
 use perilune_core::graph::NodeId;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::{Engine, Fault};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -23,15 +23,15 @@ pub struct Host {
     pub engine: RefCell<Engine>,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
-    /// The last site looked up: most lines record several ops.
-    last_site: Cell<(usize, u32, Site)>,
+    /// The last loc looked up: most lines record several ops.
+    last_site: Cell<(usize, u32, SourceLoc)>,
     files: RefCell<HashMap<usize, (String, u32)>>,
     calls: Cell<u32>,
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
     /// Where the custom function was called whose backward runs: the line of what the standard library records in it.
-    pub called_at: Cell<Site>,
+    pub called_at: Cell<SourceLoc>,
     /// What `pl.breakpoint()` does; without it, nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Where names that are made at a breakpoint live, from one to the next.
@@ -43,12 +43,12 @@ impl Host {
         Rc::new(Host {
             engine: RefCell::new(engine),
             dropped: RefCell::default(),
-            last_site: Cell::new((0, 0, Site::NONE)),
+            last_site: Cell::new((0, 0, SourceLoc::NONE)),
             files: RefCell::default(),
             calls: Cell::new(0),
             customs: RefCell::default(),
             next_custom: Cell::new(1),
-            called_at: Cell::new(Site::NONE),
+            called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
             scratch: RefCell::default(),
         })
@@ -75,7 +75,7 @@ impl Host {
     }
 
     /// The recipe line being run: the innermost frame that is not the runtime's own Lua.
-    pub fn site(&self, lua: &Lua) -> Site {
+    pub fn loc(&self, lua: &Lua) -> SourceLoc {
         let mut first = None;
         for level in 1..32 {
             let found = lua.inspect_stack(level, |d| {
@@ -95,19 +95,19 @@ impl Host {
                 let file = match files.get(&key) {
                     Some((known, file)) if known == name => *file,
                     _ => {
-                        let file = engine.sites.file(&name[1..]);
+                        let file = engine.source_map.file(&name[1..]);
                         files.insert(key, (name.to_string(), file));
                         file
                     }
                 };
-                let site = engine.sites.intern(file, line);
-                self.last_site.set((key, line, site));
-                Some(site)
+                let loc = engine.source_map.intern(file, line);
+                self.last_site.set((key, line, loc));
+                Some(loc)
             });
             match found {
                 None => break,
-                Some(Some(site)) => {
-                    first = Some(site);
+                Some(Some(loc)) => {
+                    first = Some(loc);
                     break;
                 }
                 Some(None) => {}
@@ -118,7 +118,7 @@ impl Host {
 
     /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.
     pub fn record<T>(self: &Rc<Host>, lua: &Lua, f: impl FnOnce(&mut Engine) -> Result<T, Fault>) -> mlua::Result<T> {
-        let site = self.site(lua);
+        let loc = self.loc(lua);
         let calls = self.calls.get().wrapping_add(1);
         self.calls.set(calls);
         if calls.is_multiple_of(LOOK_EVERY) || self.engine.borrow().is_crowded() {
@@ -126,10 +126,10 @@ impl Host {
         }
         let result = {
             let mut engine = self.engine.borrow_mut();
-            engine.graph.site = site;
+            engine.graph.loc = loc;
             f(&mut engine)
         };
-        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
     /// A Lua tensor for a node of the current generation.
@@ -146,7 +146,7 @@ impl Host {
             self.flush(lua)?;
         } else if self.engine.borrow().is_crowded() {
             self.collect(lua)?;
-            self.engine.borrow_mut().shed();
+            self.engine.borrow_mut().release_unreachable();
         }
         Ok(())
     }
@@ -180,10 +180,10 @@ impl Host {
     /// Evaluates what the script can still reach and starts a new generation.
     pub fn flush(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
         self.collect(lua)?;
-        let site = self.site(lua);
+        let loc = self.loc(lua);
         let result = self.engine.borrow_mut().flush();
         self.customs.borrow_mut().clear();
-        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
     /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.

@@ -15,8 +15,8 @@ use std::path::Path;
 /// does not hold the text as it is.
 pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let host = host(lua)?;
-    let site = host.site(lua);
-    let Some((file, at)) = host.engine.borrow().sites.get(site).map(|(f, l)| (f.to_string(), l)) else {
+    let loc = host.loc(lua);
+    let Some((file, at)) = host.engine.borrow().source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
         return Ok((String::new(), 0));
     };
     let known = lua.app_data_ref::<Place>().and_then(|p| p.texts.get(Path::new(&file)).cloned());
@@ -51,7 +51,7 @@ pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
     host.record(lua, |engine| {
         for (r, kernel) in refs.iter().zip(&kernels) {
             let reference = r.node(engine)?;
-            engine.graph.stand_ins.push((reference, *kernel));
+            engine.graph.kernel_substitutes.push((reference, *kernel));
         }
         Ok(())
     })

@@ -418,7 +418,7 @@ impl Run {
     pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
         let (mut paths, mut ids) = (Vec::new(), Vec::new());
         for (path, state) in self.list_states()? {
-            ids.push(crate::handover::id_of(&state)?);
+            ids.push(crate::state_migration::id_of(&state)?);
             paths.push(path);
         }
         Ok((paths, self.host.record(&self.lua, |engine| engine.snapshot(&ids))?))

@@ -6,7 +6,7 @@ use crate::functions::host;
 use crate::options;
 use crate::tensor::{Ref, Tensor};
 use mlua::{Lua, Table, Value};
-use perilune_core::host::{push_f64, push_i64};
+use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, MAX_RANK, Shape};
 
 /// `pl.tensor(value, {dtype})`: from a number, a boolean, or nested lists of them.

@@ -52,7 +52,7 @@ impl Tensor {
 
     /// As `meta`, raising at the recipe line.
     pub fn look(&self, lua: &Lua) -> mlua::Result<(Shape, DType)> {
-        self.meta().map_err(|e| errors::raise(&self.host, errors::Raise::Fault(e.into(), self.host.site(lua))))
+        self.meta().map_err(|e| errors::raise(&self.host, errors::Raise::Fault(e.into(), self.host.loc(lua))))
     }
 }
 

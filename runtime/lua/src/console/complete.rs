@@ -288,7 +288,7 @@ impl Console {
                 }
                 sig.params[sig.positional..].iter().map(|p| p.name.to_string()).collect()
             }
-            None => found.map(|f| super::describe::options_of(&f, last, first)).unwrap_or_default(),
+            None => found.map(|f| super::help::options_of(&f, last, first)).unwrap_or_default(),
         }
     }
 

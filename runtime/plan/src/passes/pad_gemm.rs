@@ -8,7 +8,7 @@
 //! graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Move};
+use crate::lower::{Lowered, Rewriter};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -54,10 +54,10 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     if !from.graph.nodes().iter().any(|n| grown(&from.graph, n, row, fills).is_some()) {
         return Ok(from);
     }
-    let mut to = Move::new(&from);
+    let mut to = Rewriter::new(&from);
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
                 let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();

@@ -44,7 +44,7 @@ fn not_finite(lua: &Lua, roots: MultiValue) -> mlua::Result<Option<Table>> {
     t.set("nan", found.nan)?;
     t.set("input", found.input)?;
     t.set("state", found.state.map(|id| id.0 as i64))?;
-    if let Some((file, line)) = host.engine.borrow().sites.get(found.site) {
+    if let Some((file, line)) = host.engine.borrow().source_map.get(found.loc) {
         t.set("file", file)?;
         t.set("line", line)?;
     }

@@ -8,12 +8,12 @@ use std::rc::Rc;
 pub type Listener = Rc<dyn Fn(&str)>;
 
 #[derive(Default)]
-pub struct Said {
+pub struct Diagnostics {
     gathered: Vec<String>,
     listener: Option<Listener>,
 }
 
-impl Said {
+impl Diagnostics {
     pub fn say(&mut self, text: String) {
         match &self.listener {
             Some(listener) => listener(&text),

@@ -6,7 +6,7 @@
 //! stay (they are small, and a recording that grows long is flushed as anywhere), and only values are let go.
 
 use crate::engine::{Engine, Fault};
-use crate::state::Held;
+use crate::state::Deferred;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::create;
 use perilune_plan::show::{Cost, cost};
@@ -24,8 +24,8 @@ impl Engine {
         let held = self.held();
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         let grads = self.states.grads_mut().filter_map(|g| match g {
-            Held::Node(id) => Some(*id),
-            Held::Value(_) => None,
+            Deferred::Node(id) => Some(*id),
+            Deferred::Value(_) => None,
         });
         wanted.extend(grads);
         let plain = wanted.is_empty();
@@ -51,7 +51,7 @@ impl Engine {
         }
         if plain && !history {
             self.states.written();
-            self.turn();
+            self.end_generation();
             return;
         }
         let mut needed = HashSet::new();

@@ -5,7 +5,7 @@ use crate::state::StateId;
 use perilune_core::error::Result;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::create;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, Shape};
 
 /// Where NaN or infinity came from.
@@ -14,7 +14,7 @@ pub struct NotFinite {
     /// The op, which got finite numbers and gave others.
     pub op: &'static str,
     pub shape: Shape,
-    pub site: Site,
+    pub loc: SourceLoc,
     pub nan: bool,
     /// It was a State that held them already.
     pub state: Option<StateId>,
@@ -72,7 +72,7 @@ impl Engine {
         Ok(Some(NotFinite {
             op: node.op.name,
             shape: node.shape,
-            site: self.graph.site_of(id),
+            loc: self.graph.loc_of(id),
             nan: found[id.index()] == NAN,
             state: is_state.then_some(StateId(node.payload)),
             input: node.inputs.is_empty() && !is_state,

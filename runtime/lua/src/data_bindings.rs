@@ -10,10 +10,10 @@ use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
+use perilune_data::sample_order::{Permutation, Stream, Windows};
 use perilune_data::text::Vocabulary;
 use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
 use perilune_engine::profile::Bound;
@@ -522,12 +522,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
-    native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
-    native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
+    native.set("rehearse", lua.create_function(crate::dry_run::rehearse)?)?;
+    native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
     // The recipe line being run, as a number, and the one that stands for it where none is.
-    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
-    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
+    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
+    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
     native.set(
         "written_at",
         lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
@@ -535,13 +535,13 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {
-            if let Some(waits) = &mut host(lua)?.engine.borrow_mut().waits {
-                waits.add(Bound::Data, Site::NONE, seconds);
+            if let Some(stalls) = &mut host(lua)?.engine.borrow_mut().host_stalls {
+                stalls.add(Bound::Data, SourceLoc::NONE, seconds);
             }
             Ok(())
         })?,
     )?;
-    crate::finite::install(lua, &native)?;
+    crate::nan_guard::install(lua, &native)?;
     crate::optim::install(lua, &native)?;
     native.set(
         "near",
