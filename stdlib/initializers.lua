@@ -111,7 +111,7 @@ local function horner(x, coefficients)
   return y
 end
 
----Computes the inverse of erf for x in (-1, 1), to a relative error of 4e-7.
+---Computes the inverse of erf for x in (-1, 1), to an error of 4e-7.
 ---M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor

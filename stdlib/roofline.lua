@@ -1,4 +1,4 @@
--- roofline.lua: measures the peak memory bandwidth and matrix throughput of the device, in a second or less.
+-- roofline.lua: measures the memory bandwidth and the matrix-product throughput of the device, in about a second.
 --
 -- `perilune profile` compares kernels with these rates. Williams et al., Roofline (2009).
 

@@ -63,14 +63,14 @@ function Accumulator:add(metrics)
   self.total = self.total and self.total + self.weight or self.weight
 end
 
----The factor that turns accumulated gradients into those of the mean; nil for 1.
+---Returns the factor that turns the accumulated gradients into those of the mean; nil stands for 1.
 ---@return number|perilune.Tensor?
 function Accumulator:scale()
   if self.single then return nil end
   return (self.unit or 1) / self.total
 end
 
----The weighted means over all micro-batches.
+---Computes the weighted means over all micro-batches.
 ---@return perilune.Tensor loss
 ---@return table<string, any> metrics
 function Accumulator:means()

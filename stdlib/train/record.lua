@@ -49,7 +49,7 @@ function record.guarded_step(run, get_batches)
   return values, samples
 end
 
----The counters that recording a step advances and that are no States: updates of the optimizer, of the moving average.
+---Returns the counters that recording a step advances and that are no States: updates of the optimizer and of the moving average.
 ---@param run perilune.Run
 ---@return integer? updates
 ---@return integer? ema_updates

@@ -143,7 +143,7 @@ function Run:samples_of(k)
   return what, all
 end
 
----The learning rates of the next update, one for each parameter group.
+---Returns the learning rates of the next update, one for each parameter group.
 ---@return number[]? rates nil without an optimizer that has groups
 function Run:rates()
   local opt = self.opt
