@@ -74,7 +74,7 @@ function methods:states()
   return tree.states(self)
 end
 
----Number of trainable values.
+---The number of trained values.
 ---@return integer
 function methods:num_parameters()
   local count = 0
