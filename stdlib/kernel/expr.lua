@@ -1,19 +1,16 @@
--- kernel.lua: elementwise functions of one's own, written as one expression. (From CUDA source: source_kernel.lua.)
+-- kernel/expr.lua: compiles elementwise kernels from one expression.
 --
---   local swish = pl.kernel { name = "swish", inputs = "x", scalars = "beta", expr = "x / (1 + exp(-beta * x))" }
---   local y = swish(x, 1.5)
+-- The expression is parsed once. Each call records the ops it consists of, so it fuses with its neighbours, runs on every
+-- device, broadcasts, follows the dtype rules and has gradients. `backward` replaces the derived gradient.
 --
--- The expression is read once and recorded at each call as the ops it is made of, so it fuses with its neighbours, runs on
--- every device, broadcasts, follows the dtype rules and has gradients like anything else. `backward` replaces the
--- derived gradient, where a better one is known. Scalars are run-time numbers: a new value compiles nothing.
---
--- Grammar, loosest first: c ? a : b | or || | and && | == != < <= > >= | + - | * / % | - ! | ^ (power, to the right) |
--- numbers, names, f(a, b), ( ).
+-- Grammar, by increasing precedence: c ? a : b | or || | and && | == != < <= > >= | + - | * / % | - ! | ^ (power,
+-- right-associative) | numbers, names, f(a, b), ( ).
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local signature = require "perilune.kernel.signature"
 
--- Functions of an expression by their number of arguments; a name is the op's, or stands for it.
+-- Functions of an expression, by their number of arguments: name -> op.
 local unary, binary = {}, {}
 for word in ([[exp log log1p expm1 sqrt rsqrt sin cos tan tanh sigmoid erf abs sign floor ceil round relu
                reciprocal isnan isinf silu gelu softplus]]):gmatch "%S+" do
@@ -33,14 +30,14 @@ local function names_of(table_a, table_b)
 end
 local functions = names_of(unary, binary)
 
----A value that has methods: numbers become scalar tensors.
+---Converts a number to a scalar tensor, which has methods.
 local function lift(v)
   return type(v) == "number" and pl.full({}, v) or v
 end
 
 local compare = { ["=="] = "eq", ["!="] = "ne", ["~="] = "ne", ["<"] = "lt", ["<="] = "le", [">"] = "gt", [">="] = "ge" }
 
----Evaluators by operator: of tensors and numbers to a tensor or number.
+---Evaluators of the operators, over tensors and numbers.
 local arithmetic = {
   ["+"] = function(a, b) return a + b end,
   ["-"] = function(a, b) return a - b end,
@@ -57,7 +54,7 @@ end
 
 local levels = { { "||" }, { "&&" }, { "==", "!=", "~=", "<=", ">=", "<", ">" }, { "+", "-" }, { "*", "/", "%" } }
 
----Parses an expression over the given names to a function of a table of their values.
+---Parses an expression by recursive descent, to a function of a table of values by name.
 ---@param op string
 ---@param text string
 ---@param known table<string, boolean>
@@ -138,7 +135,7 @@ local function parse(op, text, known)
   local function power()
     local base = primary() ---@type any
     if not take "^" then return base end
-    local exponent = unary_level() -- to the right, and -x is a fine exponent
+    local exponent = unary_level() -- right-associative; an exponent may have a sign
     return function(v) return arithmetic["^"](base(v), exponent(v)) end
   end
   function unary_level()
@@ -183,94 +180,25 @@ local function parse(op, text, known)
   return whole
 end
 
-local dtypes = { "f64", "f32", "bf16", "f16", "i64", "i32", "u8", "bool" }
-
----Names in order from "x, y: bf16", with the dtypes of those that have one.
-local function declared(op, what, text, taken)
-  if text == nil then return {}, {} end
-  if type(text) ~= "string" then pl.error(op, ("%s is %s"):format(what, check.show(text)), ('names in one string: %s = "x, y"'):format(what)) end
-  local names, types = {}, {}
-  for part in (text .. ","):gmatch "%s*(.-)%s*," do
-    local name, dtype = part:match "^([%a_][%w_]*)%s*:%s*(%w+)$"
-    name = name or part:match "^[%a_][%w_]*$"
-    if not name then pl.error(op, ("%s: '%s' is no name"):format(what, part), "names are letters, digits and _, separated by commas; a dtype may follow: x: bf16") end
-    if taken[name] then pl.error(op, ("'%s' is declared twice"):format(name)) end
-    if dtype then check.word(op, what .. ": dtype of " .. name, dtype, dtypes) end
-    taken[name] = true
-    names[#names + 1], types[name] = name, dtype
-  end
-  return names, types
-end
-
----@class perilune.KernelOptions
----@field name string? for errors
----@field inputs string names of the tensors, in order: "x" or "x, y: bf16"; a dtype is required of the argument
----@field scalars string? names of the numbers that follow them
----@field expr string
----@field backward (fun(grad: perilune.Tensor, ...: any): perilune.Tensor?, ...)? gradients of the inputs from the result's and the same arguments
-
----@class perilune.SourceKernelOptions
----@field name string the __global__ function in source
----@field inputs string as above
----@field outputs string? names of the results, "y" by default; a dtype may follow, by default that of the first input
----@field scalars string? names of the numbers that follow, passed by value as f32 or the dtype declared
----@field source string CUDA C++
----@field shape (fun(...: any): integer[] ...)? shape of each output from the arguments; by default that of the first input
----@field grid integer|integer[]|(fun(...: any): integer|integer[])? blocks; by default a thread for each element of the first output
----@field block integer|integer[]|(fun(...: any): integer|integer[])? threads of a block, 256 by default
----@field shared integer|(fun(...: any): integer)? bytes of dynamic shared memory
----@field args (fun(...: any): integer ...)? whole numbers passed behind the outputs: sizes and the like
----@field cpu (fun(...: any): perilune.Tensor ...)? computes the same, on the CPU and for pl.kernel_check
----@field backward (fun(grad: perilune.Tensor, ...: any): perilune.Tensor?, ...)? gradients of the inputs from the result's and the same arguments
-
----A function of tensors from an elementwise expression, or from CUDA source.
----@param given perilune.KernelOptions|perilune.SourceKernelOptions
----@return fun(...: any): perilune.Tensor ...
+---Makes a kernel from the options of pl.kernel with `expr`.
+---@param given perilune.KernelOptions
+---@return fun(...: any): perilune.Tensor
 local function kernel(given)
   local op = "kernel"
-  local function kind(key, wanted)
-    local v = given[key]
-    if v ~= nil and not check.is(v, wanted) then pl.error(op, ("%s is %s"):format(key, check.show(v)), ("it must be a %s"):format(wanted)) end
-  end
-  if type(given) ~= "table" then pl.error(op, "the argument is " .. check.show(given), 'pl.kernel { inputs = "x", expr = "x * x" }') end
-  ---@cast given -nil
-  if given["source"] ~= nil then return require("perilune.source_kernel").kernel(given --[[@as perilune.SourceKernelOptions]], declared) end
-  ---@cast given perilune.KernelOptions
-  if given["expr"] == nil then pl.error(op, "it has neither expr nor source", 'an elementwise one is an expr: expr = "x * x"; any other is CUDA source') end
   check.options(op, given, {}, { name = "string", inputs = "string", scalars = "string", expr = "string", backward = "function" })
   check.required(op, given, { "inputs", "expr" })
-  kind("backward", "function")
   local name = given.name or "kernel"
-  local taken = {}
-  local inputs, types = declared(name, "inputs", given.inputs, taken)
-  local scalars = declared(name, "scalars", given.scalars, taken)
-  local body = parse(name, given.expr --[[@as string]], taken)
-  local usage = ("%s(%s)"):format(name, table.concat(inputs, ", ") .. (#scalars > 0 and ", " .. table.concat(scalars, ", ") or ""))
+  local sig = signature.new(name, given, false)
+  local body = parse(name, given.expr, sig.names)
 
   local function forward(...)
-    if select("#", ...) ~= #inputs + #scalars then
-      pl.error(name, ("it takes %d arguments, not %d"):format(#inputs + #scalars, select("#", ...)), usage)
-    end
-    local values = {}
-    for i, input in ipairs(inputs) do
-      local v = (select(i, ...))
-      if not pl.is_tensor(v) then pl.error(name, ("%s is %s"):format(input, check.show(v)), "it must be a tensor: " .. usage) end
-      if types[input] and v.dtype ~= types[input] then
-        pl.error(name, ("%s is %s, but declared as %s"):format(input, v.dtype, types[input]), ('convert it: %s:to("%s")'):format(input, types[input]))
-      end
-      values[input] = v
-    end
-    for i, scalar in ipairs(scalars) do
-      local v = (select(#inputs + i, ...))
-      if type(v) ~= "number" and not (pl.is_tensor(v) and #v.shape == 0) then
-        pl.error(name, ("%s is %s"):format(scalar, check.show(v)), "it must be a number or a scalar tensor: " .. usage)
-      end
-      values[scalar] = v
-    end
+    local arguments, values = sig:check(...), {}
+    for i, input in ipairs(sig.inputs) do values[input] = arguments[i] end
+    for i, scalar in ipairs(sig.scalars) do values[scalar] = arguments[#sig.inputs + i] end
     return lift(body(values))
   end
   if not given.backward then return forward end
   return pl.custom { name = name, forward = forward, backward = given.backward }
 end
 
-return kernel
+return { kernel = kernel }

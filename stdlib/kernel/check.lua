@@ -1,21 +1,21 @@
--- kernel_check.lua: does a kernel from CUDA source compute what its reference says?
+-- kernel/check.lua: tests a kernel from CUDA source against its reference: pl.kernel_check.
 --
 --   pl.kernel_check(scale_rows, { pl.randn { 64, 1000 }, pl.randn { 64 }, 1.5 })
 --
--- Runs the kernel and its `cpu` function on the GPU at hand, over the same arguments, and compares every output.
+-- Runs the kernel and its `cpu` function on the GPU, on the same arguments, and compares every element of every output.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
 local op = "kernel_check"
 
----True, or raises with the worst element.
----@param kernel fun(...: any): perilune.Tensor ... that pl.kernel { source = ... } returned, with a `cpu`
----@param arguments any[] what it is called with
+---Compares a kernel with its reference on a GPU. Returns true, or raises with the element that differs most.
+---@param kernel fun(...: any): perilune.Tensor ... from pl.kernel { source = ..., cpu = ... }
+---@param arguments any[] of the call
 ---@param opts {rtol?: number, atol?: number}?
 ---@return boolean
 local function kernel_check(kernel, arguments, opts)
-  local known = require("perilune.source_kernel").known[kernel]
+  local known = require("perilune.kernel.source").known[kernel]
   if not known then pl.error(op, "the kernel is " .. check.show(kernel), "give what pl.kernel { source = ... } returned") end
   if type(arguments) ~= "table" then pl.error(op, "the arguments are " .. check.show(arguments), "a list: { x, w, 1.5 }") end
   local o = check.options(op, opts, { rtol = 1e-5, atol = 1e-6 })
@@ -32,7 +32,7 @@ local function kernel_check(kernel, arguments, opts)
   for i, y in ipairs(got) do
     local a, b = y:to "f64":flatten(), want[i]:to "f64":flatten()
     if a:numel() > 0 then
-      -- NaN where the reference has NaN is right, and an infinity beside the same one.
+      -- NaN equals NaN, and an infinity the same infinity.
       local same = a:eq(b):logical_or(a:isnan():logical_and(b:isnan()))
       local off = a:sub(b):abs():sub(o.atol):sub(b:abs():mul(o.rtol))
       off = pl.where(same, -1.0, pl.where(off:isnan(), math.huge, off))

@@ -1,10 +1,11 @@
--- ceiling.lua: what the device at hand reaches, measured: bytes a second through memory and operations a second in matrix
--- products. `perilune profile` compares kernels with it. Takes a second or less.
+-- roofline.lua: measures the memory bandwidth and the matrix-product throughput of the device, in about a second.
+--
+-- `perilune profile` compares kernels with these rates. Williams et al., Roofline (2009).
 
 local pl = require "perilune"
 
----The rate of `work` units done by one call of `fn`, which returns a tensor: what longer rounds take beyond short ones, which
----leaves out what a round costs by itself; the median of five.
+---Measures the rate of `fn`, which does `work` units of work and returns a tensor. Takes the median of five differences between
+---a round of 20 calls and one of 5, which cancels the fixed cost of a round.
 local function rate(work, fn)
   local function round(n)
     local start = pl.clock()
@@ -13,11 +14,11 @@ local function rate(work, fn)
       y:free()
       y = pl.step(fn)
     end
-    pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() -- waits for the device
+    pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() -- synchronizes with the device
     y:free()
     return pl.clock() - start
   end
-  round(3) -- compiles, and lets the device wake up
+  round(3) -- compiles the kernels and raises the clocks
   local rounds = {}
   for i = 1, 5 do
     local short = round(5)
@@ -27,9 +28,10 @@ local function rate(work, fn)
   return work / rounds[3]
 end
 
----@param dtype perilune.DType|"tf32" of the products
----@return {bytes: number, flops: number} a second
-local function ceiling(dtype)
+---Measures the device: an elementwise kernel for bandwidth, a square matrix product for throughput.
+---@param dtype perilune.DType|"tf32" of the matrix product
+---@return {bytes: number, flops: number} bytes and floating-point operations per second
+local function roofline(dtype)
   local gpu = pl.zeros({ 1 }).device ~= "cpu"
   local n, side = gpu and 64 * 1024 * 1024 or 4 * 1024 * 1024, gpu and 4096 or 512
   local x = pl.eval(pl.zeros { n })
@@ -44,4 +46,4 @@ local function ceiling(dtype)
   return { bytes = bytes, flops = flops }
 end
 
-return ceiling
+return roofline

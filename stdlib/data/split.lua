@@ -1,25 +1,26 @@
--- data/part.lua: named parts of n samples that do not overlap, for training, validation and test.
+-- data/split.lua: splits n samples into named, disjoint ranges for training, validation and test.
 --
--- "train" takes its share from the front, every other name from the back, in the order in which the recipe asks. So "train" 0.8 and
--- "valid" 0.2 are disjoint and cover everything whichever is asked first, and asking twice for a name gives the same part.
+-- "train" takes its fraction from the front, every other name from the back, in the order of the calls. So "train" 0.8 and
+-- "valid" 0.2 are disjoint and cover all samples in either order of calls, and a second call with a name returns the same range.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
 ---@class perilune.Parts
----@field n integer samples to share out
----@field front number share given to "train"
----@field back number share given to the others
+---@field n integer number of samples
+---@field front number fraction taken by "train"
+---@field back number fraction taken by the other names
 ---@field by_name table<string, {low: integer, high: integer, fraction: number}>
 
----An empty record of the parts of `n` samples.
+---Starts the splits of `n` samples, with nothing taken.
 ---@param n integer
 ---@return perilune.Parts
 local function new(n)
   return { n = n, front = 0, back = 0, by_name = {} }
 end
 
----The samples of a part, [low, high), out of 0 .. n - 1.
+---Returns the range [low, high) of a split, out of 0 .. n - 1.
+---Raises if the fractions exceed 1, or if a name is given another fraction than before.
 ---@param op string
 ---@param parts perilune.Parts
 ---@param name string
@@ -41,7 +42,7 @@ local function take(op, parts, name, fraction)
     pl.error(op, ("part '%s' of %g does not fit: %g of the samples are taken"):format(name, fraction, parts.front + parts.back),
       "the fractions of all parts add up to at most 1")
   end
-  local function at(share) return math.floor(share * parts.n + 0.5 + 1e-9) end -- the nudge: 0.1 and 1 - 0.9 are the same place
+  local function at(share) return math.floor(share * parts.n + 0.5 + 1e-9) end -- 1e-9: 0.1 and 1 - 0.9 round alike
   local low, high
   if name == "train" then
     low, high = 0, at(fraction)

@@ -1,15 +1,15 @@
--- init.lua: initialisers, named as in PyTorch's torch.nn.init, as functions of a shape.
+-- initializers.lua: draws initial weights of a given shape: pl.init. Names and defaults are those of torch.nn.init.
 --
--- Each returns a new tensor and touches nothing: `pl.state(init.xavier_uniform({ 64, 32 }))`. Weights have the shape
--- (out, in, kernel...), so fan_in is in * kernel and fan_out is out * kernel. The numbers come from Perilune's counter-based
--- generator: the same seed and the same order of calls give the same weights on every device.
+-- Each function returns a new tensor: `pl.state(init.xavier_uniform({ 64, 32 }))`. A weight has the shape (out, in, kernel...),
+-- so fan_in is in * kernel and fan_out is out * kernel. The random generator is counter-based: the same seed and order of calls
+-- give the same weights on every device.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
 local init = {}
 
----Inputs and outputs of one unit of a weight.
+---Computes fan_in and fan_out of a weight. Raises for fewer than 2 dims.
 ---@param shape integer[] (out, in, kernel...)
 ---@return integer fan_in
 ---@return integer fan_out
@@ -24,9 +24,9 @@ function init.fans(shape)
   return in_dim * kernel, out_dim * kernel
 end
 
----The recommended gain of a nonlinearity (PyTorch: calculate_gain).
+---Returns the recommended gain of a nonlinearity (torch.nn.init.calculate_gain).
 ---@param nonlinearity string
----@param a number? slope of leaky_relu
+---@param a number? slope of leaky_relu, 0.01 by default
 ---@return number
 function init.gain(nonlinearity, a)
   local gains = { linear = 1, conv = 1, sigmoid = 1, tanh = 5 / 3, relu = math.sqrt(2), selu = 3 / 4,
@@ -35,18 +35,21 @@ function init.gain(nonlinearity, a)
   return gains[nonlinearity] --[[@as number]]
 end
 
+---Makes zeros.
 ---@param shape integer[]
 ---@param opts {dtype?: string}?
 function init.zeros(shape, opts)
   return pl.zeros(shape, check.options("init.zeros", opts, { dtype = "f32" }))
 end
 
+---Makes ones.
 ---@param shape integer[]
 ---@param opts {dtype?: string}?
 function init.ones(shape, opts)
   return pl.ones(shape, check.options("init.ones", opts, { dtype = "f32" }))
 end
 
+---Makes a tensor of one value.
 ---@param shape integer[]
 ---@param value number
 ---@param opts {dtype?: string}?
@@ -54,7 +57,7 @@ function init.constant(shape, value, opts)
   return pl.full(shape, value, check.options("init.constant", opts, { dtype = "f32" }))
 end
 
----The identity map: 1 where row and column agree.
+---Makes an identity matrix: 1 on the diagonal, 0 elsewhere.
 ---@param shape integer[] (rows, columns)
 ---@param opts {dtype?: string}?
 function init.eye(shape, opts)
@@ -65,8 +68,8 @@ function init.eye(shape, opts)
   return row:eq(column):to(o.dtype)
 end
 
----What makes a convolution the identity: 1 at the kernel's middle where the input channel is the output's, in each of
----`groups` groups of output channels. Zagoruyko and Komodakis, DiracNets (2017).
+---Makes a convolution weight that is the identity: 1 at the center of the kernel where input and output channel are equal, in
+---each of `groups` groups of output channels. Zagoruyko and Komodakis, DiracNets (2017).
 ---@param shape integer[] (out, in, kernel...)
 ---@param opts {groups?: integer, dtype?: string}?
 function init.dirac(shape, opts)
@@ -82,7 +85,7 @@ function init.dirac(shape, opts)
   return w:to(o.dtype)
 end
 
----Uniform in [a, b).
+---Draws uniform numbers in [a, b).
 ---@param shape integer[]
 ---@param opts {a?: number, b?: number, dtype?: string}?
 function init.uniform(shape, opts)
@@ -90,6 +93,7 @@ function init.uniform(shape, opts)
   return pl.rand(shape, { dtype = o.dtype }) * (o.b - o.a) + o.a
 end
 
+---Draws normal numbers.
 ---@param shape integer[]
 ---@param opts {mean?: number, std?: number, dtype?: string}?
 function init.normal(shape, opts)
@@ -97,8 +101,9 @@ function init.normal(shape, opts)
   return pl.randn(shape, { dtype = o.dtype }) * o.std + o.mean
 end
 
+---Evaluates a polynomial by Horner's method.
 ---@param x perilune.Tensor
----@param coefficients any numbers, the highest power's first
+---@param coefficients any numbers, the highest power first
 ---@return perilune.Tensor
 local function horner(x, coefficients)
   local y = coefficients[1] * x + coefficients[2]
@@ -106,7 +111,8 @@ local function horner(x, coefficients)
   return y
 end
 
----Inverse of erf for x in (-1, 1). M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011): error 4e-7.
+---Computes the inverse of erf for x in (-1, 1), to an error of 4e-7.
+---M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2011).
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 local function erfinv(x)
@@ -118,14 +124,15 @@ local function erfinv(x)
   return pl.where(w:lt(5), central, tail) * x
 end
 
-local function normal_cdf(x) -- of one number, by Abramowitz and Stegun 7.1.26 (error 1.5e-7)
+---Computes the normal distribution function of a number. Abramowitz and Stegun 7.1.26, error 1.5e-7.
+local function normal_cdf(x)
   local z = math.abs(x) / math.sqrt(2)
   local t = 1 / (1 + 0.3275911 * z)
   local erf = 1 - ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * math.exp(-z * z)
   return x < 0 and (1 - erf) / 2 or (1 + erf) / 2
 end
 
----Normal numbers kept within [a, b], by inversion: no value is drawn twice.
+---Draws normal numbers truncated to [a, b], by inversion of the distribution function: one draw for each value.
 ---@param shape integer[]
 ---@param opts {mean?: number, std?: number, a?: number, b?: number, dtype?: string}?
 function init.trunc_normal(shape, opts)
@@ -137,6 +144,7 @@ function init.trunc_normal(shape, opts)
   return (z * o.std + o.mean):clamp(o.a, o.b)
 end
 
+---Draws uniform numbers in +-gain * sqrt(6 / (fan_in + fan_out)).
 ---Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010).
 ---@param shape integer[]
 ---@param opts {gain?: number, dtype?: string}?
@@ -147,6 +155,7 @@ function init.xavier_uniform(shape, opts)
   return init.uniform(shape, { a = -bound, b = bound, dtype = o.dtype })
 end
 
+---Draws normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)). Glorot and Bengio (2010).
 ---@param shape integer[]
 ---@param opts {gain?: number, dtype?: string}?
 function init.xavier_normal(shape, opts)
@@ -162,7 +171,7 @@ local function kaiming_std(op, shape, opts)
   return init.gain(o.nonlinearity, o.a) / math.sqrt(o.mode == "fan_in" and fan_in or fan_out), o.dtype
 end
 
----He et al., Delving deep into rectifiers (2015).
+---Draws uniform numbers of standard deviation gain / sqrt(fan). He et al., Delving deep into rectifiers (2015).
 ---@param shape integer[]
 ---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
 function init.kaiming_uniform(shape, opts)
@@ -171,6 +180,7 @@ function init.kaiming_uniform(shape, opts)
   return init.uniform(shape, { a = -bound, b = bound, dtype = dtype })
 end
 
+---Draws normal numbers of standard deviation gain / sqrt(fan). He et al. (2015).
 ---@param shape integer[]
 ---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
 function init.kaiming_normal(shape, opts)
@@ -178,8 +188,8 @@ function init.kaiming_normal(shape, opts)
   return init.normal(shape, { std = std, dtype = dtype })
 end
 
----Normal numbers of which in each column the share `sparsity`, rounded up, is 0. Martens, Deep learning via Hessian-free
----optimization (2010).
+---Draws normal numbers and sets the fraction `sparsity` of each column, rounded up, to 0.
+---Martens, Deep learning via Hessian-free optimization (2010).
 ---@param shape integer[] (rows, columns)
 ---@param sparsity number
 ---@param opts {std?: number, dtype?: string}?
@@ -188,14 +198,14 @@ function init.sparse(shape, sparsity, opts)
   if #shape ~= 2 then pl.error("init.sparse", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
   check.between("init.sparse", "sparsity", sparsity, 0, 1)
   local zeros = math.ceil(sparsity * shape[1] --[[@as integer]])
-  local place = pl.rand(shape):argsort(0):argsort(0) -- of each element in a random order of its column
+  local place = pl.rand(shape):argsort(0):argsort(0) -- rank of each element in a random order of its column
   return pl.where(place:lt(zeros), 0, init.normal(shape, { std = o.std, dtype = o.dtype }))
 end
 
----A random matrix with orthonormal rows (or columns, whichever are fewer), uniform over all of them; dims behind the
----first are taken as one. Saxe et al., Exact solutions to the nonlinear dynamics of learning (2014).
----The polar factor of a Gaussian matrix has the same law as PyTorch's QR and needs only matmuls: Newton-Schulz in f64,
----15 fast quintic steps to bring every singular value near 1, then 8 cubic ones that converge.
+---Draws a matrix with orthonormal rows or columns, whichever are fewer; dims after the first are joined.
+---Saxe et al., Exact solutions to the nonlinear dynamics of learning (2014).
+---Computes the polar factor of a Gaussian matrix, whose distribution equals that of PyTorch's QR factor, with matmuls only:
+---Newton-Schulz iterations in f64, 15 quintic ones to bring every singular value near 1, then 8 cubic ones to converge.
 ---@param shape integer[]
 ---@param opts {gain?: number, dtype?: string}?
 function init.orthogonal(shape, opts)

@@ -1,4 +1,4 @@
--- source_kernel.lua: kernels of one's own from CUDA source, the `source` side of pl.kernel.
+-- kernel/source.lua: launches custom kernels from CUDA C++ source.
 --
 --   local scale_rows = pl.kernel {
 --     name = "scale_rows", inputs = "x: f32, w: f32", outputs = "y", scalars = "alpha",
@@ -15,28 +15,29 @@
 --     cpu = function(x, w, alpha) return alpha * w:unsqueeze(1) * x end,
 --   }
 --
--- The function is called with the inputs' addresses, those of the outputs, the numbers that `args` gives, and the scalars by
--- value. Inputs are dense and not to be written; outputs are not initialised. It is one node of the graph: planned, captured
--- and differentiated (by `backward`) like any other. On the CPU `cpu` computes instead, of calls that a GPU would take, and
--- `pl.kernel_check` compares the two.
+-- The __global__ function receives the addresses of the inputs, those of the outputs, the numbers of `args`, and the scalars by
+-- value. Inputs are contiguous and read-only; outputs are not initialized. A call is one node of the graph: planned, captured in
+-- CUDA graphs, and differentiated by `backward`. On the CPU the launch is checked and `cpu` computes the result;
+-- `pl.kernel_check` compares the two on a GPU.
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local signature = require "perilune.kernel.signature"
 
 local M = {}
 
----What was declared, by function: for pl.kernel_check.
+---The kernels made here, by the function returned; pl.kernel_check reads it.
 ---@type table<function, {name: string, run: function, cpu: function?}>
 M.known = setmetatable({}, { __mode = "k" })
 
 local most_threads, most_numbers, most_outputs = 1024, 32, 8
-local most_blocks = { 2147483647, 65535, 65535 }   -- of every GPU, by the grid's axis
+local most_blocks = { 2147483647, 65535, 65535 }   -- of every GPU, by axis of the grid
 
 local options = { name = "string", inputs = "string", outputs = "string", scalars = "string", source = "string", shape = "function",
                   grid = "number|table|function", block = "number|table|function", shared = "number|function", args = "function",
                   cpu = "function", backward = "function" }
 
----The value of a rule: a constant, or a function of the call's arguments.
+---Evaluates an option that is a constant or a function of the call's arguments.
 local function value(rule, ...)
   if check.is(rule, "function") then return rule(...) end
   return rule
@@ -46,7 +47,7 @@ local function whole(v, least)
   return math.type(v) == "integer" and v >= least or (math.type(v) == "float" and v == math.floor(v) and v >= least)
 end
 
----Extents of a grid or block: a number, or a list of one to three.
+---Checks the extents of a grid or block, a number or a list of one to three; returns three.
 local function extents(name, what, v, least)
   local list = type(v) == "number" and { v } or v
   local fine = type(list) == "table" and #list >= 1 and #list <= 3
@@ -62,19 +63,9 @@ local function extents(name, what, v, least)
   return out
 end
 
-local dtypes = { "f64", "f32", "bf16", "f16", "i64", "i32", "u8", "bool" }
-
----A kernel from the options of pl.kernel with `source`; `declared` reads declarations of names.
----@param given perilune.SourceKernelOptions
----@param declared fun(op: string, what: string, text: string?, taken: table): string[], table<string, string>
----@return fun(...: any): perilune.Tensor ...
-function M.kernel(given, declared)
-  local op = "kernel"
-  if given["expr"] ~= nil then pl.error(op, "it has both expr and source", "an elementwise kernel is an expr, any other one a source") end
-  check.options(op, given, {}, options)
-  check.required(op, given, { "name", "inputs", "source" })
-  local name, source = given.name, given.source
-  if not name:match "^[%a_][%w_]*$" then pl.error(op, ("name is '%s'"):format(name), "it must be the name of the __global__ function in source") end
+---Checks that the source defines the function and uses no feature that the launch cannot provide.
+local function check_source(name, source)
+  if not name:match "^[%a_][%w_]*$" then pl.error("kernel", ("name is '%s'"):format(name), "it must be the name of the __global__ function in source") end
   if not source:find("%f[%w_]" .. name .. "%s*%(") then
     local found = {}
     for word in source:gmatch "__global__[^;{(]-([%a_][%w_]*)%s*%(" do found[#found + 1] = word end
@@ -85,49 +76,39 @@ function M.kernel(given, declared)
   for _, word in ipairs { "__cluster_dims__", "__grid_constant__" } do
     if source:find(word, 1, true) then pl.error(name, ("its source has %s"):format(word), "kernels from source have no clusters and take no structures by value") end
   end
-  local taken = {}
-  local inputs, types = declared(name, "inputs", given.inputs, taken)
-  local outputs, made = declared(name, "outputs", given.outputs or (taken.y and "out" or "y"), taken)
-  local scalars, kinds = declared(name, "scalars", given.scalars, taken)
+end
+
+---Makes a kernel from the options of pl.kernel with `source`.
+---@param given perilune.SourceKernelOptions
+---@return fun(...: any): perilune.Tensor ...
+function M.kernel(given)
+  local op = "kernel"
+  if given["expr"] ~= nil then pl.error(op, "it has both expr and source", "an elementwise kernel is an expr, any other one a source") end
+  check.options(op, given, {}, options)
+  check.required(op, given, { "name", "inputs", "source" })
+  local name, source = given.name, given.source
+  check_source(name, source)
+  local sig = signature.new(name, given, true)
+  local inputs, outputs, scalars = sig.inputs, sig.outputs, sig.scalars
   if #inputs == 0 then pl.error(name, "inputs is empty", "a kernel has one tensor at least: its device is the kernel's") end
   if #outputs == 0 or #outputs > most_outputs then pl.error(name, ("it has %d outputs"):format(#outputs), ("from 1 to %d"):format(most_outputs)) end
   if given.backward and #outputs > 1 then
     pl.error(name, "it has several outputs and a backward", "this version differentiates kernels of one output: split it, or leave backward out")
   end
-  local usage = ("%s(%s)"):format(name, table.concat(inputs, ", ") .. (#scalars > 0 and ", " .. table.concat(scalars, ", ") or ""))
   local file, line = pl.native.source_place(source)
 
-  ---Checks a call's arguments; tensors, and scalars as tensors of their dtypes.
+  ---Checks the arguments of a call; numbers become scalar tensors of their declared dtypes.
   local function arguments(...)
-    if select("#", ...) ~= #inputs + #scalars then
-      pl.error(name, ("it takes %d arguments, not %d"):format(#inputs + #scalars, select("#", ...)), usage)
-    end
-    local list = {}
-    for i, input in ipairs(inputs) do
-      local v = (select(i, ...))
-      if not pl.is_tensor(v) then pl.error(name, ("%s is %s"):format(input, check.show(v)), "it must be a tensor: " .. usage) end
-      if types[input] and v.dtype ~= types[input] then
-        pl.error(name, ("%s is %s, but declared as %s"):format(input, v.dtype, types[input]), ('convert it: %s:to("%s")'):format(input, types[input]))
-      end
-      list[i] = v
-    end
+    local list = sig:check(...)
     for i, scalar in ipairs(scalars) do
-      local v = (select(#inputs + i, ...))
-      local dtype = kinds[scalar] or "f32" ---@type any
-      if type(v) == "number" then
-        v = pl.full({}, v, { dtype = dtype })
-      elseif pl.is_tensor(v) and #v.shape == 0 then
-        v = v:to(dtype)
-      else
-        pl.error(name, ("%s is %s"):format(scalar, check.show(v)), "it must be a number or a scalar tensor: " .. usage)
-      end
-      list[#inputs + i] = v
+      local v, dtype = list[#inputs + i], sig.dtypes[scalar] or "f32" ---@type any, any
+      list[#inputs + i] = type(v) == "number" and pl.full({}, v, { dtype = dtype }) or v:to(dtype)
     end
     return list
   end
 
-  ---Shapes and dtypes of the outputs.
-  ---@return any list for each output its sizes, with its dtype as a field beside them
+  ---Computes the shapes and dtypes of the outputs.
+  ---@return any list for each output its sizes, with the dtype as a field
   local function results(...)
     local shapes = given.shape and table.pack(given.shape(...))
     if shapes and shapes.n ~= #outputs then
@@ -142,8 +123,8 @@ function M.kernel(given, declared)
       if not fine then
         pl.error(name, ("shape gave %s for %s"):format(check.show(sizes), output), "return a list of sizes, as in { x:size(0), 4 }", given.shape)
       end
-      local dtype = sizes.dtype or made[output] or first.dtype
-      check.word(name, "dtype of " .. output, dtype, dtypes)
+      local dtype = sizes.dtype or sig.dtypes[output] or first.dtype
+      check.word(name, "dtype of " .. output, dtype, signature.dtypes)
       out[i] = { table.unpack(sizes --[[@as any]]) }
       for k, n in ipairs(out[i]) do out[i][k] = math.tointeger(n) end
       out[i].dtype = dtype
@@ -153,7 +134,7 @@ function M.kernel(given, declared)
 
   local function text(meta) return ("{%s} %s"):format(table.concat(meta, ", "), meta.dtype) end
 
-  ---The reference, whose results must be what was declared: `want`.
+  ---Runs the reference `cpu` and checks that its results have the shapes and dtypes `want`.
   local function reference(want, ...)
     local got = table.pack((given.cpu --[[@as function]])(...))
     if got.n ~= #outputs then pl.error(name, ("cpu gave %d values for %d outputs"):format(got.n, #outputs), "return a tensor for each", given.cpu) end
@@ -173,7 +154,7 @@ function M.kernel(given, declared)
     return table.unpack(got, 1, got.n)
   end
 
-  ---The call as a GPU takes it; what no GPU takes is an error, on every device.
+  ---Builds the launch of a call. Raises, on every device, for a launch that no GPU accepts.
   local function launch(...)
     local list, made_of = arguments(...), results(...)
     local block = extents(name, "block", value(given.block or 256, ...), 1)
@@ -183,7 +164,7 @@ function M.kernel(given, declared)
     end
     local elements = 1
     for _, n in ipairs(made_of[1]) do elements = elements * n --[[@as integer]] end
-    -- By default a thread for each element of the first output.
+    -- By default one thread for each element of the first output.
     local grid = extents(name, "grid", given.grid == nil and (elements + threads - 1) // threads or value(given.grid, ...), 0)
     for axis, most in ipairs(most_blocks) do
       if grid[axis] > most then
@@ -220,9 +201,9 @@ function M.kernel(given, declared)
     return table.unpack(got)
   end
 
-  ---Without `backward` a gradient is refused, on every device.
+  ---Raises for a gradient of a kernel without `backward`, on every device.
   local function refuse()
-    pl.error(name, "a gradient is asked for, and it has no backward", ("give it one: backward = function(grad, %s) ... end"):format(usage:match "%((.*)%)"))
+    pl.error(name, "a gradient is asked for, and it has no backward", ("give it one: backward = function(grad, %s) ... end"):format(sig.usage:match "%((.*)%)"))
   end
 
   local kernel
