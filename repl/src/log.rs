@@ -29,9 +29,10 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
             let out = std::fs::File::create(path).map_err(disk("write the log to", path))?;
             log.with_ansi(false).with_writer(Mutex::new(out)).init();
         }
-        None => {
-            log.with_ansi(crate::screen::color(std::io::stderr().is_terminal())).with_writer(std::io::stderr).init()
-        }
+        None => log
+            .with_ansi(crate::console_out::color(std::io::stderr().is_terminal()))
+            .with_writer(std::io::stderr)
+            .init(),
     }
     Ok(())
 }

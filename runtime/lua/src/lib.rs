@@ -32,7 +32,7 @@ mod table;
 mod tensor;
 
 pub use console::{Answer, Console};
-pub use errors::RecipeError;
+pub use errors::{Cause, RecipeError};
 pub use handover::{Described, Handover, Parked, Source, Taking, compare};
 pub use loader::stdlib_files;
 pub use perilune_engine::{Copies, profile};

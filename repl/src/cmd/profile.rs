@@ -1,0 +1,126 @@
+//! `perilune profile`: where the time of a training step goes, by recipe line and kernel by kernel, and what bounds it.
+//!
+//! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
+//! itself (by events on a GPU), which costs the overlap that a plain run has. Waits of the host are those of plain steps before
+//! that. What the device reaches is measured first, in memory that is none of the recipe's.
+//! Nothing is written but the timeline, if one is asked for.
+
+use crate::console_out::{ConsoleOut, Mode};
+use crate::device::{DeviceArgs, key_value};
+use crate::diagnostics;
+use crate::failure::Failure;
+use perilune_core::bytes::show;
+use perilune_lua::profile::{self, Ceiling};
+use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_train::{Source, calls_recipe};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+#[derive(clap::Args, Debug)]
+pub struct ProfileArgs {
+    /// The recipe, a .lua file
+    recipe: PathBuf,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    /// Steps to measure, after as many to warm up
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    steps: u32,
+    /// Also write a timeline that chrome://tracing and ui.perfetto.dev show
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// What the device reaches. Its buffers lie in a device of their own, so that what is said of the recipe's memory is the
+/// recipe's.
+fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
+    let print = Rc::new(|_: &str| ());
+    let options = RuntimeOptions { backend: device.open()?, params: Vec::new(), strict: true, print };
+    let runtime = Runtime::new(options)?;
+    Ok(runtime.ceiling(precision)?)
+}
+
+pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
+    let source = Source::read(&args.recipe)?;
+    // Loading a script is running it, with all that it writes.
+    let plain = || Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display()));
+    if !calls_recipe(&source.text) {
+        return Err(plain());
+    }
+    let backend = args.device.open()?;
+    let screen = Rc::new(ConsoleOut::new(Mode::Human));
+    let print = {
+        let screen = screen.clone();
+        move |text: &str| screen.note(text)
+    };
+    let params = args.set.clone();
+    let options = RuntimeOptions { backend: backend.clone(), params, strict: true, print: Rc::new(print) };
+    let runtime = Runtime::new(options)?;
+    diagnostics::plans(&runtime, &screen);
+    let Loaded::Recipe(recipe) = source.load(&runtime)? else {
+        return Err(plain());
+    };
+    let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
+    let ceiling = ceiling(&args.device, &run.precision())?;
+    let steps = args.steps.max(1);
+    let mut seconds = 0.0;
+    let splits = |runtime: &Runtime| runtime.host().engine.borrow().stats().splits;
+    let before = splits(&runtime);
+    for pass in 0..2 {
+        // The second pass without events: what a step takes in a plain run, and what the host waits for in it.
+        runtime.host().engine.borrow_mut().waits = (pass == 1).then(Default::default);
+        let start = Instant::now();
+        for k in 0..steps {
+            let result = run.step()?;
+            if k + 1 == steps {
+                run.read(&result)?;
+            }
+        }
+        if pass == 1 {
+            seconds = start.elapsed().as_secs_f64() / f64::from(steps);
+        }
+    }
+    let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps);
+    let waits = runtime.host().engine.borrow_mut().waits.take().unwrap_or_default();
+    runtime.host().engine.borrow_mut().profile = Some(Default::default());
+    for _ in 0..steps {
+        run.step()?;
+    }
+    let engine = runtime.host().engine.borrow();
+    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.sites)).unwrap_or_default();
+    let waits = waits.list(&engine.sites);
+    let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
+    screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
+    screen.line(&format!(
+        "ceiling, measured: {:.0} GB/s through memory, {:.0} GFLOP/s in {} products",
+        ceiling.bytes / 1e9,
+        ceiling.flops / 1e9,
+        run.precision()
+    ));
+    let idle = (1.0 - kernels / seconds).max(0.0) * 100.0;
+    screen.line(&format!(
+        "kernels take {:.3} ms of a step; {idle:.0} % of it is outside of them (recording, data, launches, reads)",
+        kernels * 1e3
+    ));
+    if reads > 0.0 {
+        screen.line(&format!("{reads:.1} reads a step wait for the device while the step is recorded"));
+    }
+    screen.line("");
+    screen.line(&profile::by_line(&timings, &waits, &ceiling, steps));
+    screen.line(&profile::by_kernel(&timings, &ceiling));
+    if let Some(path) = &args.trace {
+        let text = profile::trace(&timings, &waits, &ceiling, steps);
+        std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;
+        screen.note(&format!("timeline written to {}", path.display()));
+    }
+    let memory = engine.memory();
+    let (now, most) = (show(memory.device.allocated), show(memory.device.peak));
+    screen.line(&format!("memory: {now} allocated, {} reserved, {most} at most", show(memory.device.reserved)));
+    for line in engine.show_owners(&memory, 12) {
+        screen.line(&line);
+    }
+    Ok(())
+}
