@@ -1,14 +1,15 @@
-//! Where text goes: results and progress of a person's run to stdout, complaints to stderr, and with `--json` events to
-//! stdout and everything else to stderr.
+//! Routes text to stdout and stderr: results and progress to stdout, warnings and errors to stderr; with `--json` only events
+//! go to stdout.
 //!
-//! A reader that goes away (`| head`) must neither panic nor stop a training run: output is then dropped. Colour follows
-//! NO_COLOR, CLICOLOR_FORCE and TERM=dumb.
+//! A closed pipe (`| head`) neither panics nor stops a training run: further output is dropped. Colour follows NO_COLOR,
+//! CLICOLOR_FORCE and TERM=dumb.
 
 use indicatif::ProgressBar;
 use serde_json::Value;
 use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, IsTerminal, Write};
 
+/// Selects what goes to stdout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     Human,
@@ -16,15 +17,16 @@ pub enum Mode {
     Json,
 }
 
+/// The output of a command.
 pub struct ConsoleOut {
     pub mode: Mode,
-    /// One line that is rewritten in place.
+    /// A progress line is rewritten in place.
     pub live: bool,
     pub color: bool,
     bar: RefCell<Option<ProgressBar>>,
-    /// The reader of stdout is gone.
+    /// The pipe of stdout is closed.
     lost: Cell<bool>,
-    /// Training has begun: losing the reader does not end it.
+    /// Training has begun: a closed pipe does not end it.
     pub training: Cell<bool>,
 }
 
@@ -45,7 +47,7 @@ pub fn color(is_terminal: bool) -> bool {
     forced || (is_terminal && !dumb())
 }
 
-/// `error: text` on stderr, the word in colour.
+/// Prints `word: text` on stderr, the word in colour.
 pub fn complain(word: &str, text: &str) {
     let mut err = std::io::stderr().lock();
     let code = if word == "warning" { 33 } else { 31 };
@@ -56,7 +58,7 @@ pub fn complain(word: &str, text: &str) {
     };
 }
 
-/// Prints a whole text; a reader that has gone is no error.
+/// Prints a whole text; a closed pipe is no error.
 pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
     let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
@@ -69,6 +71,7 @@ pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
 }
 
 impl ConsoleOut {
+    /// Creates the output; colour and the live line depend on the terminal.
     pub fn new(mode: Mode) -> ConsoleOut {
         let terminal = std::io::stdout().is_terminal();
         ConsoleOut {
@@ -81,11 +84,12 @@ impl ConsoleOut {
         }
     }
 
+    /// Sets the progress bar that other output has to avoid.
     pub fn set_bar(&self, bar: Option<ProgressBar>) {
         *self.bar.borrow_mut() = bar;
     }
 
-    /// Runs `f` with the progress line out of the way.
+    /// Runs `f` while the progress line is hidden.
     fn aside(&self, f: impl FnOnce()) {
         let bar = self.bar.borrow().clone();
         match bar {
@@ -94,7 +98,7 @@ impl ConsoleOut {
         }
     }
 
-    /// Runs `f`, which prints on its own, while there is no progress line.
+    /// Runs `f`, which prints directly, while there is no progress line.
     pub fn without_bar<T>(&self, f: impl FnOnce() -> T) -> T {
         let bar = self.bar.borrow_mut().take();
         let out = match &bar {
@@ -122,21 +126,21 @@ impl ConsoleOut {
         });
     }
 
-    /// A line on the way: not with `--quiet` or `--json`.
+    /// Prints a line of progress: not with `--quiet` or `--json`.
     pub fn line(&self, text: &str) {
         if self.mode == Mode::Human {
             self.out(text);
         }
     }
 
-    /// A result: not with `--json`.
+    /// Prints a result: not with `--json`.
     pub fn result(&self, text: &str) {
         if self.mode != Mode::Json {
             self.out(text);
         }
     }
 
-    /// What the recipe prints.
+    /// Prints output of the recipe.
     pub fn print(&self, text: &str) {
         if self.mode == Mode::Json {
             let _ = writeln!(std::io::stderr().lock(), "{text}");
@@ -145,27 +149,29 @@ impl ConsoleOut {
         }
     }
 
-    /// One event.
+    /// Prints an event, with `--json` only.
     pub fn event(&self, event: &Value) {
         if self.mode == Mode::Json {
             self.out(&event.to_string());
         }
     }
 
+    /// Prints a warning on stderr.
     pub fn warn(&self, text: &str) {
         self.aside(|| complain("warning", text));
     }
 
-    /// Text on stderr without a word before it.
+    /// Prints text on stderr without a word before it.
     pub fn note(&self, text: &str) {
         self.aside(|| complain("", text));
     }
 
-    /// `text` dimmed, where there is colour.
+    /// Returns `text` dimmed, where there is colour.
     pub fn dim(&self, text: &str) -> String {
         if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
     }
 
+    /// Returns `text` in bold, where there is colour.
     pub fn bold(&self, text: &str) -> String {
         if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_string() }
     }

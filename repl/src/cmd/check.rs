@@ -28,10 +28,11 @@ pub struct CheckArgs {
     against: Option<PathBuf>,
 }
 
-/// Params that the training loop reads, whatever the recipe does.
+/// Params that the training loop reads by itself.
 const OF_THE_LOOP: [&str; 8] =
     ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
 
+/// Checks a recipe, or a script by its syntax.
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
     let backend = args.device.open()?;
@@ -155,7 +156,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// Params that nothing reads.
+    /// Lists params that nothing reads.
     fn params(&self, params: &[(String, ParamValue)], reads: &ParamReads) -> Vec<String> {
         let (reads, text) = (reads.borrow(), &self.source.text);
         let unread = |name: &str| !reads.contains(name) && !OF_THE_LOOP.contains(&name) && !mentions(text, name);

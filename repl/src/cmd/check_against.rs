@@ -43,6 +43,7 @@ impl Against<'_> {
     }
 }
 
+/// Compares the recipe with the run in `dir`, and prints what would change.
 pub fn against(
     runtime: &Runtime,
     source: &Source,
@@ -113,7 +114,7 @@ pub fn against(
     Ok(())
 }
 
-/// Rows about the States: weights and the rest, moments apart.
+/// Formats rows about the States; the moments of the optimizer are counted apart.
 fn states(h: &Handover, migrates: bool) -> Vec<(&'static str, String)> {
     let moments = |path: &str| path.starts_with("optim.");
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });

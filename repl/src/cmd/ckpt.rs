@@ -53,6 +53,7 @@ pub enum CkptArgs {
     },
 }
 
+/// Runs one of the commands.
 pub fn ckpt(args: &CkptArgs) -> Result<(), Failure> {
     match args {
         CkptArgs::List { run_dir } => say(&listing(run_dir)?),
@@ -73,7 +74,7 @@ fn all_of(run_dir: &Path) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// A checkpoint, or the last one of a run.
+/// Returns a checkpoint, or the last one of a run.
 fn find(path: &Path) -> Result<PathBuf, Failure> {
     let is_checkpoint = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step-"));
     if is_checkpoint && path.join(RECORD).exists() {
@@ -85,7 +86,7 @@ fn find(path: &Path) -> Result<PathBuf, Failure> {
     Err(Failure::Usage(format!("{} is neither a checkpoint (…/step-N) nor the directory of a run", path.display())))
 }
 
-/// Reads them all, whatever is wrong with some of them; what is wrong with the last of those is the outcome, the rest is said.
+/// Verifies all of them. The error of the last broken one is returned; those of the others are printed.
 fn verify(paths: &[PathBuf]) -> Result<(), Failure> {
     let mut broken: Option<Failure> = None;
     for path in paths {
@@ -158,7 +159,7 @@ fn by_path(s: &Snapshot) -> BTreeMap<&str, &HostTensor> {
     s.model.iter().chain(&s.optimizer).map(|(path, t)| (path.as_str(), t)).collect()
 }
 
-/// `a` and `b` have one shape.
+/// Returns the sum of squared differences and the largest difference of tensors of one shape.
 fn change(a: &HostTensor, b: &HostTensor) -> (f64, f64) {
     let each = (0..a.numel()).map(|i| (b.get_f64(i) - a.get_f64(i)).abs());
     each.fold((0.0, 0.0), |(sum, most), d| (sum + d * d, if d > most || d.is_nan() { d } else { most }))

@@ -1,6 +1,6 @@
-//! `perilune doctor`: what the machine offers, what is missing and how to get it, and a self test of about a second.
+//! `perilune doctor`: reports devices and libraries, what is missing and how to get it, and runs a self test of about a second.
 //!
-//! Meant to be pasted into a bug report. It never fails for the want of a GPU.
+//! The output is meant for bug reports. A missing GPU is not a failure.
 
 use crate::console_out;
 use crate::failure::Failure;
@@ -22,6 +22,7 @@ pub struct DoctorArgs {
     no_test: bool,
 }
 
+/// Prints the report and runs the self test.
 pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     let mut out = String::new();
     let mut row = |name: &str, text: String| {
@@ -75,7 +76,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
-/// `41 % busy · 12.0 of 139.8 GiB · 512 of 700 W · 61 °C · 1980 MHz`
+/// Formats sensor readings: `41 % busy · 12.0 of 139.8 GiB · 512 of 700 W · 61 °C · 1980 MHz`
 fn sensors(r: &perilune_plan::Readings) -> String {
     let gib = |b: f64| b / (1u64 << 30) as f64;
     let of = |most: Option<f64>, unit: &str| most.map_or(format!(" {unit}"), |m| format!(" of {m:.0} {unit}"));
@@ -138,7 +139,7 @@ fn memory() -> String {
     }
 }
 
-/// One step of gradient descent on two points, whose numbers fit on paper: X = [[1,2],[3,4]], y = [1,2], w = 0. The loss is
+/// Takes one step of gradient descent on two points, with known results: X = [[1,2],[3,4]], y = [1,2], w = 0. The loss is
 /// mean(y^2) = 2.5, its gradient X^T(Xw - y) = -[7,10], so w = [0.7,1.0] at rate 0.1 and the next loss (1.7^2 + 4.1^2) / 2.
 const TEST: &str = r#"
 local pl = require "perilune"
@@ -176,7 +177,7 @@ fn self_test(cpu: Rc<Cpu>) -> Result<String, String> {
     matmul_speed(&runtime)
 }
 
-/// How fast matrices are multiplied, from the best of a few runs.
+/// Measures a matrix product, by the best of a few runs.
 fn matmul_speed(runtime: &Runtime) -> Result<String, String> {
     let n = 768usize;
     let values: Vec<f32> = (0..n * n).map(|i| (i % 7) as f32 * 0.1).collect();

@@ -1,4 +1,4 @@
-//! `perilune init`: a directory with a recipe that runs, and what an editor needs to know of it.
+//! `perilune init`: creates a directory with a recipe that runs, and with type stubs for an editor.
 
 use crate::console_out;
 use crate::failure::{Failure, disk};
@@ -19,6 +19,7 @@ const LUARC: &str = r#"{
 }
 "#;
 
+/// Creates the directory, which must not exist or be empty.
 pub fn init(args: &InitArgs) -> Result<(), Failure> {
     let dir = &args.dir;
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {

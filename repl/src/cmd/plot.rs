@@ -1,7 +1,7 @@
-//! `perilune plot RUN_DIR…`: the curves of one or several runs, in the terminal or as an SVG or PNG file.
+//! `perilune plot RUN_DIR…`: draws the curves of one or several runs, in the terminal or as an SVG or PNG file.
 //!
-//! They are read from metrics.jsonl, also while a run goes on: lines that are cut short or damaged are left out. Edits of
-//! a watched run (ledger.jsonl) are marks on the x axis.
+//! They are read from metrics.jsonl, also of a run in progress: incomplete or damaged lines are skipped. Edits of a run
+//! (ledger.jsonl) are marks on the x axis.
 
 use crate::console_out;
 use crate::failure::{Failure, disk};
@@ -45,33 +45,33 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A number that was logged.
+/// A logged number.
 #[derive(Clone, Copy)]
 struct Point {
     step: u64,
-    /// Since the start of the run; files of older versions do not have it.
+    /// Seconds since the start of the run; files of older releases lack it.
     seconds: Option<f64>,
     value: f64,
 }
 
-/// What a run directory tells.
+/// The curves and edits of a run directory.
 struct Curves {
     name: String,
     metrics: BTreeMap<String, Vec<Point>>,
     edits: Vec<(u64, String)>,
 }
 
-/// A number, or a gap where a number was NaN or infinite (JSON has neither).
+/// Returns a number, or NaN for a null: NaN and infinities have no JSON form.
 fn value(v: &Value) -> Option<f64> {
     if v.is_null() { Some(f64::NAN) } else { v.as_f64() }
 }
 
-/// The objects of a file of lines; what is not one is left out.
+/// Parses the lines of a file, and skips those that are not objects.
 fn objects(text: &str) -> impl Iterator<Item = Value> {
     text.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok()).filter(Value::is_object)
 }
 
-/// A text file that a run may still be writing to: it may end within a character.
+/// Reads a text file that a run may still be writing: it may end within a character.
 fn read(path: &Path) -> Result<Option<String>, Failure> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
@@ -110,14 +110,14 @@ impl Curves {
         Ok(Curves { name: String::new(), metrics, edits: objects(&ledger).filter_map(edit).collect() })
     }
 
-    /// When a step was logged.
+    /// Returns when a step was logged.
     fn seconds_at(&self, step: u64) -> Option<f64> {
         let points = self.metrics.values().flatten().filter(|p| p.step >= step);
         points.filter_map(|p| p.seconds).min_by(f64::total_cmp)
     }
 }
 
-/// The mean of what came before, in which older numbers count less and less: as TensorBoard smooths. Gaps stay gaps.
+/// Returns the debiased exponential moving average, as TensorBoard does. Gaps stay gaps.
 fn smoothed(points: &[(f64, f64)], keep: f64) -> Vec<(f64, f64)> {
     let (mut sum, mut weight) = (0.0, 0.0);
     let mut one = |p: &(f64, f64)| {
@@ -131,7 +131,7 @@ fn smoothed(points: &[(f64, f64)], keep: f64) -> Vec<(f64, f64)> {
     points.iter().map(&mut one).collect()
 }
 
-/// Names that tell the runs apart: of the directory, or the path where two are called alike.
+/// Names the runs by their directories, or by their paths where two have the same name.
 fn name(runs: &mut [Curves], paths: &[PathBuf]) {
     let short = |p: &Path| {
         let full = std::fs::canonicalize(p).unwrap_or_else(|_| p.to_path_buf());
@@ -144,7 +144,7 @@ fn name(runs: &mut [Curves], paths: &[PathBuf]) {
     }
 }
 
-/// The metrics to draw: those asked for, each of which some run has, or those that say how training goes.
+/// Selects the metrics to draw: those given, each of which some run has, or else the losses.
 fn choose(asked: &[String], runs: &[Curves]) -> Result<Vec<String>, Failure> {
     let known: std::collections::BTreeSet<&str> =
         runs.iter().flat_map(|r| r.metrics.keys()).map(String::as_str).collect();
@@ -217,7 +217,7 @@ fn figure(args: &PlotArgs, runs: &[Curves]) -> Result<Figure, Failure> {
     Ok(Figure::Lines { title, x_label: x_label.into(), series, marks, log_y: args.log_y })
 }
 
-/// Columns and rows for a drawing: those of the terminal, less the line of the next prompt.
+/// Returns columns and rows for a drawing: those of the terminal, less the line of the next prompt.
 fn size() -> (usize, usize) {
     let told = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok().filter(|n| *n > 0);
     let seen = terminal_size::terminal_size().map(|(w, h)| (usize::from(w.0), usize::from(h.0)));
@@ -226,6 +226,7 @@ fn size() -> (usize, usize) {
     (cols, rows.saturating_sub(2).clamp(8, 40))
 }
 
+/// Draws the curves.
 pub fn plot(args: &PlotArgs) -> Result<(), Failure> {
     let mut runs = args.runs.iter().map(|dir| Curves::read(dir)).collect::<Result<Vec<_>, _>>()?;
     name(&mut runs, &args.runs);

@@ -1,9 +1,8 @@
-//! `perilune profile`: where the time of a training step goes, by recipe line and kernel by kernel, and what bounds it.
+//! `perilune profile`: measures the time of a training step by recipe line and by kernel, and compares it with the roofline.
 //!
-//! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
-//! itself (by events on a GPU), which costs the overlap that a plain run has. Waits of the host are those of plain steps before
-//! that. What the device reaches is measured first, in memory that is none of the recipe's.
-//! Nothing is written but the timeline, if one is asked for.
+//! A few steps warm up, so that compilation and autotuning are not counted; then each kernel is timed by itself (by events on
+//! a GPU), without the overlap of a plain run. Waits of the host are measured in plain steps before that. The roofline is
+//! measured on a backend of its own. Nothing is written except the timeline of `--trace`.
 
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
@@ -34,8 +33,7 @@ pub struct ProfileArgs {
     device: DeviceArgs,
 }
 
-/// What the device reaches. Its buffers lie in a device of their own, so that what is said of the recipe's memory is the
-/// recipe's.
+/// Measures the roofline on a backend of its own, so that the memory report has the recipe's buffers only.
 fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
     let print = Rc::new(|_: &str| ());
     let options = RuntimeOptions { backend: device.open()?, params: Vec::new(), strict: true, print };
@@ -43,6 +41,7 @@ fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
     Ok(runtime.ceiling(precision)?)
 }
 
+/// Profiles a recipe and prints the tables.
 pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
     // Loading a script is running it, with all that it writes.

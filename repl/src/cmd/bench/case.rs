@@ -15,7 +15,8 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The figures of a case by name, in microseconds or bytes; `error` says what went wrong on our side, `rival_error` on theirs.
+    /// Measures a case. Returns the figures by name, in microseconds or bytes; `error` is an error of this side, `rival_error`
+    /// of the other.
     pub fn run(&self, name: &str, rival: Option<&mut Rival>) -> Map<String, Value> {
         let mut out = Map::new();
         let result = match FIRST.iter().find(|f| f.0 == name) {
@@ -72,7 +73,7 @@ impl Case<'_> {
         }
     }
 
-    /// Until the first step is done: with a cache of kernels made for this case, and on their side with inductor's.
+    /// Measures the time to the end of the first step, with an empty or full kernel cache (of inductor on the other side).
     fn first(
         &self,
         case: &str,
@@ -109,7 +110,7 @@ impl Case<'_> {
     }
 }
 
-/// Keeps the larger of the peak so far and this one.
+/// Stores the larger of the peak so far and this one.
 fn peak(out: &mut Map<String, Value>, key: &str, bytes: u64) {
     let so_far = out.get(key).and_then(Value::as_u64).unwrap_or(0);
     out.insert(key.into(), bytes.max(so_far).into());

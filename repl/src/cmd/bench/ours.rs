@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Microseconds of a run, seconds of the first, and the most bytes of the device's memory that the process had.
+/// A measurement: microseconds of a run, seconds of the first one, peak bytes of device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
     pub micros: f64,
@@ -13,6 +13,7 @@ pub struct Figure {
     pub bytes: u64,
 }
 
+/// How this program is started for a case.
 pub struct Ours<'a> {
     pub folder: &'a Path,
     pub family: &'static str,
@@ -39,6 +40,7 @@ impl Ours<'_> {
         Err(format!("ours: {line}"))
     }
 
+    /// Lists the cases of the device, derived ones included.
     pub fn cases(&self) -> Result<Vec<String>, Failure> {
         let out = self.run("list", 0.0, None).map_err(Failure::System)?;
         let mut names: Vec<String> = out.lines().map(str::to_string).collect();
@@ -47,11 +49,12 @@ impl Ours<'_> {
         Ok(names)
     }
 
+    /// Measures a case for about so many seconds, with its own kernel cache if one is given.
     pub fn measure(&self, case: &str, seconds: f64, cache: Option<&Path>) -> Result<Figure, String> {
         figure(&self.run(case, seconds, cache)?)
     }
 
-    /// Whether peaks of memory are shown: not on the CPU, where PyTorch does not count its own.
+    /// Whether peaks of memory are shown: not on the CPU, where PyTorch does not count them.
     pub fn counts_memory(&self) -> bool {
         self.family != "cpu"
     }

@@ -15,7 +15,7 @@ pub struct Rival {
 }
 
 impl Rival {
-    /// Starts Python; `Err` says why there is no rival.
+    /// Starts Python; an error is the reason for having no rival.
     pub fn start(args: &BenchArgs, folder: &Path, family: &str, threads: usize) -> Result<Rival, String> {
         let python = args.python.display();
         let mut command = Command::new(&args.python);
@@ -45,6 +45,7 @@ impl Rival {
         }
     }
 
+    /// Measures a case; the answer is the JSON object of `rival.py`.
     pub fn ask(&mut self, case: &str, seconds: f64, compile: bool) -> Result<Value, String> {
         let line = json!({ "case": case, "seconds": seconds, "compile": compile });
         writeln!(self.to, "{line}").and_then(|()| self.to.flush()).map_err(|_| "PyTorch's side is gone".to_string())?;

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value};
 
+/// Formats the head of the table.
 pub fn header(memory: bool) -> String {
     let line = format!("{:<24}{:>12}{:>12}{:>12}{:>8}{:>7}", "case", "ours", "eager", "compile", "ratio", "goal");
     if memory { format!("{line}{:>11}{:>8}{:>9}", "GiB: ours", "eager", "compile") } else { line }
 }
 
-/// A case's line under [`header`].
+/// Formats a case as a line under [`header`].
 pub fn row(name: &str, out: &Map<String, Value>, memory: bool) -> String {
     let cell = |key: &str, digits: usize| match out.get(key).and_then(Value::as_f64) {
         Some(v) => format!("{v:.digits$}"),
