@@ -60,7 +60,7 @@ impl PlaceArgs {
     /// a value that a flag does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Rc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
-        if let Err(e) = perilune_core::switch::check() {
+        if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
@@ -99,7 +99,7 @@ fn is_list(text: &str) -> bool {
 
 /// Parses an amount of memory.
 fn amount(text: &str) -> std::result::Result<usize, String> {
-    let found = perilune_core::bytes::parse(text).filter(|n| *n > 0);
+    let found = perilune_core::byte_size::parse(text).filter(|n| *n > 0);
     found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
 }
 

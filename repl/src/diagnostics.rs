@@ -10,15 +10,21 @@ use std::rc::Rc;
 pub fn plans(runtime: &Runtime, out: &Rc<ConsoleOut>) {
     gpu_source(runtime);
     let out = out.clone();
-    runtime.host().engine.borrow_mut().plans_shown.listen(Some(Rc::new(move |plan| out.note(plan.trim_end()))));
+    runtime
+        .host()
+        .engine
+        .borrow_mut()
+        .diagnostics
+        .plans_shown
+        .listen(Some(Rc::new(move |plan| out.note(plan.trim_end()))));
 }
 
 /// Reports every other notice of the engine as a warning of the run.
 pub fn notices(runtime: &Runtime, printer: Rc<RunPrinter>) {
-    runtime.host().engine.borrow_mut().notices.listen(Some(Rc::new(move |text| printer.warning(text))));
+    runtime.host().engine.borrow_mut().diagnostics.notices.listen(Some(Rc::new(move |text| printer.warning(text))));
 }
 
 /// Lets plans include GPU source code on a machine without a GPU.
 pub fn gpu_source(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::Paper::default()));
 }

@@ -25,12 +25,12 @@ impl Backend for Aligned {
         self.0.describe()
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        self.0.keeps(node)
+    fn has_kernel(&self, node: &Node) -> bool {
+        self.0.has_kernel(node)
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        self.0.writes(node, output, layout)
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        self.0.can_store_layout(node, output, layout)
     }
 
     fn row_bytes(&self) -> Option<usize> {

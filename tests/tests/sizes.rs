@@ -85,12 +85,14 @@ impl Backend for Plans {
         self.gpu.describe()
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        self.gpu.keeps(node) || conv::keeps(node)
+    fn has_kernel(&self, node: &Node) -> bool {
+        self.gpu.has_kernel(node) || conv::has_kernel(node)
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        [attention::writes, conv::writes, pool::writes].iter().any(|writes| writes(node, output, layout))
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        [attention::can_store_layout, conv::can_store_layout, pool::can_store_layout]
+            .iter()
+            .any(|writes| writes(node, output, layout))
     }
 
     fn row_bytes(&self) -> Option<usize> {

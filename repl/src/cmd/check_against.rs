@@ -7,7 +7,7 @@ use crate::console_out::ConsoleOut;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::format::grouped;
-use perilune_lua::{Handover, Parked, Recipe, Run, Runtime, Taking};
+use perilune_lua::{DroppedStates, Recipe, Run, Runtime, StateMigration, Taking};
 use perilune_train::history::{self, Version};
 use perilune_train::{Resume, Source, params, record_of};
 use serde_json::{Map, Value};
@@ -71,15 +71,16 @@ pub fn against(
         Failure::Usage(format!("{what}: {}", e.message()))
     })?;
     let before = old.recipe.params()?;
-    let old_kernels = old.run.outline()?;
+    let old_kernels = old.run.fingerprint()?;
 
     // As a reload would: params stay unless their defaults were edited.
     let loaded = runtime.params();
     runtime.set_texts(&[]);
     runtime.keep_params(loaded.kept, loaded.defaults);
     let new = build.build(&source.text, &source.path, &Version::of(Vec::new()))?;
-    let handover = new.run.take_over(perilune_lua::Source::Run(&old.run), &Parked::default(), Taking::Fitting)?;
-    let kernels = new.run.outline()?;
+    let handover =
+        new.run.take_over(perilune_lua::Source::Run(&old.run), &DroppedStates::default(), Taking::Fitting)?;
+    let kernels = new.run.fingerprint()?;
 
     let mut files = vec![(source.path.clone(), source.text.clone())];
     files.extend(runtime.required());
@@ -115,7 +116,7 @@ pub fn against(
 }
 
 /// Formats rows about the States; the moments of the optimizer are counted apart.
-fn states(h: &Handover, migrates: bool) -> Vec<(&'static str, String)> {
+fn states(h: &StateMigration, migrates: bool) -> Vec<(&'static str, String)> {
     let moments = |path: &str| path.starts_with("optim.");
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let kept = h.kept.iter().filter(|(to, _)| !moments(to)).count();

@@ -8,7 +8,7 @@ use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
-use perilune_core::bytes::show;
+use perilune_core::byte_size::show;
 use perilune_lua::profile::{self, Ceiling};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_train::{Source, calls_recipe};
@@ -70,7 +70,7 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let before = splits(&runtime);
     for pass in 0..2 {
         // The second pass without events: what a step takes in a plain run, and what the host waits for in it.
-        runtime.host().engine.borrow_mut().waits = (pass == 1).then(Default::default);
+        runtime.host().engine.borrow_mut().diagnostics.host_stalls = (pass == 1).then(Default::default);
         let start = Instant::now();
         for k in 0..steps {
             let result = run.step()?;
@@ -83,14 +83,15 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         }
     }
     let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps);
-    let waits = runtime.host().engine.borrow_mut().waits.take().unwrap_or_default();
-    runtime.host().engine.borrow_mut().profile = Some(Default::default());
+    let waits = runtime.host().engine.borrow_mut().diagnostics.host_stalls.take().unwrap_or_default();
+    runtime.host().engine.borrow_mut().diagnostics.profile = Some(Default::default());
     for _ in 0..steps {
         run.step()?;
     }
     let engine = runtime.host().engine.borrow();
-    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.sites)).unwrap_or_default();
-    let waits = waits.list(&engine.sites);
+    let timings =
+        engine.diagnostics.profile.as_ref().map(|p| p.timings(&engine.recorder.source_map)).unwrap_or_default();
+    let waits = waits.list(&engine.recorder.source_map);
     let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     screen.line(&format!(

@@ -3,7 +3,7 @@
 use super::{Flow, Prompt, input, plot};
 use crate::console_out;
 use crate::failure::Failure;
-use perilune_core::bytes::show;
+use perilune_core::byte_size::show;
 use perilune_core::error::did_you_mean;
 use perilune_cuda::Cuda;
 use perilune_lua::Console;

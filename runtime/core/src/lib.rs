@@ -5,22 +5,23 @@
 #![forbid(unsafe_code)]
 
 pub mod amp;
-pub mod bytes;
+pub mod byte_size;
 pub mod dtype;
+pub mod env_flags;
 pub mod error;
 pub mod grad;
 pub mod graph;
-pub mod host;
+pub mod host_tensor;
 pub mod interrupt;
+pub mod modes;
 pub mod ops;
 pub mod philox;
 pub mod scalar;
 pub mod shape;
-pub mod site;
-pub mod switch;
+pub mod source_loc;
 
 pub use dtype::{Category, DType};
 pub use error::{Error, Kind, Result};
 pub use graph::{Graph, NodeId, Number};
-pub use host::HostTensor;
+pub use host_tensor::HostTensor;
 pub use shape::{Layout, MAX_RANK, Shape};

@@ -67,12 +67,12 @@ impl Backend for Cpu {
         format!("cpu ({n} thread{}, {})", if n == 1 { "" } else { "s" }, self.isa.name())
     }
 
-    fn keeps(&self, node: &Node) -> bool {
+    fn has_kernel(&self, node: &Node) -> bool {
         // Elsewhere the bias can share a map with what follows.
         node.op == &LINEAR && node.dtype.size() == 2
     }
 
-    fn writes(&self, node: &Node, output: usize, _: &Layout) -> bool {
+    fn can_store_layout(&self, node: &Node, output: usize, _: &Layout) -> bool {
         let swaps = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &movement::CAT;
         output == 0 && swaps
     }

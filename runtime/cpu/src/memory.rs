@@ -3,7 +3,7 @@
 //! A training step asks for the same output sizes again and again; blocks go back to a free list by size, so that a step
 //! neither maps memory nor faults pages in. The list is bounded. Fresh blocks are zeroed: no byte is ever uninitialised.
 
-use perilune_core::bytes;
+use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_plan::{DeviceBuffer, Memory};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
@@ -77,7 +77,7 @@ impl Block {
         match ptr {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
             None => {
-                let asked = bytes::show(capacity);
+                let asked = byte_size::show(capacity);
                 Err(Error::memory("cpu", format!("out of memory: the system has no {asked} more to give")))
             }
         }
@@ -141,9 +141,9 @@ impl FreeList {
             if used + capacity > limit {
                 let message = format!(
                     "out of memory: {} more are asked for, {} of {} are in use",
-                    bytes::show(capacity),
-                    bytes::show(used),
-                    bytes::show(limit)
+                    byte_size::show(capacity),
+                    byte_size::show(used),
+                    byte_size::show(limit)
                 );
                 return Err(Error::memory("cpu", message));
             }

@@ -8,9 +8,9 @@ use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use crate::search::Search;
 use perilune_core::Layout;
+use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::switch;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
 use std::cell::{OnceCell, RefCell};
@@ -65,7 +65,7 @@ impl Cuda {
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
             _workspace: workspace,
-            replay: switch::REPLAY.is_on(true),
+            replay: env_flags::REPLAY.is_on(true),
             search: Search::of_env(),
             heap,
             device,
@@ -123,13 +123,14 @@ impl Backend for Cuda {
         crate::nvml::probe(&self.shared.device.pci_address()?)
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        crate::compile::keeps(node, &self.shared.device.props)
-            || (crate::conv::keeps(node) && self.shared.dnn().is_some())
+    fn has_kernel(&self, node: &Node) -> bool {
+        crate::compile::has_kernel(node, &self.shared.device.props)
+            || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        let kernels = [crate::attention::writes, crate::conv::writes, crate::library::pool::writes];
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        let kernels =
+            [crate::attention::can_store_layout, crate::conv::can_store_layout, crate::library::pool::can_store_layout];
         kernels.iter().any(|writes| writes(node, output, layout))
     }
 
@@ -199,7 +200,7 @@ impl Backend for Cuda {
 impl Machine {
     /// cuDNN, if it is there and wanted.
     pub fn dnn(&self) -> Option<&Dnn> {
-        self.dnn.get_or_init(|| if switch::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        self.dnn.get_or_init(|| if env_flags::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

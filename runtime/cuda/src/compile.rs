@@ -42,12 +42,12 @@ const WORTH_TIMING: f64 = 1e8;
 const FAULT_WORDS: usize = 3;
 
 /// Whether a fused op has a kernel of its own here.
-pub fn keeps(node: &Node, props: &Props) -> bool {
+pub fn has_kernel(node: &Node, props: &Props) -> bool {
     // In f64 a sum is not rounded before its bias is added, whoever adds it.
     (node.op == &LINEAR && node.dtype != DType::F64)
-        || attention::keeps(node)
-        || library::pool::keeps(node)
-        || fp8::keeps(node, props.arch)
+        || attention::has_kernel(node)
+        || library::pool::has_kernel(node)
+        || fp8::has_kernel(node, props.arch)
 }
 
 /// The launches of a library call, without its epilogue.
@@ -151,7 +151,7 @@ pub(crate) struct Compiled {
     cells: Option<Rc<Cells>>,
     scratch: usize,
     runs: Cell<u64>,
-    /// Inputs that it writes: States.
+    /// Inputs that the program writes: States.
     writes: Vec<usize>,
     program: Arc<Program>,
     shared: Rc<Machine>,

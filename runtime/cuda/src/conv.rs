@@ -11,8 +11,8 @@ use perilune_core::graph::Node;
 use perilune_core::ops::Op;
 use perilune_core::ops::conv::{CONV2D, CONV2D_BACKWARD_INPUT, CONV2D_BACKWARD_WEIGHT};
 use perilune_core::{DType, Layout, Shape};
-use perilune_plan::channels;
 use perilune_plan::ir::{Library, Operand};
+use perilune_plan::passes::nhwc;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,7 +64,7 @@ pub fn is(op: &Op) -> bool {
 
 /// Whether a node is a convolution that cuDNN can run. One with a bias is one without, and an addition; one with more zeros
 /// on one side than on the other ("same" with an even kernel) is left to its decomposition.
-pub fn keeps(node: &Node) -> bool {
+pub fn has_kernel(node: &Node) -> bool {
     kind(node.op).is_some()
         && node.inputs.len() == 2
         && matches!(node.dtype, DType::BF16 | DType::F16)
@@ -73,7 +73,7 @@ pub fn keeps(node: &Node) -> bool {
 }
 
 /// Whether the result can be written through `layout`.
-pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
+pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
     output == 0 && kind(node.op).is_some() && is_last(layout)
 }
 
@@ -149,7 +149,7 @@ pub fn parts(l: &Library) -> Result<Parts> {
                 }
                 (Arg::Value(v, at), layout, 0)
             }
-            Operand::Constant(bits, ..) => (Arg::I64(0), channels::last(shape), attention::bits_of(bits, l.dtypes[0])),
+            Operand::Constant(bits, ..) => (Arg::I64(0), nhwc::last(shape), attention::bits_of(bits, l.dtypes[0])),
         };
         let to = room(shape.numel() * 2);
         before.launches.push(attention::copy(l.dtypes[0], from, &layout.permute(&[0, 2, 3, 1]), fill, to.clone()));

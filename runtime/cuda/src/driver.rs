@@ -14,7 +14,7 @@ use crate::find;
 use crate::launch::{Boxes, Props};
 use cudarc::driver::sys;
 use perilune_core::DType;
-use perilune_core::bytes;
+use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
@@ -226,9 +226,9 @@ impl Range {
         let out = |free: usize| {
             let message = format!(
                 "out of memory: {} more are asked for, {} of {} are free",
-                bytes::show(more),
-                bytes::show(free),
-                bytes::show(self.device.total_bytes)
+                byte_size::show(more),
+                byte_size::show(free),
+                byte_size::show(self.device.total_bytes)
             );
             Error::memory(&format!("cuda:{}", self.device.ordinal), message)
         };

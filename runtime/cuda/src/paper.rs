@@ -36,12 +36,12 @@ impl Backend for Paper {
         format!("a GPU (sm_{major}{minor}, {} SMs)", self.0.sms)
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        compile::keeps(node, &self.0)
+    fn has_kernel(&self, node: &Node) -> bool {
+        compile::has_kernel(node, &self.0)
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        crate::attention::writes(node, output, layout)
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        crate::attention::can_store_layout(node, output, layout)
     }
 
     fn row_bytes(&self) -> Option<usize> {

@@ -12,8 +12,8 @@ use crate::driver::{Address, Device, Event};
 use cudarc::cublaslt::sys;
 use half::{bf16, f16};
 use perilune_core::DType;
+use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Result;
-use perilune_core::switch::{self, Setting};
 use std::path::PathBuf;
 
 /// Of a result so many pieces of so many bytes are compared.
@@ -36,7 +36,7 @@ pub enum Search {
 
 impl Search {
     pub fn of_env() -> Search {
-        Search::of(switch::TUNE.setting())
+        Search::of(env_flags::TUNE.setting())
     }
 
     fn of(setting: Option<Setting>) -> Search {

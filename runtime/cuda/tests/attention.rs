@@ -31,7 +31,7 @@ fn node_with(dtype: DType, d: usize, scale: f64, mask: bool, documents: bool) ->
     let inputs: Vec<NodeId> = [q, q, q].into_iter().chain(mask).chain(given).collect();
     let attrs = [1, bits(scale), 0, d as i64, d as i64, i64::from(documents)];
     let a = g.push(&ATTENTION, &inputs, &attrs).unwrap();
-    attention::keeps(g.node(a))
+    attention::has_kernel(g.node(a))
 }
 
 #[test]
@@ -55,9 +55,9 @@ fn kernels_take_f32_whose_products_may_be_tf32() {
     let g = &mut Graph::new();
     let q = g.leaf(&create::LEAF, Shape::of(&[2, 5, 64]), DType::F32, &[], 0);
     for tf32 in [false, true] {
-        g.tf32 = tf32;
+        g.modes.tf32 = tf32;
         let a = g.push(&ATTENTION, &[q, q, q], &[1, bits(0.125), 0, 64, 64, 0]).unwrap();
-        assert_eq!((g.node(a).tf32, attention::keeps(g.node(a))), (tf32, true));
+        assert_eq!((g.node(a).tf32, attention::has_kernel(g.node(a))), (tf32, true));
     }
 }
 

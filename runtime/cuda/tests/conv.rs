@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 
 fn gpu() -> NullWith {
     NullWith {
-        keeps: |n| conv::keeps(n) || pool::keeps(n),
-        writes: |n, output, l| conv::writes(n, output, l) || pool::writes(n, output, l),
+        has_kernel: |n| conv::has_kernel(n) || pool::has_kernel(n),
+        can_store_layout: |n, output, l| conv::can_store_layout(n, output, l) || pool::can_store_layout(n, output, l),
     }
 }
 
@@ -41,7 +41,7 @@ fn record(g: &mut Graph, name: &str, positional: &[Value], options: &[(&str, i64
 }
 
 fn plan(g: &Graph, roots: Vec<NodeId>) -> Program {
-    let request = Request { roots, commits: Vec::new(), ..Request::default() };
+    let request = Request { roots, state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
     let p = perilune_plan::cache::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
@@ -148,7 +148,7 @@ fn what_is_kept() {
     let g = &mut Graph::new();
     let (x, w) = (leaf(g, &[1, 8, 5, 5], DType::BF16), leaf(g, &[8, 8, 3, 2], DType::BF16));
     let y = g.push(by_name("conv2d").unwrap(), &[x, w], &[1, 1, 1, 0, 1, 1, 1, 1, 1]).unwrap();
-    assert!(!conv::keeps(g.node(y)), "one zero at the end only");
+    assert!(!conv::has_kernel(g.node(y)), "one zero at the end only");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn only_whole_images_channels_last_are_written() {
     let g = &mut Graph::new();
     let (x, w) = (leaf(g, &[2, 16, 9, 9], DType::BF16), leaf(g, &[8, 16, 3, 3], DType::BF16));
     let y = record(g, "conv2d", &[Value::Tensor(x), Value::Tensor(w)], &[]);
-    let last = perilune_plan::channels::last(g.shape(y));
-    assert!(conv::writes(g.node(y), 0, &last));
-    assert!(!conv::writes(g.node(y), 0, &Layout::contiguous(g.shape(y))));
+    let last = perilune_plan::passes::nhwc::last(g.shape(y));
+    assert!(conv::can_store_layout(g.node(y), 0, &last));
+    assert!(!conv::can_store_layout(g.node(y), 0, &Layout::contiguous(g.shape(y))));
 }

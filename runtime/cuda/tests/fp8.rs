@@ -14,7 +14,7 @@ use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::{Options, Request, Tracer};
 
 fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
-    let request = Request { roots: vec![root], commits: Vec::new(), ..Request::default() };
+    let request = Request { roots: vec![root], state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(&s.g, &request, |_| None);
     let gpu = Paper(Props { arch, ..Props::H200 });

@@ -7,10 +7,10 @@
 //!
 //! Not here: guessing dtypes behind the caller's back, dates, decimal commas, or tables larger than memory.
 
+use crate::csv_records::{self, Records};
 use crate::error::{Error, Result, quote};
-use crate::records::{self, Records};
 use perilune_core::error::did_you_mean;
-use perilune_core::host::{push_f64, push_i64};
+use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, Shape};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ impl Rows {
         let mut records = Records::open(path, options.max_bytes, options.comment, given)?;
         let delimiter = match given {
             Some(d) => d,
-            None => records::detect(records.peek(16)?),
+            None => csv_records::detect(records.peek(16)?),
         };
         let mut rows = Rows {
             path: path.to_path_buf(),
@@ -237,8 +237,8 @@ impl Rows {
 
     fn push(&mut self, line: u64, record: &str, delimiter: u8) -> Result<()> {
         let before = self.ends.len();
-        records::split(record, delimiter, &mut self.text, &mut self.ends)
-            .map_err(|(place, rule)| Error::line(&self.path, line, place, rule).hint(records::QUOTE_CURE))?;
+        csv_records::split(record, delimiter, &mut self.text, &mut self.ends)
+            .map_err(|(place, rule)| Error::line(&self.path, line, place, rule).hint(csv_records::QUOTE_CURE))?;
         let cells = self.ends.len() - before;
         if self.lines.is_empty() {
             self.num_columns = cells;

@@ -7,18 +7,18 @@
 //! Not here: the graph, devices, Lua, and anything that fetches from a network.
 #![forbid(unsafe_code)]
 
-pub mod batches;
 pub mod csv;
+mod csv_records;
 pub mod error;
 pub mod file;
 pub mod gather;
+mod gzip_text;
 pub mod image;
 pub mod images;
-mod inflate;
 pub mod npy;
 pub mod npz;
-mod records;
 pub mod safetensors;
+pub mod sample_order;
 pub mod shards;
 pub mod split;
 pub mod text;

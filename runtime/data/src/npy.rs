@@ -235,7 +235,7 @@ impl Header {
         if let Some(widen) = self.kind.widen {
             let mut wide = Vec::with_capacity(self.shape.numel() * self.kind.dtype.size());
             for element in bytes.chunks_exact(size) {
-                perilune_core::host::push_i64(self.kind.dtype, widen(element), &mut wide);
+                perilune_core::host_tensor::push_i64(self.kind.dtype, widen(element), &mut wide);
             }
             bytes = wide;
         }

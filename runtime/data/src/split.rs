@@ -5,8 +5,8 @@
 //! order, the other parts by name first and `train` last, and fractions are rounded to a billionth, where 1 - 0.2 and
 //! 0.8 are the same number. Not here: splits by group or by class.
 
-use crate::batches::{Permutation, Stream};
 use crate::error::{Error, Result, quote};
+use crate::sample_order::{Permutation, Stream};
 
 const WHOLE: u64 = 1_000_000_000;
 

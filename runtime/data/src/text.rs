@@ -6,8 +6,8 @@
 
 use crate::csv::check_code_dtype;
 use crate::error::{Error, Result, quote};
-use crate::inflate;
-use perilune_core::host::push_i64;
+use crate::gzip_text;
+use perilune_core::host_tensor::push_i64;
 use perilune_core::{DType, HostTensor, Shape};
 use std::io::Read;
 use std::path::Path;
@@ -18,8 +18,8 @@ pub const MAX_BYTES: u64 = 1 << 32;
 /// The text of a UTF-8 file, plain or gzipped.
 pub fn read(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
-    let read = inflate::open(path, MAX_BYTES)?.read_to_end(&mut bytes);
-    read.map_err(|e| inflate::read_error(path, MAX_BYTES, e))?;
+    let read = gzip_text::open(path, MAX_BYTES)?.read_to_end(&mut bytes);
+    read.map_err(|e| gzip_text::read_error(path, MAX_BYTES, e))?;
     if bytes.starts_with(b"\xef\xbb\xbf") {
         bytes.drain(..3);
     }

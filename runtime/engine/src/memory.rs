@@ -5,10 +5,10 @@
 
 use crate::engine::{Engine, Fault};
 use perilune_core::error::{Error, Kind};
-use perilune_core::site::Site;
-use perilune_core::{DType, Shape, bytes};
+use perilune_core::source_loc::SourceLoc;
+use perilune_core::{DType, Shape, byte_size};
 use perilune_plan::ir::Storage;
-use perilune_plan::{Memory, Sketch, memory, show};
+use perilune_plan::{Memory, PlannedStep, memory, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -67,7 +67,7 @@ impl Role {
 #[derive(Clone, Debug)]
 pub struct Owner {
     pub role: Role,
-    pub site: Site,
+    pub loc: SourceLoc,
     pub nbytes: usize,
     pub count: usize,
     /// The largest of them.
@@ -91,26 +91,26 @@ impl Report {
 }
 
 /// One tensor in memory.
-pub(crate) type Entry = (Role, Site, DType, Shape, usize);
+pub(crate) type Entry = (Role, SourceLoc, DType, Shape, usize);
 
 impl Engine {
     /// Who holds memory, with what the largest plan so far keeps while it runs.
     pub fn memory(&self) -> Report {
-        self.report(self.largest.as_ref(), false)
+        self.report(self.executor.largest.as_ref(), false)
     }
 
     /// `planned`: the plan's outputs are not held yet, and count.
-    fn report(&self, plan: Option<&Sketch>, planned: bool) -> Report {
+    fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
-        entries.extend(self.copies.iter().flat_map(|c| c.entries()));
-        entries.extend(self.values().map(|v| (v.role, v.site, v.dtype, v.shape, v.buffer.nbytes())));
+        entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
+        entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.buffer.nbytes())));
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));
         }
-        let mut by_line: HashMap<(Role, Site), (Owner, usize)> = HashMap::new();
-        for (role, site, dtype, shape, nbytes) in entries {
-            let new = || (Owner { role, site, nbytes: 0, count: 0, dtype, shape }, 0);
-            let (owner, most) = by_line.entry((role, site)).or_insert_with(new);
+        let mut by_line: HashMap<(Role, SourceLoc), (Owner, usize)> = HashMap::new();
+        for (role, loc, dtype, shape, nbytes) in entries {
+            let new = || (Owner { role, loc, nbytes: 0, count: 0, dtype, shape }, 0);
+            let (owner, most) = by_line.entry((role, loc)).or_insert_with(new);
             owner.nbytes += nbytes;
             owner.count += 1;
             // Of equal bytes the order of a hash map must not choose.
@@ -119,8 +119,8 @@ impl Engine {
             }
         }
         let mut owners: Vec<Owner> = by_line.into_values().map(|o| o.0).filter(|o| o.nbytes > 0).collect();
-        owners.sort_by_key(|o| (std::cmp::Reverse(o.nbytes), o.role, o.site));
-        Report { device: self.backend.memory(), owners }
+        owners.sort_by_key(|o| (std::cmp::Reverse(o.nbytes), o.role, o.loc));
+        Report { device: self.executor.backend.memory(), owners }
     }
 
     /// The owners as lines of a table.
@@ -128,12 +128,18 @@ impl Engine {
         let line = |o: &Owner| {
             let many = if o.count > 1 { format!("{} tensors, such as ", o.count) } else { String::new() };
             let what = format!("{many}{} {}", o.dtype, o.shape);
-            format!("{:>9}  {:<11}  {:<40}  {}", bytes::show(o.nbytes), o.role.name(), what, self.sites.show(o.site))
+            format!(
+                "{:>9}  {:<11}  {:<40}  {}",
+                byte_size::show(o.nbytes),
+                o.role.name(),
+                what,
+                self.recorder.source_map.show(o.loc)
+            )
         };
         let mut out: Vec<String> = report.owners.iter().take(most).map(|o| line(o).trim_end().to_string()).collect();
         let rest: usize = report.owners.iter().skip(most).map(|o| o.nbytes).sum();
         if rest > 0 {
-            out.push(format!("{:>9}  in {} smaller ones", bytes::show(rest), report.owners.len() - most));
+            out.push(format!("{:>9}  in {} smaller ones", byte_size::show(rest), report.owners.len() - most));
         }
         out
     }
@@ -143,13 +149,13 @@ impl Engine {
         if fault.error.kind != Kind::Memory {
             return fault;
         }
-        let plan = self.attempt.as_ref();
+        let plan = self.executor.attempt.as_ref();
         let report = self.report(plan, true);
         let budget = fault.error.op == "memory_budget";
-        if budget && fault.site.is_none() {
+        if budget && fault.loc.is_none() {
             // A recipe's step has no line that is being run: the one that takes the most.
             let planned = |o: &&Owner| matches!(o.role, Role::Activations | Role::Gradients | Role::Results);
-            fault.site = report.owners.iter().find(planned).map(|o| o.site).filter(|s| *s != Site::NONE);
+            fault.loc = report.owners.iter().find(planned).map(|o| o.loc).filter(|s| *s != SourceLoc::NONE);
         }
         let mut text = std::mem::take(&mut fault.error.message);
         if let Some(plan) = plan {
@@ -157,8 +163,8 @@ impl Engine {
             let _ = write!(
                 text,
                 "\n  what was to run keeps {} in between and hands out {}",
-                bytes::show(p.arena_bytes),
-                bytes::show(p.outputs.iter().sum())
+                byte_size::show(p.arena_bytes),
+                byte_size::show(p.outputs.iter().sum())
             );
         }
         text.push_str("\n  the largest owners:");
@@ -172,17 +178,19 @@ impl Engine {
 }
 
 /// What a plan keeps in its arena when that is fullest, and, if asked, what it hands out.
-fn plan_entries(plan: &Sketch, outputs: bool) -> Vec<Entry> {
+fn plan_entries(plan: &PlannedStep, outputs: bool) -> Vec<Entry> {
     let p = &plan.program;
     let entry = |v: &perilune_plan::ir::Value| {
         let backward = v.origin.position().and_then(|at| plan.backward.get(at)).is_some_and(|b| *b);
         let role = if backward { Role::Gradients } else { Role::Activations };
-        (role, show::place(v.origin, &plan.sites), v.dtype, v.shape, v.nbytes())
+        (role, show::place(v.origin, &plan.source_map), v.dtype, v.shape, v.nbytes())
     };
     let mut out: Vec<Entry> = memory::fullest(p).iter().map(|v| entry(&p.values[v.0 as usize])).collect();
     if outputs {
         let handed = p.values.iter().filter(|v| matches!(v.storage, Storage::Output(_)));
-        out.extend(handed.map(|v| (Role::Results, show::place(v.origin, &plan.sites), v.dtype, v.shape, v.nbytes())));
+        out.extend(
+            handed.map(|v| (Role::Results, show::place(v.origin, &plan.source_map), v.dtype, v.shape, v.nbytes())),
+        );
     }
     out
 }
@@ -215,7 +223,7 @@ fn cures(report: &Report, budget: bool) -> String {
 
 /// An error of the budget itself, before anything ran.
 pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
-    bytes::parse(text).filter(|n| *n > 0).ok_or_else(|| {
+    byte_size::parse(text).filter(|n| *n > 0).ok_or_else(|| {
         Error::argument("memory_budget", format!("\"{text}\" is no amount of memory"))
             .hint("write it as in \"20GiB\" or \"512 MiB\"")
     })

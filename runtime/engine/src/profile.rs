@@ -1,7 +1,7 @@
 //! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline. And
 //! where the host waits: for data, and for the device in the middle of a step.
 
-use perilune_core::site::{Site, Sites};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_plan::ir::Kernel;
 use perilune_plan::{Plan, show};
 use std::collections::HashMap;
@@ -53,23 +53,24 @@ impl Bound {
 
 /// What the host waited for, since it was switched on; by recipe line.
 #[derive(Default)]
-pub struct Waits {
-    by: HashMap<(Bound, Site), (f64, u64)>,
+pub struct HostStalls {
+    by: HashMap<(Bound, SourceLoc), (f64, u64)>,
 }
 
-impl Waits {
-    pub fn add(&mut self, bound: Bound, site: Site, seconds: f64) {
-        let sum = self.by.entry((bound, site)).or_default();
+impl HostStalls {
+    pub fn add(&mut self, bound: Bound, loc: SourceLoc, seconds: f64) {
+        let sum = self.by.entry((bound, loc)).or_default();
         sum.0 += seconds;
         sum.1 += 1;
     }
 
     /// Longest first.
-    pub fn list(&self, sites: &Sites) -> Vec<Wait> {
-        let place = |b: Bound, s: Site| if b == Bound::Data { "recipe.data".to_string() } else { sites.show(s) };
-        let wait = |((bound, site), (seconds, count)): (&(Bound, Site), &(f64, u64))| Wait {
+    pub fn list(&self, source_map: &SourceMap) -> Vec<Wait> {
+        let place =
+            |b: Bound, s: SourceLoc| if b == Bound::Data { "recipe.data".to_string() } else { source_map.show(s) };
+        let wait = |((bound, loc), (seconds, count)): (&(Bound, SourceLoc), &(f64, u64))| Wait {
             bound: *bound,
-            place: place(*bound, *site),
+            place: place(*bound, *loc),
             seconds: *seconds,
             count: *count,
         };
@@ -140,30 +141,30 @@ impl Timing {
 impl Profile {
     /// The time slots of a plan that is about to run.
     pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
-        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.sketch.program.kernels.len()] };
+        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.step.program.kernels.len()] };
         let entry = self.plans.entry(Rc::as_ptr(plan)).or_insert_with(new);
         entry.runs += 1;
         &mut entry.seconds
     }
 
     /// All kernels: slowest plan first, each in the order it runs them.
-    pub fn timings(&self, sites: &Sites) -> Vec<Timing> {
+    pub fn timings(&self, source_map: &SourceMap) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();
         let total = |e: &Entry| e.seconds.iter().sum::<f64>();
         // Times tie only where there are none; then the larger plan comes first.
         plans.sort_by(|a, b| total(b).total_cmp(&total(a)).then(b.seconds.len().cmp(&a.seconds.len())));
         let mut out = Vec::new();
         for (at, e) in plans.into_iter().enumerate() {
-            for (kernel, seconds) in e.plan.sketch.program.kernels.iter().zip(&e.seconds) {
+            for (kernel, seconds) in e.plan.step.program.kernels.iter().zip(&e.seconds) {
                 out.push(Timing {
                     plan: at,
                     runs: e.runs,
                     name: show::name(kernel),
                     space: show::space(kernel),
-                    place: sites.show(show::place(kernel.origin(), &e.plan.sketch.sites)),
+                    place: source_map.show(show::place(kernel.origin(), &e.plan.step.source_map)),
                     routine: matches!(kernel, Kernel::Library(_)),
                     seconds: seconds / e.runs as f64,
-                    cost: show::cost(&e.plan.sketch.program, kernel),
+                    cost: show::cost(&e.plan.step.program, kernel),
                 });
             }
         }
@@ -227,7 +228,7 @@ fn percent(share: Option<f64>, width: usize) -> String {
 }
 
 /// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, what bounds most of
-/// its time and before it the percent of that ceiling. Waits of the host, over as many steps, have lines of their own:
+/// its time and before it the percent of that ceiling. HostStalls of the host, over as many steps, have lines of their own:
 /// they have no kernels, and may pass beside kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
@@ -412,11 +413,11 @@ mod tests {
 
     #[test]
     fn waits_of_the_host_have_lines_of_their_own() {
-        let mut waits = Waits::default();
-        waits.add(Bound::Data, Site::NONE, 1e-3);
-        waits.add(Bound::Sync, Site::NONE, 2e-3);
-        waits.add(Bound::Data, Site::NONE, 2e-3);
-        let mut list = waits.list(&Sites::default());
+        let mut waits = HostStalls::default();
+        waits.add(Bound::Data, SourceLoc::NONE, 1e-3);
+        waits.add(Bound::Sync, SourceLoc::NONE, 2e-3);
+        waits.add(Bound::Data, SourceLoc::NONE, 2e-3);
+        let mut list = waits.list(&SourceMap::default());
         assert_eq!((list[0].bound, list[0].count, list[1].bound), (Bound::Data, 2, Bound::Sync));
         list[1].place = "a.lua:3".into();
         let c = Ceiling { bytes: 1e9, flops: 1e12 };

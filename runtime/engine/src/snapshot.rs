@@ -38,12 +38,12 @@ impl Drop for Copies {
 }
 
 /// What statistics know of a snapshot.
-pub(crate) struct Copied {
+pub(crate) struct SnapshotBytes {
     held: Arc<AtomicUsize>,
     entries: Vec<Entry>,
 }
 
-impl Copied {
+impl SnapshotBytes {
     /// One for each State, while the copies live.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let lives = self.held.load(Ordering::Acquire) > 0;
@@ -69,12 +69,12 @@ impl Engine {
             };
             parts.push((buffer, nbytes));
             metas.push((info.dtype, info.shape));
-            entries.push((Role::Checkpoint, self.states.site(id), info.dtype, info.shape, nbytes));
+            entries.push((Role::Checkpoint, self.states.loc(id), info.dtype, info.shape, nbytes));
         }
-        let room = self.memory_budget.map(|b| b.saturating_sub(self.backend.memory().allocated));
-        let snapshot = self.backend.snapshot(&parts, room)?;
+        let room = self.executor.memory_budget.map(|b| b.saturating_sub(self.executor.backend.memory().allocated));
+        let snapshot = self.executor.backend.snapshot(&parts, room)?;
         let (held, waited) = (snapshot.held.clone(), snapshot.waited.clone());
-        self.copies = Some(Copied { held: held.clone(), entries });
+        self.snapshot = Some(SnapshotBytes { held: held.clone(), entries });
         Ok(Copies { metas, snapshot: Some(snapshot), held, waited })
     }
 }

@@ -1,10 +1,11 @@
 //! The step scope and its plain sibling, the flush.
 
 use crate::engine::{Engine, Fault};
-use crate::state::{Held, StateId};
+use crate::recorder::Deferred;
+use crate::state::StateId;
+use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
-use perilune_core::switch::{self, Setting};
 use perilune_plan::Request;
 
 /// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
@@ -33,14 +34,14 @@ pub enum PrintPlan {
 impl Switches {
     pub fn from_env() -> Switches {
         Switches {
-            fusion: switch::FUSION.is_on(true),
-            print_plan: match switch::PRINT_PLAN.setting() {
+            fusion: env_flags::FUSION.is_on(true),
+            print_plan: match env_flags::PRINT_PLAN.setting() {
                 Some(Setting::Word(_)) => PrintPlan::Source,
                 Some(Setting::On) => PrintPlan::Kernels,
                 Some(Setting::Off) | None => PrintPlan::Off,
             },
-            check_nan: switch::CHECK_NAN.is_on(false),
-            report_misses: switch::REPORT_MISSES.is_on(true),
+            check_nan: env_flags::CHECK_NAN.is_on(false),
+            report_misses: env_flags::REPORT_MISSES.is_on(true),
         }
     }
 }
@@ -76,21 +77,21 @@ impl Engine {
 
     /// Whether something was recorded or assigned since the generation began.
     pub fn is_dirty(&self) -> bool {
-        !self.graph.is_empty() || !self.states.pending().is_empty()
+        !self.recorder.graph.is_empty() || !self.states.pending().is_empty()
     }
 
     /// Whether a recording outside a step has grown so long that it should be flushed.
     pub fn wants_flush(&self) -> bool {
-        self.step.depth == 0 && self.graph.len() > FLUSH_NODES
+        self.step.depth == 0 && self.recorder.graph.len() > FLUSH_NODES
     }
 
     /// Evaluates everything that is still held, writes all assignments and starts a new generation.
     ///
     /// The caller collects garbage first, so that "held" means what the script can reach.
     pub fn flush(&mut self) -> Result<(), Fault> {
-        let roots = self.held();
+        let roots = self.recorder.held();
         let wanted = self.wanted();
-        self.drop_unreachable(&wanted, false);
+        self.recorder.drop_unreachable(&wanted, false);
         self.finish(roots, true)
     }
 
@@ -98,23 +99,23 @@ impl Engine {
     fn wanted(&mut self) -> Vec<NodeId> {
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         wanted.extend(self.states.grads_mut().filter_map(|held| match held {
-            Held::Node(id) => Some(*id),
-            Held::Value(_) => None,
+            Deferred::Node(id) => Some(*id),
+            Deferred::Value(_) => None,
         }));
         wanted
     }
 
     /// Whether so much was evaluated outside of a step that what nobody holds of it is worth having back.
     pub fn is_crowded(&self) -> bool {
-        self.step.depth == 0 && self.made_bytes > CROWD_BYTES
+        self.step.depth == 0 && self.recorder.made_bytes > CROWD_BYTES
     }
 
     /// Lets go of evaluated values that nobody holds. The caller collects garbage first. What depends on them computes them
     /// again, should it be asked for.
-    pub fn shed(&mut self) {
+    pub fn release_unreachable(&mut self) {
         let wanted = self.wanted();
-        self.drop_unreachable(&wanted, true);
-        self.made_bytes = 0;
+        self.recorder.drop_unreachable(&wanted, true);
+        self.recorder.made_bytes = 0;
     }
 
     /// Ends an implicit step of a plain loop: a flush that also moves the random counters on.
@@ -135,7 +136,7 @@ impl Engine {
         }
         self.step.depth = 1;
         self.step.keep.clear();
-        self.step.draws = self.graph.rng.occurrence;
+        self.step.draws = self.recorder.graph.rng.occurrence;
         Ok(())
     }
 
@@ -150,7 +151,7 @@ impl Engine {
         roots.extend_from_slice(results);
         self.step.depth = 0;
         if let Err(fault) = self.finish(roots, false) {
-            self.graph.rng.occurrence = self.step.draws;
+            self.recorder.graph.rng.occurrence = self.step.draws;
             return Err(fault);
         }
         self.advance();
@@ -165,7 +166,7 @@ impl Engine {
         // Who pressed Ctrl-C wants the step undone, not half done.
         let asked = perilune_core::interrupt::pause();
         // The next step draws what this one would have.
-        self.graph.rng.occurrence = self.step.draws;
+        self.recorder.graph.rng.occurrence = self.step.draws;
         let ended = self.finish(Vec::new(), false);
         perilune_core::interrupt::resume(asked);
         ended
@@ -173,52 +174,52 @@ impl Engine {
 
     fn advance(&mut self) {
         self.step.finished += 1;
-        self.graph.rng.step = self.graph.rng.step.wrapping_add(1);
-        self.graph.rng.occurrence = 0;
+        self.recorder.graph.rng.step = self.recorder.graph.rng.step.wrapping_add(1);
+        self.recorder.graph.rng.occurrence = 0;
     }
 
     fn finish(&mut self, mut roots: Vec<NodeId>, keep_grads: bool) -> Result<(), Fault> {
         if keep_grads {
             for held in self.states.grads_mut() {
-                if let Held::Node(id) = held {
+                if let Deferred::Node(id) = held {
                     roots.push(*id);
                 }
             }
         }
         roots.sort_unstable();
         roots.dedup();
-        let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
-        roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
+        let leaf = |e: &Engine, id: NodeId| e.recorder.graph.node(id).op == &perilune_core::ops::create::LEAF;
+        roots.retain(|id| !leaf(self, *id) && !self.recorder.has_value(*id));
         let request = self.states.request(roots);
-        if !(request.roots.is_empty() && request.commits.is_empty())
+        if !(request.roots.is_empty() && request.state_writes.is_empty())
             && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
             let asked = perilune_core::interrupt::pause();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
-            let stands = initial.commits.is_empty() || self.run_with_copies(initial).is_ok();
+            let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
             perilune_core::interrupt::resume(asked);
             if !stands {
                 self.keep_initial();
                 return Err(fault);
             }
             self.states.written();
-            self.turn();
+            self.recorder.end_generation();
             return Err(fault);
         }
         if keep_grads {
             let mut kept = Vec::new();
             for held in self.states.grads_mut() {
-                if let Held::Node(id) = held {
+                if let Deferred::Node(id) = held {
                     kept.push(*id);
                 }
             }
             for id in kept {
                 let value = self.value_of(id)?;
                 for held in self.states.grads_mut() {
-                    if matches!(held, Held::Node(n) if *n == id) {
-                        *held = Held::Value(value.clone());
+                    if matches!(held, Deferred::Node(n) if *n == id) {
+                        *held = Deferred::Value(value.clone());
                     }
                 }
             }
@@ -226,7 +227,7 @@ impl Engine {
             self.states.clear_grads();
         }
         self.states.written();
-        self.turn();
+        self.recorder.end_generation();
         Ok(())
     }
 
@@ -235,30 +236,25 @@ impl Engine {
         if !self.switches.check_nan {
             return Ok(());
         }
-        let nodes = request.roots.iter().copied().chain(request.commits.iter().map(|c| c.1));
+        let nodes = request.roots.iter().copied().chain(request.state_writes.iter().map(|c| c.1));
         for (k, id) in nodes.enumerate() {
-            let node = self.graph.node(id);
+            let node = self.recorder.graph.node(id);
             if !node.dtype.is_float() {
                 continue;
             }
-            let (name, shape, site) = (node.op.name, node.shape, self.graph.site_of(id));
+            let (name, shape, loc) = (node.op.name, node.shape, self.recorder.graph.loc_of(id));
             let value = match k.checked_sub(request.roots.len()) {
                 None => self.read_node(id)?,
-                Some(c) => self.read_written(StateId(request.commits[c].0))?,
+                Some(c) => self.read_written(StateId(request.state_writes[c].0))?,
             };
             if let Some(at) = (0..value.numel()).find(|&i| !value.get_f64(i).is_finite()) {
                 let what = if k < request.roots.len() { "result" } else { "new value of a State" };
                 let message = format!("the {what} ({name}, shape {shape}) has {} at element {at}", value.get_f64(at));
                 let hint = "lower the learning rate, clip gradients, or look before it for log, division and exp of large numbers";
                 let error = Error::new(perilune_core::Kind::System, "check_nan", message).hint(hint);
-                return Err(Fault { error, site: Some(site) });
+                return Err(Fault { error, loc: Some(loc) });
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn has_value(&self, id: NodeId) -> bool {
-        self.is_evaluated(crate::Handle { generation: self.generation(), id })
-            && self.graph.node(id).op != &perilune_core::ops::create::STATE
     }
 }

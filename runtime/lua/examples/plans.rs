@@ -16,11 +16,13 @@ const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 /// What a GPU keeps in 16 bits: linear layers, attention, which writes through strides all but its saved sums, and
 /// convolutions and pools, channels last.
 const GPU: NullWith = NullWith {
-    keeps: |n| {
+    has_kernel: |n| {
         [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name)
             || (over_images(n) && (n.inputs.len() == 2 || POOLS.contains(&n.op)))
     },
-    writes: |n, output, _| n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0) || over_images(n),
+    can_store_layout: |n, output, _| {
+        n.op.name == ATTENTION_BACKWARD || (n.op.name == ATTENTION && output == 0) || over_images(n)
+    },
 };
 
 fn over_images(n: &Node) -> bool {

@@ -41,9 +41,9 @@ end
 
 fn main() {
     // Some fused ops stay whole, as on a GPU.
-    let keeps = |n: &perilune_core::graph::Node| n.op == &perilune_core::ops::matmul::LINEAR;
+    let has_kernel = |n: &perilune_core::graph::Node| n.op == &perilune_core::ops::matmul::LINEAR;
     let options = RuntimeOptions {
-        backend: Rc::new(NullWith { keeps, writes: |_, _, _| false }),
+        backend: Rc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
         params: Vec::new(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),

@@ -6,7 +6,7 @@
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use mlua::Error as LuaError;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Fault;
 use std::fmt;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 /// What to raise.
 pub enum Raise {
     /// From the engine, at the line being run unless the fault names its own.
-    Fault(Fault, Site),
+    Fault(Fault, SourceLoc),
 }
 
 /// Classifies an error by its origin, so that callers never compare messages.
@@ -68,20 +68,20 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
 /// Raises [`Cause::LeftBreakpoint`] at the line being run.
 pub fn left_breakpoint(host: &Rc<Host>, lua: &mlua::Lua) -> LuaError {
     let error = perilune_core::Error::argument("", "left at a breakpoint");
-    let raised = raised(host, Raise::Fault(error.into(), current_site(host, lua)));
+    let raised = raised(host, Raise::Fault(error.into(), current_loc(host, lua)));
     LuaError::external(Raised { cause: Cause::LeftBreakpoint, ..raised })
 }
 
 fn raised(host: &Rc<Host>, what: Raise) -> Raised {
     let Raise::Fault(fault, here) = what;
     let engine = host.engine.borrow();
-    let own = fault.site.filter(|s| *s != Site::NONE);
-    let site = own.unwrap_or(here);
-    let (file, line) = match engine.sites.get(site) {
+    let own = fault.loc.filter(|s| *s != SourceLoc::NONE);
+    let loc = own.unwrap_or(here);
+    let (file, line) = match engine.recorder.source_map.get(loc) {
         Some((file, line)) => (Some(file.to_string()), line),
         None => (None, 0),
     };
-    let while_at = own.filter(|s| *s != here && here != Site::NONE).map(|_| engine.sites.show(here));
+    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.recorder.source_map.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
     let cause = match e.kind {
@@ -102,14 +102,14 @@ pub fn argument(
 ) -> LuaError {
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
-    raise(host, Raise::Fault(error.into(), current_site(host, lua)))
+    raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
 }
 
 /// The line being run; the beginning of the recipe where none of its lines is.
-fn current_site(host: &Rc<Host>, lua: &mlua::Lua) -> Site {
-    match host.site(lua) {
-        Site::NONE => lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(Site::NONE),
-        site => site,
+fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
+    match host.loc(lua) {
+        SourceLoc::NONE => lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(SourceLoc::NONE),
+        loc => loc,
     }
 }
 

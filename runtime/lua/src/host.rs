@@ -4,7 +4,8 @@ use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
 use perilune_core::graph::NodeId;
-use perilune_core::site::Site;
+use perilune_core::modes::Modes;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::{Engine, Fault};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -23,15 +24,15 @@ pub struct Host {
     pub engine: RefCell<Engine>,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
-    /// The last site looked up: most lines record several ops.
-    last_site: Cell<(usize, u32, Site)>,
+    /// The last loc looked up: most lines record several ops.
+    last_site: Cell<(usize, u32, SourceLoc)>,
     files: RefCell<HashMap<usize, (String, u32)>>,
     calls: Cell<u32>,
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
     /// Where the custom function was called whose backward runs: the line of what the standard library records in it.
-    pub called_at: Cell<Site>,
+    pub called_at: Cell<SourceLoc>,
     /// What `pl.breakpoint()` does; without it, nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Where names that are made at a breakpoint live, from one to the next.
@@ -39,16 +40,31 @@ pub struct Host {
 }
 
 impl Host {
+    /// Runs `f` under graph modes that `set` changes, and restores them, also after an error.
+    pub fn with_modes<T>(&self, set: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
+        let before = {
+            let modes = &mut self.engine.borrow_mut().recorder.graph.modes;
+            let before = *modes;
+            set(modes);
+            before
+        };
+        let out = f();
+        let modes = &mut self.engine.borrow_mut().recorder.graph.modes;
+        // The line is that of the call recorded last, whatever the scope.
+        *modes = Modes { loc: modes.loc, ..before };
+        out
+    }
+
     pub fn new(engine: Engine) -> Rc<Host> {
         Rc::new(Host {
             engine: RefCell::new(engine),
             dropped: RefCell::default(),
-            last_site: Cell::new((0, 0, Site::NONE)),
+            last_site: Cell::new((0, 0, SourceLoc::NONE)),
             files: RefCell::default(),
             calls: Cell::new(0),
             customs: RefCell::default(),
             next_custom: Cell::new(1),
-            called_at: Cell::new(Site::NONE),
+            called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
             scratch: RefCell::default(),
         })
@@ -68,14 +84,14 @@ impl Host {
         let mut engine = self.engine.borrow_mut();
         for r in dropped.drain(..) {
             match r {
-                Ref::Node(h) => engine.release(h),
+                Ref::Node(h) => engine.recorder.release(h),
                 Ref::State(s) => engine.release_state(s),
             }
         }
     }
 
     /// The recipe line being run: the innermost frame that is not the runtime's own Lua.
-    pub fn site(&self, lua: &Lua) -> Site {
+    pub fn loc(&self, lua: &Lua) -> SourceLoc {
         let mut first = None;
         for level in 1..32 {
             let found = lua.inspect_stack(level, |d| {
@@ -95,19 +111,19 @@ impl Host {
                 let file = match files.get(&key) {
                     Some((known, file)) if known == name => *file,
                     _ => {
-                        let file = engine.sites.file(&name[1..]);
+                        let file = engine.recorder.source_map.file(&name[1..]);
                         files.insert(key, (name.to_string(), file));
                         file
                     }
                 };
-                let site = engine.sites.intern(file, line);
-                self.last_site.set((key, line, site));
-                Some(site)
+                let loc = engine.recorder.source_map.intern(file, line);
+                self.last_site.set((key, line, loc));
+                Some(loc)
             });
             match found {
                 None => break,
-                Some(Some(site)) => {
-                    first = Some(site);
+                Some(Some(loc)) => {
+                    first = Some(loc);
                     break;
                 }
                 Some(None) => {}
@@ -118,7 +134,7 @@ impl Host {
 
     /// Runs `f` on the engine with the current recipe line set; an error becomes a Lua error that names it.
     pub fn record<T>(self: &Rc<Host>, lua: &Lua, f: impl FnOnce(&mut Engine) -> Result<T, Fault>) -> mlua::Result<T> {
-        let site = self.site(lua);
+        let loc = self.loc(lua);
         let calls = self.calls.get().wrapping_add(1);
         self.calls.set(calls);
         if calls.is_multiple_of(LOOK_EVERY) || self.engine.borrow().is_crowded() {
@@ -126,15 +142,15 @@ impl Host {
         }
         let result = {
             let mut engine = self.engine.borrow_mut();
-            engine.graph.site = site;
+            engine.recorder.graph.modes.loc = loc;
             f(&mut engine)
         };
-        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
     /// A Lua tensor for a node of the current generation.
     pub fn tensor(self: &Rc<Host>, id: NodeId) -> Tensor {
-        let handle = self.engine.borrow_mut().handle(id);
+        let handle = self.engine.borrow_mut().recorder.handle(id);
         Tensor::new(self, Ref::Node(handle))
     }
 
@@ -146,14 +162,14 @@ impl Host {
             self.flush(lua)?;
         } else if self.engine.borrow().is_crowded() {
             self.collect(lua)?;
-            self.engine.borrow_mut().shed();
+            self.engine.borrow_mut().release_unreachable();
         }
         Ok(())
     }
 
     /// Collects once the script has made so much that what it dropped is worth having back.
     pub fn collect_if_due(&self, lua: &Lua) -> mlua::Result<()> {
-        if self.engine.borrow().fresh_bytes > COLLECT_BYTES {
+        if self.engine.borrow().recorder.fresh_bytes > COLLECT_BYTES {
             self.collect(lua)?;
         }
         Ok(())
@@ -164,7 +180,7 @@ impl Host {
         let tight = {
             let engine = self.engine.borrow();
             let m = engine.backend().memory();
-            m.limit.is_some_and(|l| m.allocated > l / 4 * 3 && engine.fresh_bytes > l / 64)
+            m.limit.is_some_and(|l| m.allocated > l / 4 * 3 && engine.recorder.fresh_bytes > l / 64)
         };
         if tight { self.collect(lua) } else { Ok(()) }
     }
@@ -173,24 +189,24 @@ impl Host {
     pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
         lua.gc_collect()?;
         self.settle();
-        self.engine.borrow_mut().fresh_bytes = 0;
+        self.engine.borrow_mut().recorder.fresh_bytes = 0;
         Ok(())
     }
 
     /// Evaluates what the script can still reach and starts a new generation.
     pub fn flush(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
         self.collect(lua)?;
-        let site = self.site(lua);
+        let loc = self.loc(lua);
         let result = self.engine.borrow_mut().flush();
         self.customs.borrow_mut().clear();
-        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, site)))
+        result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
     /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.
     pub fn take_notices(&self) -> Vec<String> {
         let mut engine = self.engine.borrow_mut();
-        let mut out = engine.plans_shown.take();
-        out.extend(engine.notices.take());
+        let mut out = engine.diagnostics.plans_shown.take();
+        out.extend(engine.diagnostics.notices.take());
         out
     }
 }

@@ -1,7 +1,7 @@
 //! Folders of images for Lua: a thin binding of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
 
+use crate::data_bindings::{fail, folder, text_arg, upload};
 use crate::functions::host;
-use crate::native::{fail, folder, text_arg, upload};
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
 use perilune_data::images::{Crop, Folder, Item, Reader};
 use std::sync::Arc;

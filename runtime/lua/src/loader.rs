@@ -4,7 +4,7 @@
 use crate::args::show;
 use crate::functions::{self, host};
 use crate::runtime::Place;
-use crate::{errors, frames};
+use crate::{errors, no_tail_calls};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn load(
         _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
     };
     let mut out = MultiValue::new();
-    match frames::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
+    match no_tail_calls::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),
         Err(e) => {
             out.push_back(Value::Nil);
@@ -85,7 +85,7 @@ fn load(
 pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
     let pl = lua.create_table()?;
     functions::install(lua, &pl)?;
-    crate::native::install(lua, &pl)?;
+    crate::data_bindings::install(lua, &pl)?;
     let meta = lua.create_table()?;
     meta.set(
         "__index",
@@ -292,7 +292,8 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
     }
     let host = host(lua)?;
     let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name) {
-        let module = frames::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?;
+        let module =
+            no_tail_calls::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?;
         if let Value::Table(t) = &module {
             keep(lua, t)?;
         }
@@ -339,7 +340,7 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
         {
             place.required.push((file.clone(), text.clone()));
         }
-        frames::compile(lua, &text, &chunk_name(file), None)?.call::<Value>(name.as_str())?
+        no_tail_calls::compile(lua, &text, &chunk_name(file), None)?.call::<Value>(name.as_str())?
     };
     let value = if value.is_nil() { Value::Boolean(true) } else { value };
     loaded.raw_set(name, value.clone())?;

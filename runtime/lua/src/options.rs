@@ -7,7 +7,7 @@ use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::error::did_you_mean;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use std::collections::BTreeMap;
 
 /// What a Lua value is, for the rule "an option has the type of its default".
@@ -71,15 +71,15 @@ pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua
 }
 
 /// The recipe line on which a function begins; none if it is the runtime's own.
-pub fn written_at(host: &Host, f: &Function) -> Site {
+pub fn written_at(host: &Host, f: &Function) -> SourceLoc {
     let info = f.info();
     match info.source.zip(info.line_defined) {
         Some((source, line)) if source.starts_with('@') && !source.starts_with(INTERNAL) => {
-            let sites = &mut host.engine.borrow_mut().sites;
-            let file = sites.file(&source[1..]);
-            sites.intern(file, line as u32)
+            let source_map = &mut host.engine.borrow_mut().recorder.source_map;
+            let file = source_map.file(&source[1..]);
+            source_map.intern(file, line as u32)
         }
-        _ => Site::NONE,
+        _ => SourceLoc::NONE,
     }
 }
 
@@ -89,11 +89,11 @@ pub fn error(
     (op, message, hint, at): (String, String, Option<String>, Option<Function>),
 ) -> mlua::Result<()> {
     let host = host(lua)?;
-    let site = at.map_or(Site::NONE, |f| written_at(&host, &f));
-    if site != Site::NONE {
+    let loc = at.map_or(SourceLoc::NONE, |f| written_at(&host, &f));
+    if loc != SourceLoc::NONE {
         let mut error = perilune_core::Error::argument(&op, message);
         error.hint = hint;
-        return Err(errors::raise(&host, errors::Raise::Fault(error.into(), site)));
+        return Err(errors::raise(&host, errors::Raise::Fault(error.into(), loc)));
     }
     Err(errors::argument(&host, lua, &op, message, hint))
 }
@@ -287,9 +287,9 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
         }
     };
     t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;
-    let site = host.site(lua);
+    let loc = host.loc(lua);
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
-        seen.recipe = Some(site);
+        seen.recipe = Some(loc);
     }
     let meta = lua.create_table()?;
     meta.set("__name", "perilune.recipe")?;

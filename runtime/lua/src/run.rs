@@ -418,7 +418,7 @@ impl Run {
     pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
         let (mut paths, mut ids) = (Vec::new(), Vec::new());
         for (path, state) in self.list_states()? {
-            ids.push(crate::handover::id_of(&state)?);
+            ids.push(crate::state_migration::id_of(&state)?);
             paths.push(path);
         }
         Ok((paths, self.host.record(&self.lua, |engine| engine.snapshot(&ids))?))
@@ -460,12 +460,12 @@ impl Run {
 
     /// Seed and step of the random numbers.
     pub fn rng(&self) -> (u64, u32) {
-        let rng = self.host.engine.borrow().graph.rng;
+        let rng = self.host.engine.borrow().recorder.graph.rng;
         (rng.seed, rng.step)
     }
 
     pub fn set_rng(&self, (seed, step): (u64, u32)) {
-        self.host.engine.borrow_mut().graph.rng = RngState { seed, step, occurrence: 0 };
+        self.host.engine.borrow_mut().recorder.graph.rng = RngState { seed, step, occurrence: 0 };
     }
 
     /// How many States the run has.

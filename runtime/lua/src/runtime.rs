@@ -4,9 +4,9 @@ use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
 use crate::run::Recipe;
-use crate::{frames, loader};
+use crate::{loader, no_tail_calls};
 use mlua::{Function, Lua, Table, Value};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
@@ -52,7 +52,7 @@ pub struct Params {
     /// The defaults of the loaded file, as text.
     pub defaults: BTreeMap<String, String>,
     /// Where `pl.recipe` was called.
-    pub recipe: Option<Site>,
+    pub recipe: Option<SourceLoc>,
     /// The recipe asked for params.
     pub used: bool,
     pub names: Vec<String>,
@@ -270,9 +270,9 @@ impl Runtime {
     /// Runs source text under a chunk name (`@file` or `=name`).
     pub fn load_text(&self, text: &str, name: &str) -> Result<Loaded, Failed> {
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
-        let compiled = match frames::compile(&self.lua, &format!("return {text}"), name, None) {
+        let compiled = match no_tail_calls::compile(&self.lua, &format!("return {text}"), name, None) {
             Ok(expression) if !name.starts_with('@') => expression,
-            _ => frames::compile(&self.lua, &text, name, None)?,
+            _ => no_tail_calls::compile(&self.lua, &text, name, None)?,
         };
         let value: Value = compiled.call(())?;
         match value {

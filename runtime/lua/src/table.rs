@@ -6,7 +6,7 @@ use crate::functions::host;
 use crate::options;
 use crate::tensor::{Ref, Tensor};
 use mlua::{Lua, Table, Value};
-use perilune_core::host::{push_f64, push_i64};
+use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, MAX_RANK, Shape};
 
 /// `pl.tensor(value, {dtype})`: from a number, a boolean, or nested lists of them.
@@ -32,8 +32,8 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
         let r = RefGuard(t.what);
         let id = host.record(lua, |engine| {
             let id = r.node(engine)?;
-            let dtype = dtype.unwrap_or(engine.graph.dtype(id));
-            Ok(engine.graph.cast(id, dtype)?)
+            let dtype = dtype.unwrap_or(engine.recorder.graph.dtype(id));
+            Ok(engine.recorder.graph.cast(id, dtype)?)
         })?;
         return Ok(host.tensor(id));
     }

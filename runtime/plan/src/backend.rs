@@ -61,7 +61,7 @@ pub struct Snapshot {
     pub held: Arc<AtomicUsize>,
     /// Why the caller had to wait until the bytes were on the host, on a device that can do without.
     pub waited: Option<String>,
-    /// Waits for the device and gives the bytes of each buffer.
+    /// ControlDeps for the device and gives the bytes of each buffer.
     pub bytes: Box<dyn FnOnce() -> Result<Vec<Vec<u8>>> + Send>,
 }
 
@@ -81,11 +81,11 @@ pub trait Backend {
     fn describe(&self) -> String;
 
     /// Whether this device runs a fused op as one kernel; otherwise the planner takes its decomposition.
-    fn keeps(&self, node: &Node) -> bool;
+    fn has_kernel(&self, node: &Node) -> bool;
 
     /// Whether the kernel of a library op, or of one that it keeps, can write that output through `layout`; in order it always
     /// can.
-    fn writes(&self, _node: &Node, _output: usize, _layout: &Layout) -> bool {
+    fn can_store_layout(&self, _node: &Node, _output: usize, _layout: &Layout) -> bool {
         false
     }
 
@@ -151,7 +151,7 @@ pub trait Backend {
 pub trait Executable {
     /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
     ///
-    /// An error (an index out of range) names the kernel's place as [`Failure`]; inputs that the program commits to may
+    /// An error (an index out of range) names the kernel's place as [`Failure`]; inputs that the program state_writes to may
     /// then be partly written, so backends check before they write where they can.
     ///
     /// With `times`, the seconds each kernel took are added to its entry there (one a kernel, in order).
@@ -191,8 +191,8 @@ impl DeviceBuffer for NullBuffer {
 /// The null device with kernels of its own for some fused ops, as a GPU has them.
 #[derive(Clone, Copy, Debug)]
 pub struct NullWith {
-    pub keeps: fn(&Node) -> bool,
-    pub writes: fn(&Node, usize, &Layout) -> bool,
+    pub has_kernel: fn(&Node) -> bool,
+    pub can_store_layout: fn(&Node, usize, &Layout) -> bool,
 }
 
 struct NullProgram;
@@ -212,7 +212,7 @@ impl Backend for Null {
         "null (plans, runs nothing)".into()
     }
 
-    fn keeps(&self, _: &Node) -> bool {
+    fn has_kernel(&self, _: &Node) -> bool {
         false
     }
 
@@ -247,12 +247,12 @@ impl Backend for NullWith {
         Null.describe()
     }
 
-    fn keeps(&self, node: &Node) -> bool {
-        (self.keeps)(node)
+    fn has_kernel(&self, node: &Node) -> bool {
+        (self.has_kernel)(node)
     }
 
-    fn writes(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        (self.writes)(node, output, layout)
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        (self.can_store_layout)(node, output, layout)
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {

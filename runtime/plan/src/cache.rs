@@ -2,11 +2,12 @@
 
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
+use crate::passes::{budget, remat};
 use crate::trace::{Request, Tracer, digest};
-use crate::{budget, build, fuse, lower, remat};
+use crate::{fuse, lower, program_builder};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,19 +29,19 @@ impl Default for Options {
 
 /// What is to run, and where it was recorded.
 #[derive(Clone, Debug)]
-pub struct Sketch {
+pub struct PlannedStep {
     pub program: Arc<Program>,
     /// Recipe lines of the traced nodes when it was made.
-    pub sites: Rc<[Site]>,
+    pub source_map: Rc<[SourceLoc]>,
     /// Which of them a backward pass recorded.
     pub backward: Rc<[bool]>,
 }
 
-impl Sketch {
-    fn new(g: &Graph, order: &[NodeId], program: Program) -> Sketch {
-        let sites = order.iter().map(|id| g.site_of(*id)).collect();
+impl PlannedStep {
+    fn new(g: &Graph, order: &[NodeId], program: Program) -> PlannedStep {
+        let source_map = order.iter().map(|id| g.loc_of(*id)).collect();
         let backward = order.iter().map(|id| g.remat.back_of(*id).is_some()).collect();
-        Sketch { program: Arc::new(program), sites, backward }
+        PlannedStep { program: Arc::new(program), source_map, backward }
     }
 }
 
@@ -58,7 +59,7 @@ impl From<Error> for Failed {
 
 /// A step ready to run.
 pub struct Plan {
-    pub sketch: Sketch,
+    pub step: PlannedStep,
     pub exec: Box<dyn Executable>,
     key: Vec<u32>,
     options: Options,
@@ -121,7 +122,7 @@ impl Cache {
         request: &Request,
         options: Options,
         backend: &dyn Backend,
-    ) -> std::result::Result<(Rc<Plan>, bool), (Error, Option<Sketch>)> {
+    ) -> std::result::Result<(Rc<Plan>, bool), (Error, Option<PlannedStep>)> {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
@@ -140,25 +141,25 @@ impl Cache {
         }
         self.counts.misses += 1;
         let start = std::time::Instant::now();
-        let sketch = |program| Sketch::new(g, &trace.order, program);
-        let sketch = match try_plan(g, tracer, request, options, backend) {
-            Ok(program) => sketch(program),
-            Err(failed) => return Err((failed.error, failed.least.map(|p| sketch(*p)))),
+        let step = |program| PlannedStep::new(g, &trace.order, program);
+        let step = match try_plan(g, tracer, request, options, backend) {
+            Ok(program) => step(program),
+            Err(failed) => return Err((failed.error, failed.least.map(|p| step(*p)))),
         };
         if cfg!(debug_assertions)
-            && let Err(e) = crate::check::check(&sketch.program)
+            && let Err(e) = crate::check::check(&step.program)
         {
             return Err((Error::system("plan", format!("this is a bug: {e}")), None));
         }
-        let exec = match backend.compile(sketch.program.clone()) {
+        let exec = match backend.compile(step.program.clone()) {
             Ok(exec) => exec,
-            Err(error) => return Err((error, Some(sketch))),
+            Err(error) => return Err((error, Some(step))),
         };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let last_use = std::cell::Cell::new(self.clock);
         let products = trace.order.iter().map(|id| crate::show::products(g, *id)).sum();
         let key = trace.key.clone();
-        let plan = Rc::new(Plan { sketch, exec, key, options, products, last_use });
+        let plan = Rc::new(Plan { step, exec, key, options, products, last_use });
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();
@@ -184,7 +185,7 @@ impl Cache {
     }
 
     /// Where what was just traced first differs from the plan used before it: the recipe line, and what is there.
-    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(Site, String)> {
+    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
         let last = self.last.as_ref()?;
         let new = &tracer.trace;
         if new.key == last.key {
@@ -202,10 +203,10 @@ impl Cache {
                 2 + 2 * node.attrs.len() + node.inputs.len() + if ranked { 1 + node.shape.rank() } else { 0 }
             };
             if words > at {
-                let before = last.sketch.sites.get(k).copied().unwrap_or(Site::NONE);
+                let before = last.step.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
                 let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
-                let site = if g.site_of(id) == Site::NONE { before } else { g.site_of(id) };
-                return Some((site, what));
+                let loc = if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) };
+                return Some((loc, what));
             }
         }
         None
@@ -217,8 +218,8 @@ fn hash(key: &[u32], options: Options) -> u128 {
 }
 
 fn weight(p: &Plan) -> usize {
-    let Sketch { program, sites, .. } = &p.sketch;
-    p.key.len() * 4 + sites.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
+    let PlannedStep { program, source_map, .. } = &p.step;
+    p.key.len() * 4 + source_map.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
 }
 
 /// Plans a traced request without compiling it.
@@ -236,7 +237,7 @@ fn try_plan(
     let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
         let low = lower::lower(g, tracer, request, &remat::Spans::new(g, more), backend)?;
         let fused = fuse::fuse(&low, options.fusion);
-        Ok(build::build(&low, &fused, &tracer.trace, options.fusion))
+        Ok(program_builder::build(&low, &fused, &tracer.trace, options.fusion))
     };
     let program = with(&[])?;
     match options.budget {

@@ -115,7 +115,7 @@ fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     let mut written = HashSet::new();
     for r in list {
         region(p, r)?;
-        if !crate::group::same(first, r) {
+        if !crate::horizontal_fusion::same(first, r) {
             return Err("regions of different kinds".into());
         }
         for v in r.writes().filter(|v| p.values[v.0 as usize].nbytes() > 0) {
@@ -152,7 +152,7 @@ fn epilogue(p: &Program, l: &Library, r: &Region) -> Result<(), String> {
                     return Err("the result is not read in order".into());
                 }
             }
-            Code::ReduceRow(..) | Code::ReduceCol(..) | Code::Spread(_) => return Err("not a map".into()),
+            Code::ReduceRow(..) | Code::ReduceCol(..) | Code::Broadcast(_) => return Err("not a map".into()),
             _ => {}
         }
     }
@@ -200,7 +200,7 @@ fn region(p: &Program, r: &Region) -> Result<(), String> {
                     return fault("operand of another level");
                 }
             }
-            Code::Spread(a) => {
+            Code::Broadcast(a) => {
                 if reg(*a)?.level != Level::Row || i.level != Level::Full {
                     return fault("spread is from row to full");
                 }

@@ -5,7 +5,7 @@
 //! producers' cluster, and clusters of one depth may merge, whenever everything else it reads lies less deep. Where a
 //! little that a node also reads comes too late (a weight that is cast first, the number of targets that count), a large
 //! cluster *sinks* to wait for it, with those that read the cluster, unless that would close a circle: else it would end
-//! there, and the node's kernel would read again all that the cluster holds.
+//! there, and the node's kernel would read again all that the cluster control_deps.
 //!
 //! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
 //! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
@@ -14,9 +14,9 @@
 //!
 //! Rows that a product wants with zeros behind them are stored so by the cluster that computes them.
 
-use crate::align;
 use crate::ir::Level;
 use crate::lower::Lowered;
+use crate::passes::pad_gemm;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::{Class, Generator, ReduceFn, movement};
 use perilune_core::{DType, Layout, Shape};
@@ -94,7 +94,7 @@ impl Cluster {
 
 /// Where a node runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Home {
+pub enum Assignment {
     /// Leaf, generator or view: nowhere.
     None,
     Library {
@@ -107,15 +107,15 @@ pub enum Home {
 #[derive(Debug)]
 pub struct Fusion {
     pub clusters: Vec<Cluster>,
-    pub home: Vec<Home>,
+    pub assignment: Vec<Assignment>,
     pub level: Vec<Level>,
     pub stored: Vec<bool>,
 }
 
 impl Fusion {
     pub fn cluster_of(&self, id: NodeId) -> Option<usize> {
-        match self.home[id.index()] {
-            Home::Cluster(k) => Some(find(&self.clusters, k)),
+        match self.assignment[id.index()] {
+            Assignment::Cluster(k) => Some(find(&self.clusters, k)),
             _ => None,
         }
     }
@@ -134,7 +134,7 @@ pub enum Reading {
     /// Element for element.
     Same,
     /// Each element of the producer for a run of `n / m` neighbours.
-    Spread,
+    Broadcast,
     Other,
 }
 
@@ -146,8 +146,8 @@ pub fn reading(layout: &Layout, n: usize, m: usize) -> Reading {
     match dims.len() {
         0 if n == 1 && m == 1 => Reading::Same,
         1 if n == m && strides[0] == 1 => Reading::Same,
-        1 if m == 1 && strides[0] == 0 => Reading::Spread,
-        2 if dims[0] == m && dims[0] * dims[1] == n && strides == [1, 0] => Reading::Spread,
+        1 if m == 1 && strides[0] == 0 => Reading::Broadcast,
+        2 if dims[0] == m && dims[0] * dims[1] == n && strides == [1, 0] => Reading::Broadcast,
         _ => Reading::Other,
     }
 }
@@ -159,7 +159,7 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
         low,
         out: Fusion {
             clusters: Vec::new(),
-            home: vec![Home::None; count],
+            assignment: vec![Assignment::None; count],
             level: vec![Level::Full; count],
             stored: vec![false; count],
         },
@@ -200,21 +200,21 @@ struct Ask {
 impl Fuser<'_> {
     /// What makes `base`, if a kernel does.
     fn maker(&self, base: NodeId) -> Option<Maker> {
-        match self.out.home[base.index()] {
-            Home::None => None,
-            Home::Library { .. } => {
+        match self.out.assignment[base.index()] {
+            Assignment::None => None,
+            Assignment::Library { .. } => {
                 let node = self.low.graph.node(base);
-                Some(Maker::Library(if matches!(node.op.class, Class::Part) { node.inputs[0] } else { base }))
+                Some(Maker::Library(if matches!(node.op.class, Class::TupleGet) { node.inputs[0] } else { base }))
             }
-            Home::Cluster(k) => Some(Maker::Cluster(find(&self.out.clusters, k))),
+            Assignment::Cluster(k) => Some(Maker::Cluster(find(&self.out.clusters, k))),
         }
     }
 
     fn depth(&self, m: Maker) -> u32 {
         match m {
             Maker::Cluster(k) => self.out.clusters[find(&self.out.clusters, k)].depth,
-            Maker::Library(id) => match self.out.home[id.index()] {
-                Home::Library { depth } => depth,
+            Maker::Library(id) => match self.out.assignment[id.index()] {
+                Assignment::Library { depth } => depth,
                 _ => 0,
             },
         }
@@ -236,11 +236,11 @@ impl Fuser<'_> {
 
     /// The depth that what `id` waits for asks of it.
     fn held(&self, id: NodeId) -> u32 {
-        self.low.waits(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
+        self.low.control_deps(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
     }
 
     /// Puts a cluster off until `depth`, and what reads it until after that, unless one of `before` is among it.
-    fn sink(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
+    fn delay(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
         let mut put: HashMap<Maker, u32> = HashMap::new();
         let mut queue = vec![(Maker::Cluster(k), depth)];
         while let Some((m, depth)) = queue.pop() {
@@ -264,7 +264,7 @@ impl Fuser<'_> {
         for (m, depth) in put {
             match m {
                 Maker::Cluster(k) => self.out.clusters[k].depth = depth,
-                Maker::Library(id) => self.out.home[id.index()] = Home::Library { depth },
+                Maker::Library(id) => self.out.assignment[id.index()] = Assignment::Library { depth },
             }
         }
         true
@@ -277,15 +277,15 @@ impl Fuser<'_> {
             Class::Library | Class::Fused(_) => {
                 let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
                 let depth = depth.max(self.held(id));
-                self.out.home[id.index()] = Home::Library { depth };
+                self.out.assignment[id.index()] = Assignment::Library { depth };
                 for x in &node.inputs {
                     self.reads(self.low.views[x.index()].0, Maker::Library(id));
                 }
-                for w in self.low.waits(id) {
+                for w in self.low.control_deps(id) {
                     self.reads(self.low.views[w.index()].0, Maker::Library(id));
                 }
             }
-            Class::Part => self.out.home[id.index()] = self.out.home[node.inputs[0].index()],
+            Class::TupleGet => self.out.assignment[id.index()] = self.out.assignment[node.inputs[0].index()],
             Class::Map(_) | Class::Cast => {
                 let n = node.shape.numel();
                 let reads: Reads = node.inputs.iter().map(|x| self.low.read(*x, node.shape)).collect();
@@ -303,7 +303,7 @@ impl Fuser<'_> {
 
     /// Lets the cluster that computes rows store them with zeros behind, if that is what `id` is.
     fn fill(&mut self, id: NodeId) -> bool {
-        if !fills(self.low, id) || !self.low.waits(id).is_empty() {
+        if !fills(self.low, id) || !self.low.control_deps(id).is_empty() {
             return false;
         }
         let x = self.low.graph.shape(self.low.graph.node(id).inputs[0]);
@@ -315,7 +315,7 @@ impl Fuser<'_> {
         }
         let k = self.unite(&[k], ask);
         self.out.clusters[k].nodes.push(id);
-        self.out.home[id.index()] = Home::Cluster(k);
+        self.out.assignment[id.index()] = Assignment::Cluster(k);
         true
     }
 
@@ -399,11 +399,11 @@ impl Fuser<'_> {
         for (base, _) in reads {
             self.reads(*base, Maker::Cluster(k));
         }
-        for w in self.low.waits(id) {
+        for w in self.low.control_deps(id) {
             self.reads(self.low.views[w.index()].0, Maker::Cluster(k));
         }
         self.out.clusters[k].nodes.push(id);
-        self.out.home[id.index()] = Home::Cluster(k);
+        self.out.assignment[id.index()] = Assignment::Cluster(k);
         self.out.level[id.index()] = match fold {
             None => level,
             Some(f) if f.inner == 1 => Level::Row,
@@ -471,7 +471,7 @@ impl Fuser<'_> {
                 }
             }
         }
-        self.compatible(&[to.0], ask) && self.sink(to.0, depth, &before)
+        self.compatible(&[to.0], ask) && self.delay(to.0, depth, &before)
     }
 
     /// The cluster and level at which a node over `n` elements reads `base` as a register.
@@ -483,7 +483,7 @@ impl Fuser<'_> {
         match (self.out.level[base.index()], how) {
             (Level::Full, Reading::Same) => Some((k, Level::Full)),
             (Level::Row, Reading::Same) if !reduces => Some((k, Level::Row)),
-            (Level::Row, Reading::Spread) if n == c.numel => Some((k, Level::Full)),
+            (Level::Row, Reading::Broadcast) if n == c.numel => Some((k, Level::Full)),
             _ => None,
         }
     }
@@ -543,7 +543,7 @@ pub fn fills(low: &Lowered, id: NodeId) -> bool {
     axis + 1 == node.shape.rank()
         && node.attrs[1..] == [0, 1, node.attrs[3], 0]
         && to.is_multiple_of(word)
-        && (from + 1..from + align::LINE).contains(&to)
+        && (from + 1..from + pad_gemm::LINE).contains(&to)
 }
 
 /// Elements of the space that a clustered node works over: its own, or its input's if it reduces or fills up rows.
@@ -574,7 +574,7 @@ pub fn in_register(low: &Lowered, f: &Fusion, k: usize, base: NodeId, layout: &L
         && !fills(low, base)
         && match (f.level[base.index()], reading(layout, n, m)) {
             (Level::Full | Level::Row, Reading::Same) => true,
-            (Level::Row, Reading::Spread) => n == f.clusters[k].numel,
+            (Level::Row, Reading::Broadcast) => n == f.clusters[k].numel,
             _ => false,
         }
 }
@@ -594,18 +594,18 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let mut crossing: HashMap<NodeId, SmallVec<[(usize, bool); 4]>> = HashMap::new();
     let mut loads: HashMap<usize, Vec<NodeId>> = HashMap::new();
     // What others wait for must have a kernel of its own to wait for.
-    for id in low.roots.iter().chain(&low.commits).chain(low.waits.iter().flatten()) {
+    for id in low.roots.iter().chain(&low.state_writes).chain(low.control_deps.iter().flatten()) {
         f.stored[id.index()] = true;
     }
     for id in g.ids() {
-        match f.home[id.index()] {
-            Home::Library { .. } => {
+        match f.assignment[id.index()] {
+            Assignment::Library { .. } => {
                 f.stored[id.index()] = true;
                 for x in &g.node(id).inputs {
                     f.stored[low.views[x.index()].0.index()] = true;
                 }
             }
-            Home::Cluster(_) => {
+            Assignment::Cluster(_) => {
                 let Some(k) = f.cluster_of(id) else { continue };
                 let n = source_numel(low, id);
                 f.stored[id.index()] |= fills(low, id);
@@ -613,20 +613,20 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                     if in_register(low, f, k, base, &layout, n) {
                         continue;
                     }
-                    if matches!(f.home[base.index()], Home::Cluster(_)) {
+                    if matches!(f.assignment[base.index()], Assignment::Cluster(_)) {
                         let m = g.shape(base).numel();
                         crossing.entry(base).or_default().push((k, reading(&layout, n, m) == Reading::Same));
                     }
                     loads.entry(k).or_default().push(base);
                 }
             }
-            Home::None => {}
+            Assignment::None => {}
         }
     }
     let mut exprs: Vec<Expr> = Vec::new();
     exprs.resize(g.len(), Expr::default());
     for id in g.ids() {
-        if !matches!(f.home[id.index()], Home::Cluster(_)) {
+        if !matches!(f.assignment[id.index()], Assignment::Cluster(_)) {
             continue;
         }
         let mut expr = expression(low, f, &exprs, id);
@@ -646,7 +646,7 @@ fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                     loads.entry(*k).or_default().extend(expr.frontier.iter().copied());
                 }
                 for b in &expr.frontier {
-                    if matches!(f.home[b.index()], Home::Cluster(_)) {
+                    if matches!(f.assignment[b.index()], Assignment::Cluster(_)) {
                         f.stored[b.index()] = true;
                     }
                 }
@@ -696,7 +696,7 @@ fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
             continue;
         }
         let same = reading(&layout, node.shape.numel(), g.shape(base).numel()) == Reading::Same;
-        let again = matches!(f.home[b], Home::Cluster(_)) && !f.stored[b] && same && !exprs[b].fixed;
+        let again = matches!(f.assignment[b], Assignment::Cluster(_)) && !f.stored[b] && same && !exprs[b].fixed;
         if again {
             out.flops += exprs[b].flops;
             for &x in &exprs[b].frontier {

@@ -71,7 +71,7 @@ pub type Reg = u32;
 /// Where a value lives while the program runs. All are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Storage {
-    /// The k-th input buffer. Read only, unless the program commits to it.
+    /// The k-th input buffer. Read only, unless the program state_writes to it.
     Input(u32),
     /// The k-th output buffer: allocated for each run and handed out.
     Output(u32),
@@ -127,7 +127,7 @@ pub enum Code {
     /// A change of dtype.
     Cast(Reg),
     /// A `Row` register seen at every element of its row.
-    Spread(Reg),
+    Broadcast(Reg),
     ReduceRow(ReduceFn, Reg),
     ReduceCol(ReduceFn, Reg),
 }
@@ -230,7 +230,7 @@ pub struct Library {
 pub enum Kernel {
     Region(Region),
     Library(Library),
-    /// Regions that differ in the values they touch and, where [`crate::group::same`] allows it, in their sizes. None
+    /// Regions that differ in the values they touch and, where [`crate::horizontal_fusion::same`] allows it, in their sizes. None
     /// reads or overwrites what another one writes.
     Multi(Vec<Region>),
 }

@@ -5,11 +5,11 @@
 //! over the node whose elements it reads. Where strides cannot say a reshape, and where a library op or a root needs
 //! elements in memory of their own, a copy is put in.
 
-use crate::align;
 use crate::backend::Backend;
-use crate::channels;
-use crate::outputs::Readers;
-use crate::remat::{self, Spans};
+use crate::output_layout::Readers;
+use crate::passes::nhwc;
+use crate::passes::pad_gemm;
+use crate::passes::remat::{self, Spans};
 use crate::trace::{Request, Source, Trace, Tracer};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -25,9 +25,9 @@ pub struct Lowered {
     /// For each node: the node that owns its elements, and where they lie in it.
     pub views: Vec<(NodeId, Layout)>,
     pub roots: Vec<NodeId>,
-    /// Values of the commits, in the order of `Trace::commit_inputs`.
-    pub commits: Vec<NodeId>,
-    /// The bool that guards commits, until it has become selects.
+    /// Values of the state_writes, in the order of `Trace::state_write_inputs`.
+    pub state_writes: Vec<NodeId>,
+    /// The bool that guards state_writes, until it has become selects.
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` node.
     pub slots: HashMap<NodeId, u32>,
@@ -37,29 +37,29 @@ pub struct Lowered {
     pub states: Vec<bool>,
     /// For each node, what must have been computed before it may run, although it does not read it; empty if there is no
     /// such thing in the whole step.
-    pub waits: Vec<Waits>,
+    pub control_deps: Vec<ControlDeps>,
     /// Kept ops that write their image channels last (see `channels`), until views are resolved.
     pub last: HashSet<NodeId>,
     /// Bytes that regions fill rows up to multiples of, where products want that and the backend can.
     pub fills: Option<usize>,
 }
 
-pub type Waits = SmallVec<[NodeId; 2]>;
+pub type ControlDeps = SmallVec<[NodeId; 2]>;
 
 impl Lowered {
     fn empty(states: Vec<bool>) -> Lowered {
         let graph = Graph::new();
-        let (views, roots, commits) = (Vec::new(), Vec::new(), Vec::new());
-        let (slots, inputs, waits) = (HashMap::new(), HashMap::new(), Vec::new());
+        let (views, roots, state_writes) = (Vec::new(), Vec::new(), Vec::new());
+        let (slots, inputs, control_deps) = (HashMap::new(), HashMap::new(), Vec::new());
         Lowered {
             graph,
             views,
             roots,
-            commits,
+            state_writes,
             slots,
             inputs,
             states,
-            waits,
+            control_deps,
             ok: None,
             last: HashSet::new(),
             fills: None,
@@ -67,8 +67,8 @@ impl Lowered {
     }
 
     /// What must have been computed before `id` may run, besides what it reads.
-    pub fn waits(&self, id: NodeId) -> &[NodeId] {
-        self.waits.get(id.index()).map_or(&[], |w| w)
+    pub fn control_deps(&self, id: NodeId) -> &[NodeId] {
+        self.control_deps.get(id.index()).map_or(&[], |w| w)
     }
 
     /// Where the elements that node `x` reads through `input` lie, over dims `shape` (`input` broadcasts to it).
@@ -88,17 +88,17 @@ pub fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backe
         out = remat::apply(&out, g, &tracer.trace.order, spans);
     }
     if let (Some(guard), Some(ok)) = (&request.guard, out.ok.take()) {
-        select(&mut out, ok, &guard.commits, &tracer.trace.commit_inputs)?;
+        select(&mut out, ok, &guard.state_writes, &tracer.trace.state_write_inputs)?;
     }
     for _ in 0..MAX_DEPTH {
-        let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.keeps(n);
+        let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.has_kernel(n);
         if !out.graph.nodes().iter().any(decomposes) {
             break;
         }
         out = expand(&out, backend)?;
     }
-    let out = align::apply(out, backend)?;
-    let out = merge(&channels::apply(out, backend)?, backend)?;
+    let out = pad_gemm::apply(out, backend)?;
+    let out = merge(&nhwc::apply(out, backend)?, backend)?;
     Ok(Lowered { fills: backend.row_bytes().filter(|_| backend.fills_rows()), ..out })
 }
 
@@ -112,8 +112,8 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
     let leaves = leaf_marks(g, trace);
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
-        // Sites of the lowered graph name positions in the trace: see `ir::Origin`.
-        out.graph.site = perilune_core::site::Site(k as u32 + 1);
+        // SourceMap of the lowered graph name positions in the trace: see `ir::Origin`.
+        out.graph.modes.loc = perilune_core::source_loc::SourceLoc(k as u32 + 1);
         let new = match leaves[k] {
             Some(source) => {
                 let input = by_source[&source];
@@ -133,7 +133,7 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
         }
     }
     out.roots = request.roots.iter().map(|r| NodeId(position(*r) as u32)).collect();
-    out.commits = request.commits.iter().map(|c| NodeId(position(c.1) as u32)).collect();
+    out.state_writes = request.state_writes.iter().map(|c| NodeId(position(c.1) as u32)).collect();
     out.ok = request.guard.as_ref().map(|guard| NodeId(position(guard.ok) as u32));
     out
 }
@@ -146,9 +146,9 @@ fn select(out: &mut Lowered, ok: NodeId, guarded: &[bool], inputs: &[u32]) -> Re
         leaves.entry(*input).and_modify(|first| *first = (*first).min(*leaf)).or_insert(*leaf);
     }
     for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {
-        let new = out.commits[i];
+        let new = out.state_writes[i];
         let (shape, dtype) = (out.graph.shape(new), out.graph.dtype(new));
-        out.graph.site = out.graph.site_of(new);
+        out.graph.modes.loc = out.graph.loc_of(new);
         let old = match leaves.get(input).filter(|leaf| out.graph.shape(**leaf) == shape) {
             Some(leaf) => *leaf,
             None => {
@@ -157,7 +157,7 @@ fn select(out: &mut Lowered, ok: NodeId, guarded: &[bool], inputs: &[u32]) -> Re
                 leaf
             }
         };
-        out.commits[i] = out.graph.where_(ok, new, old)?;
+        out.state_writes[i] = out.graph.where_(ok, new, old)?;
     }
     Ok(())
 }
@@ -188,14 +188,14 @@ fn leaf_marks(g: &Graph, trace: &Trace) -> Vec<Option<Source>> {
 }
 
 /// Carries a lowered step over to a new graph, with ids renamed by `map`.
-pub(crate) struct Move {
+pub(crate) struct Rewriter {
     pub out: Lowered,
     pub map: Vec<NodeId>,
 }
 
-impl Move {
-    pub fn new(from: &Lowered) -> Move {
-        Move { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
+impl Rewriter {
+    pub fn new(from: &Lowered) -> Rewriter {
+        Rewriter { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
     }
 
     fn inputs(&self, node: &Node) -> SmallVec<[NodeId; 4]> {
@@ -217,7 +217,7 @@ impl Move {
 
     pub fn finish(mut self, from: &Lowered) -> Lowered {
         self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
-        self.out.commits = from.commits.iter().map(|c| self.map[c.index()]).collect();
+        self.out.state_writes = from.state_writes.iter().map(|c| self.map[c.index()]).collect();
         self.out.ok = from.ok.map(|ok| self.map[ok.index()]);
         self.out
     }
@@ -225,22 +225,22 @@ impl Move {
 
 /// Replaces each fused node by its decomposition, one layer deep.
 fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
-    let mut to = Move::new(from);
+    let mut to = Rewriter::new(from);
     let mut parts: HashMap<NodeId, SmallVec<[NodeId; 2]>> = HashMap::new();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match node.op.class {
-            Class::Fused(decompose) if !backend.keeps(node) => {
+            Class::Fused(decompose) if !backend.has_kernel(node) => {
                 let inputs = to.inputs(node);
-                to.out.graph.tf32 = node.tf32;
+                to.out.graph.modes.tf32 = node.tf32;
                 let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;
-                to.out.graph.tf32 = false;
+                to.out.graph.modes.tf32 = false;
                 let first = outs[0];
                 parts.insert(id, outs);
                 first
             }
-            Class::Part if parts.contains_key(&node.inputs[0]) => parts[&node.inputs[0]][node.attrs[0] as usize],
+            Class::TupleGet if parts.contains_key(&node.inputs[0]) => parts[&node.inputs[0]][node.attrs[0] as usize],
             _ => to.copy(from, id),
         };
         to.map.push(new);
@@ -252,7 +252,7 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
 fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let wanted = reachable(from);
     let readers = Readers::new(from, &wanted, backend);
-    let mut to = Move::new(from);
+    let mut to = Rewriter::new(from);
     let mut seen: HashMap<Shape4, NodeId> = HashMap::new();
     for id in from.graph.ids() {
         if !wanted[id.index()] {
@@ -260,7 +260,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             to.map.push(NodeId(0));
             continue;
         }
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let node = from.graph.node(id);
         let inputs = to.inputs(node);
         if let Some(same) = trivial(&to.out, node, &inputs) {
@@ -281,7 +281,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             continue;
         }
         let new = match node.op.class {
-            Class::View(_) if node.op == &create::HOLD => {
+            Class::View(_) if node.op == &create::OPTIMIZATION_BARRIER => {
                 own(&mut to.out);
                 let seen = to.out.views[inputs[0].index()];
                 let held = to.copy(from, id);
@@ -317,7 +317,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
                 to.out.views.push((new, readers.layout(id)));
                 new
             }
-            Class::Part => {
+            Class::TupleGet => {
                 let new = to.copy(from, id);
                 to.out.views.push((new, readers.layout(id)));
                 new
@@ -330,33 +330,33 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     }
     let mut out = to.finish(from);
     for list in [true, false] {
-        let ids = if list { out.roots.clone() } else { out.commits.clone() };
+        let ids = if list { out.roots.clone() } else { out.state_writes.clone() };
         let fixed: Vec<NodeId> = ids.iter().map(|&id| whole(&mut out, id, !list)).collect();
         if list {
             out.roots = fixed;
         } else {
-            out.commits = fixed;
+            out.state_writes = fixed;
         }
     }
-    out.waits = waits(&out);
+    out.control_deps = control_deps(&out);
     Ok(out)
 }
 
 /// For each node, the nodes it must not run before: those that the `hold`s it reads through name. A view carries them on.
-fn waits(out: &Lowered) -> Vec<Waits> {
-    if !out.graph.nodes().iter().any(|n| n.op == &create::HOLD) {
+fn control_deps(out: &Lowered) -> Vec<ControlDeps> {
+    if !out.graph.nodes().iter().any(|n| n.op == &create::OPTIMIZATION_BARRIER) {
         return Vec::new();
     }
-    let mut all: Vec<Waits> = Vec::with_capacity(out.graph.len());
+    let mut all: Vec<ControlDeps> = Vec::with_capacity(out.graph.len());
     for node in out.graph.nodes() {
-        let mut list = Waits::new();
+        let mut list = ControlDeps::new();
         let mut add = |x: NodeId| {
             if !list.contains(&x) {
                 list.push(x);
             }
         };
         for (k, x) in node.inputs.iter().enumerate() {
-            if node.op == &create::HOLD && k == 1 {
+            if node.op == &create::OPTIMIZATION_BARRIER && k == 1 {
                 let base = out.views[x.index()].0;
                 let computed = out.graph.generator(base).is_none() && !out.inputs.contains_key(&base);
                 if computed {
@@ -375,7 +375,7 @@ type Shape4 = (usize, SmallVec<[NodeId; 4]>, SmallVec<[i64; 6]>, Option<u64>, Sh
 
 fn reachable(from: &Lowered) -> Vec<bool> {
     let mut wanted = vec![false; from.graph.len()];
-    for id in from.roots.iter().chain(&from.commits) {
+    for id in from.roots.iter().chain(&from.state_writes) {
         wanted[id.index()] = true;
     }
     for i in (0..wanted.len()).rev() {

@@ -5,8 +5,8 @@
 //! Linear in kernels up to the logarithm of the free list. Where that leaves holes and the program is not huge, blocks are
 //! packed anew, now that all lifetimes are known; the smallest arena stays.
 
-use crate::build::UNPLACED;
 use crate::ir::*;
+use crate::program_builder::UNPLACED;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

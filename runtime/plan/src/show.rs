@@ -5,7 +5,7 @@ use perilune_core::Shape;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::source;
-use perilune_core::site::{Site, Sites};
+use perilune_core::source_loc::{SourceLoc, SourceMap};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -148,13 +148,13 @@ pub fn scaled(n: usize, unit: &str) -> String {
 }
 
 /// The recipe line of an origin.
-pub fn place(origin: Origin, places: &[Site]) -> Site {
-    origin.position().and_then(|p| places.get(p)).copied().unwrap_or(Site::NONE)
+pub fn place(origin: Origin, places: &[SourceLoc]) -> SourceLoc {
+    origin.position().and_then(|p| places.get(p)).copied().unwrap_or(SourceLoc::NONE)
 }
 
 /// The plan as text: a summary line, then a line a kernel.
-/// `places` are the sites of the trace that the program was planned for, or of one with the same key.
-pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
+/// `places` are the source_map of the trace that the program was planned for, or of one with the same key.
+pub fn show(p: &Program, places: &[SourceLoc], source_map: &SourceMap) -> String {
     let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
         read: a.read + b.read,
         written: a.written + b.written,
@@ -169,12 +169,12 @@ pub fn show(p: &Program, places: &[Site], sites: &Sites) -> String {
         scaled(p.arena_bytes, "B"),
     );
     for k in &p.kernels {
-        line(&mut out, p, k, places, sites);
+        line(&mut out, p, k, places, source_map);
     }
     out
 }
 
-fn line(out: &mut String, p: &Program, k: &Kernel, places: &[Site], sites: &Sites) {
+fn line(out: &mut String, p: &Program, k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) {
     let c = cost(p, k);
     let _ = writeln!(
         out,
@@ -184,16 +184,16 @@ fn line(out: &mut String, p: &Program, k: &Kernel, places: &[Site], sites: &Site
         scaled(c.read, "B"),
         scaled(c.written, "B"),
         scaled(c.flops, "FLOP"),
-        sites.show(place(k.origin(), places)),
+        source_map.show(place(k.origin(), places)),
     );
 }
 
 /// The recipe lines that a kernel computes, in order of the file.
-fn lines(k: &Kernel, places: &[Site], sites: &Sites) -> Vec<Site> {
+fn lines(k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) -> Vec<SourceLoc> {
     let inside = k.regions().iter().flat_map(|r| r.body.iter().map(|i| i.origin));
-    let all: BTreeSet<Site> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
-    let mut all: Vec<Site> = all.into_iter().filter(|s| sites.get(*s).is_some()).collect();
-    all.sort_by_key(|s| sites.get(*s).map(|(file, line)| (file.to_string(), line)));
+    let all: BTreeSet<SourceLoc> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
+    let mut all: Vec<SourceLoc> = all.into_iter().filter(|s| source_map.get(*s).is_some()).collect();
+    all.sort_by_key(|s| source_map.get(*s).map(|(file, line)| (file.to_string(), line)));
     all
 }
 
@@ -201,20 +201,20 @@ fn lines(k: &Kernel, places: &[Site], sites: &Sites) -> Vec<Site> {
 /// recipe's line, `source` the text of the k-th kernel; a kernel whose text was shown before is said to be like that one.
 pub fn show_sources(
     p: &Program,
-    places: &[Site],
-    sites: &Sites,
+    places: &[SourceLoc],
+    source_map: &SourceMap,
     mut written: impl FnMut(&str, u32) -> Option<String>,
     source: impl Fn(usize) -> Option<perilune_core::Result<String>>,
 ) -> String {
-    let whole = show(p, places, sites);
+    let whole = show(p, places, source_map);
     let mut out = whole.lines().next().unwrap_or_default().to_string() + "\n";
     let mut seen: Vec<(usize, String)> = Vec::new();
     for (n, k) in p.kernels.iter().enumerate() {
         let _ = write!(out, "\n#{:<3}", n + 1);
-        line(&mut out, p, k, places, sites);
-        for site in lines(k, places, sites) {
-            let text = sites.get(site).and_then(|(file, line)| written(file, line)).unwrap_or_default();
-            let _ = writeln!(out, "    {:<28} | {}", sites.show(site), text.trim());
+        line(&mut out, p, k, places, source_map);
+        for loc in lines(k, places, source_map) {
+            let text = source_map.get(loc).and_then(|(file, line)| written(file, line)).unwrap_or_default();
+            let _ = writeln!(out, "    {:<28} | {}", source_map.show(loc), text.trim());
         }
         match source(n) {
             Some(Ok(text)) => match seen.iter().find(|s| s.1 == text) {

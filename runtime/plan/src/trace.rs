@@ -1,11 +1,11 @@
 //! The first pass over what was recorded: which nodes are wanted, what they read, and the canonical key.
 //!
 //! One linear walk over the arena, nothing rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
-//! position, aliasing among leaves, roots, commits and their guard. It does not hold pointers, Lua lines, ids or run-time numbers, so
+//! position, aliasing among leaves, roots, state_writes and their guard. It does not hold pointers, Lua lines, ids or run-time numbers, so
 //! an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from the rest and are left
 //! out.
 
-use crate::remat;
+use crate::passes::remat;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
@@ -18,20 +18,20 @@ pub struct Request {
     pub roots: Vec<NodeId>,
     /// (payload of the State, its new value): written when everything else has run. Values have the State's numel and
     /// dtype.
-    pub commits: Vec<(u64, NodeId)>,
-    /// Whether the commits are done at all, which the device knows.
+    pub state_writes: Vec<(u64, NodeId)>,
+    /// Whether the state_writes are done at all, which the device knows.
     pub guard: Option<Guard>,
     /// (a node, payload of a State whose value it is): nothing computes the node. In order of the nodes.
     pub copies: Vec<(NodeId, u64)>,
 }
 
-/// Lets a bool decide on the device whether commits are done.
+/// Lets a bool decide on the device whether state_writes are done.
 #[derive(Clone, Debug)]
 pub struct Guard {
     /// A scalar. Where it is false the guarded States keep what they hold.
     pub ok: NodeId,
-    /// Which of the commits it guards.
-    pub commits: Vec<bool>,
+    /// Which of the state_writes it guards.
+    pub state_writes: Vec<bool>,
 }
 
 /// A buffer the program reads: `LEAF` and `STATE` payloads live in different spaces.
@@ -56,7 +56,7 @@ pub struct Trace {
     /// The canonical words.
     pub key: Vec<u32>,
     /// Which input each commit overwrites.
-    pub commit_inputs: Vec<u32>,
+    pub state_write_inputs: Vec<u32>,
 }
 
 /// A 128-bit digest of the key: two multiply-and-fold lanes over different constants. Not cryptographic: a hit is
@@ -100,7 +100,7 @@ impl Tracer {
         t.slots.clear();
         t.slot_dtypes.clear();
         t.key.clear();
-        t.commit_inputs.clear();
+        t.state_write_inputs.clear();
         self.by_leaf.clear();
         self.position.clear();
         self.position.resize(g.len(), 0);
@@ -110,7 +110,7 @@ impl Tracer {
             Some(request.copies[found].1)
         };
         let ok = request.guard.as_ref().map(|guard| &guard.ok);
-        for id in request.roots.iter().chain(request.commits.iter().map(|c| &c.1)).chain(ok) {
+        for id in request.roots.iter().chain(request.state_writes.iter().map(|c| &c.1)).chain(ok) {
             self.position[id.index()] = WANTED;
             top = top.max(id.index() + 1);
         }
@@ -120,7 +120,7 @@ impl Tracer {
                 let node = &g.nodes()[i];
                 for x in &node.inputs {
                     let at = &mut self.position[x.index()];
-                    if matches!(node.op.class, Class::Part) {
+                    if matches!(node.op.class, Class::TupleGet) {
                         *at = AGAIN;
                     } else if *at != AGAIN {
                         *at = WANTED;
@@ -173,11 +173,11 @@ impl Tracer {
             t.key.push(0x8000_0000 | self.position[r.index()]);
         }
         t.key.extend(ok.map(|ok| 0xa000_0000 | self.position[ok.index()]));
-        for (i, (state, v)) in request.commits.iter().enumerate() {
-            let guarded = request.guard.as_ref().is_some_and(|guard| guard.commits[i]);
+        for (i, (state, v)) in request.state_writes.iter().enumerate() {
+            let guarded = request.guard.as_ref().is_some_and(|guard| guard.state_writes[i]);
             let node = &g.nodes()[v.index()];
             let k = input(t, &mut self.by_leaf, Source::State(*state), node.shape, node.dtype);
-            t.commit_inputs.push(k);
+            t.state_write_inputs.push(k);
             let mark = if guarded { 0xe000_0000 } else { 0xc000_0000 };
             t.key.extend([mark | self.position[v.index()], k]);
         }

@@ -5,7 +5,7 @@ use crate::events::{Event, Reporter};
 use crate::history::{self, Change, Files, HistoryEntry};
 use crate::params::{self, Params};
 use perilune_checkpoint::{Snapshot, list, read};
-use perilune_lua::{Handover, ParamValue, Parked, Run, Source, Taking};
+use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -120,7 +120,7 @@ impl Resume {
 
     /// Loads the checkpoint into a freshly built run. Its States must match those of the checkpoint; with `edited` the ones
     /// that fit are taken, as in a reload.
-    pub fn restore(&self, run: &Run, edited: bool) -> Result<Handover> {
+    pub fn restore(&self, run: &Run, edited: bool) -> Result<StateMigration> {
         let refuse = |what: String| Error::Refused(format!("{}: {what}", self.path.display()));
         let s = &self.snapshot;
         let cursor = s
@@ -146,7 +146,7 @@ impl Resume {
         let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
         let how = if edited { Taking::Fitting } else { Taking::Exact };
         let source = Source::Values { states: &states, cursor: &cursor };
-        let handover = run.take_over(source, &Parked::default(), how)?;
+        let handover = run.take_over(source, &DroppedStates::default(), how)?;
         if !edited && !handover.exact() {
             return Err(refuse(format!(
                 "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
@@ -163,7 +163,7 @@ impl Resume {
         &self,
         files: &Files,
         (run, values): (&Run, &Params),
-        handover: &Handover,
+        handover: &StateMigration,
         about: &Map<String, Value>,
         edited: bool,
         reporter: &mut Reporter,

@@ -15,7 +15,7 @@ use crate::source::Source;
 use crate::spec::RunSpec;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
-use perilune_lua::{Cause, Handover, Loaded, Recipe, Run, Runtime};
+use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -108,7 +108,7 @@ impl Trainer {
             runtime.set_texts(&replay.files);
         }
         if let Some(seed) = seed {
-            runtime.host().engine.borrow_mut().seed(seed as u64);
+            runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
         }
         let mut about = about(spec, &source, &runtime);
         about.insert("set".into(), Value::Object(set));
@@ -190,7 +190,7 @@ impl Session<'_> {
     }
 
     /// Builds the run, and restores the checkpoint of a resumed one.
-    fn build(&self) -> Result<(Run, Handover)> {
+    fn build(&self) -> Result<(Run, StateMigration)> {
         if let Some(steps) = self.steps()
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
@@ -199,7 +199,7 @@ impl Session<'_> {
         let recorded = self.resume.as_ref().and_then(Resume::precision);
         let precision = self.spec.start.precision.clone().or(recorded);
         let run = self.recipe.start(self.seed, precision.as_deref(), self.spec.start.memory_budget)?;
-        let mut handover = Handover::default();
+        let mut handover = StateMigration::default();
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
             if self.spec.edited {

@@ -216,7 +216,7 @@ impl<'a> TrainingLoop<'a> {
 
     /// Returns the FLOP of all matrix products so far.
     fn products(&self) -> f64 {
-        self.run.host().engine.borrow().products
+        self.run.host().engine.borrow().executor.products
     }
 
     /// Does the evaluation and the checkpoint that are due after a step.

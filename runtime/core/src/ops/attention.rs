@@ -549,7 +549,7 @@ mod tests {
         assert_eq!((back.op, back.attrs[3..].to_vec()), (&ATTENTION_BACKWARD, vec![8, 8, 0]));
         let (out, lse) = (g.node(back.inputs[4]), g.node(back.inputs[5]));
         assert_eq!((out.op, &out.inputs, &out.attrs), (&ATTENTION, &g.node(y).inputs, &g.node(y).attrs));
-        assert_eq!((lse.op, lse.inputs[0], lse.shape.dims()), (&create::PART, back.inputs[4], &[2, 4, 3][..]));
+        assert_eq!((lse.op, lse.inputs[0], lse.shape.dims()), (&create::TUPLE_GET, back.inputs[4], &[2, 4, 3][..]));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub fn out_of(g: &mut Graph, main: NodeId, parts: &[(Shape, DType)]) -> Out {
     for (k, &(shape, dtype)) in parts.iter().enumerate() {
         let detached = g.node(main).detached;
         out.push(g.add(crate::graph::Node {
-            op: &create::PART,
+            op: &create::TUPLE_GET,
             dtype,
             detached,
             tf32: false,

@@ -14,9 +14,9 @@ pub static OPS: &[&Op] = &[
     &SCALAR,
     &CONSTANT,
     &IOTA,
-    &PART,
+    &TUPLE_GET,
     &CUSTOM,
-    &HOLD,
+    &OPTIMIZATION_BARRIER,
     &ZEROS,
     &ONES,
     &FULL,
@@ -39,13 +39,14 @@ pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generat
 /// `0 … attrs[0] - 1` as i64.
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
 /// Output `attrs[0]` of the many-valued op that is its input.
-pub static PART: Op = Op { name: "part", class: Class::Part, ..Op::BASE };
+pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
 /// The buffer that several outputs of its input lie in: made by the planner, never recorded.
-pub static JOINED: Op = Op { name: "joined", class: Class::Part, ..Op::BASE };
+pub static JOINED: Op = Op { name: "joined", class: Class::TupleGet, ..Op::BASE };
 
 /// Input 0, not to be read before input 1 has been computed: what recomputation starts from, so that it is late and so
 /// that its nodes equal none of the first computation. Only the planner puts it in.
-pub static HOLD: Op = Op { name: "hold", class: Class::View(|input, _, _| Some(*input)), ..Op::BASE };
+pub static OPTIMIZATION_BARRIER: Op =
+    Op { name: "optimization_barrier", class: Class::View(|input, _, _| Some(*input)), ..Op::BASE };
 /// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
 pub static CUSTOM: Op = Op {
     name: "custom",

@@ -210,7 +210,7 @@ pub static LINEAR: Op = Op {
             given.push(b);
         }
         // Before they are viewed: the gradient of a weight then comes back as it lies in memory (see `product`).
-        if let Some(low) = g.autocast {
+        if let Some(low) = g.modes.autocast {
             given = crate::amp::cast_inputs(g, Amp::Low, low, &given)?;
         }
         let dtype = DType::promote(g.dtype(given[0]), g.dtype(given[1]));

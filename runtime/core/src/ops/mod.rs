@@ -137,7 +137,7 @@ pub enum Class {
     /// One node with its own decomposition: outputs as primitives.
     Fused(Expand),
     /// Output `attrs[0]` (from 1) of the many-valued op that is its input.
-    Part,
+    TupleGet,
     Function,
     /// A function of the tensors' values, on the host. `call` then sees what it gave behind the arguments.
     Host(fn(&[HostTensor], &Args) -> Result<Vec<HostTensor>>),

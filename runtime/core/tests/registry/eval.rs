@@ -33,7 +33,7 @@ pub fn lower(g: &mut Graph, roots: &[NodeId], map: &mut HashMap<NodeId, NodeId>)
                 );
                 lower(g, &outs, map)[0]
             }
-            Class::Part => {
+            Class::TupleGet => {
                 let main = g.node(node.inputs[0]).clone();
                 let Class::Fused(expand) = main.op.class else { panic!("part of {}", main.op.name) };
                 let inputs: Vec<NodeId> = main.inputs.iter().map(|x| map[x]).collect();

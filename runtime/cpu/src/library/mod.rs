@@ -17,7 +17,7 @@ use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::source;
-use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
+use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
 use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
 
@@ -154,8 +154,8 @@ fn constant(dtype: DType, bits: u64) -> [u8; 8] {
     match dtype {
         DType::F64 | DType::I64 => out = bits.to_le_bytes(),
         DType::F32 => out[..4].copy_from_slice(&(float as f32).to_le_bytes()),
-        DType::BF16 => out[..2].copy_from_slice(&host::to_bf16(float).to_le_bytes()),
-        DType::F16 => out[..2].copy_from_slice(&host::to_f16(float).to_le_bytes()),
+        DType::BF16 => out[..2].copy_from_slice(&host_tensor::to_bf16(float).to_le_bytes()),
+        DType::F16 => out[..2].copy_from_slice(&host_tensor::to_f16(float).to_le_bytes()),
         DType::I32 => out[..4].copy_from_slice(&(bits as i32).to_le_bytes()),
         DType::U8 => out[0] = bits as u8,
         DType::Bool => out[0] = u8::from(bits != 0),

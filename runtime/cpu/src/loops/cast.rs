@@ -6,7 +6,7 @@
 
 use super::{Arg, Body, Isa, Kernel, pick};
 use perilune_core::DType;
-use perilune_core::host::to_odd;
+use perilune_core::host_tensor::to_odd;
 use std::marker::PhantomData;
 use std::slice;
 
@@ -215,7 +215,7 @@ mod tests {
             assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
         }
         for k in 0..(1u32 << 22) {
-            // Spread over all exponents, with the bits that decide ties set and unset.
+            // Broadcast over all exponents, with the bits that decide ties set and unset.
             let x = f32::from_bits(k.wrapping_mul(1025) ^ (k << 12));
             let (f, b) = (f16::from_f32_const(x), bf16::from_f32(x));
             if !x.is_nan() {

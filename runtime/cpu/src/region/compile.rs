@@ -41,7 +41,7 @@ enum Kind {
     /// A `Full` load with one f32 number a row.
     RowLoad,
     Fetched,
-    Spread,
+    Broadcast,
 }
 
 /// A list of steps being written, with what it has made available.
@@ -154,7 +154,7 @@ fn operands(code: &Code) -> Vec<usize> {
     match code {
         Code::Load { .. } => Vec::new(),
         Code::Map(_, args) => args.iter().map(|a| *a as usize).collect(),
-        Code::Cast(a) | Code::Spread(a) | Code::ReduceRow(_, a) | Code::ReduceCol(_, a) => vec![*a as usize],
+        Code::Cast(a) | Code::Broadcast(a) | Code::ReduceRow(_, a) | Code::ReduceCol(_, a) => vec![*a as usize],
     }
 }
 
@@ -220,13 +220,13 @@ impl Compiler<'_> {
                         _ => Kind::Fetched,
                     }
                 }
-                Code::Spread(a) if self.kind[self.root[*a as usize]] == Kind::Constant => {
+                Code::Broadcast(a) if self.kind[self.root[*a as usize]] == Kind::Constant => {
                     let a = self.root[*a as usize];
                     let view = self.constant(a);
                     self.constant_views.insert(i, view);
                     Kind::Constant
                 }
-                Code::Spread(_) => Kind::Spread,
+                Code::Broadcast(_) => Kind::Broadcast,
                 _ => Kind::Computed,
             };
             debug_assert!(size <= 8);

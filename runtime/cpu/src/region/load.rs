@@ -8,7 +8,7 @@ use super::{Context, Grid};
 use crate::loops::random::{self, Stream};
 use crate::loops::{Arg, Isa, Kernel, cast};
 use half::{bf16, f16};
-use perilune_core::{DType, Layout, host, philox};
+use perilune_core::{DType, Layout, host_tensor, philox};
 use perilune_plan::ir::Source;
 
 /// A load that is fetched into a tile.
@@ -245,8 +245,8 @@ pub fn number(dtype: DType, bits: u64) -> u64 {
     match dtype {
         DType::F64 | DType::I64 => bits,
         DType::F32 => (float as f32).to_bits() as u64,
-        DType::BF16 => host::to_bf16(float).to_f32().to_bits() as u64,
-        DType::F16 => host::to_f16(float).to_f32().to_bits() as u64,
+        DType::BF16 => host_tensor::to_bf16(float).to_f32().to_bits() as u64,
+        DType::F16 => host_tensor::to_f16(float).to_f32().to_bits() as u64,
         DType::I32 => bits as i32 as u32 as u64,
         DType::U8 => bits as u8 as u64,
         DType::Bool => u64::from(bits != 0),

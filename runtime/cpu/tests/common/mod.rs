@@ -104,7 +104,7 @@ impl Build {
 
     pub fn spread(&mut self, r: Reg) -> Reg {
         let dtype = self.body[r as usize].dtype;
-        self.push(Code::Spread(r), dtype, Level::Full)
+        self.push(Code::Broadcast(r), dtype, Level::Full)
     }
 
     pub fn reduce_row(&mut self, f: ReduceFn, r: Reg) -> Reg {
@@ -212,7 +212,7 @@ impl Build {
                     let t = to_host(from, Shape::of(&[n]), x).cast(i.dtype);
                     (0..n).map(|p| get(&t, p)).collect()
                 }
-                Code::Spread(a) => (0..n).map(|p| of(*a).0[p / cols]).collect(),
+                Code::Broadcast(a) => (0..n).map(|p| of(*a).0[p / cols]).collect(),
                 Code::ReduceRow(f, a) => {
                     let x = of(*a).0;
                     (0..n).map(|r| round(i.dtype, row(*f, i.dtype, &x[r * cols..(r + 1) * cols]))).collect()

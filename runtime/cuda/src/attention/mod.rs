@@ -40,7 +40,7 @@ pub enum Pass {
 }
 
 /// Whether attention, or its backward, has a kernel for this node.
-pub fn keeps(node: &Node) -> bool {
+pub fn has_kernel(node: &Node) -> bool {
     let inputs = match node.op {
         op if op == &ATTENTION => 3,
         op if op == &ATTENTION_BACKWARD => 6,
@@ -63,7 +63,7 @@ pub fn keeps(node: &Node) -> bool {
 }
 
 /// Whether the kernels can write an output through `layout`: rows as they can read them.
-pub fn writes(node: &Node, output: usize, layout: &Layout) -> bool {
+pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
     let outputs = match node.op {
         op if op == &ATTENTION => 1,
         op if op == &ATTENTION_BACKWARD => 3,

@@ -21,7 +21,7 @@ pub fn operands(code: &Code) -> &[u32] {
     match code {
         Code::Load { .. } => &[],
         Code::Map(_, args) => args,
-        Code::Cast(a) | Code::Spread(a) | Code::ReduceRow(_, a) | Code::ReduceCol(_, a) => std::slice::from_ref(a),
+        Code::Cast(a) | Code::Broadcast(a) | Code::ReduceRow(_, a) | Code::ReduceCol(_, a) => std::slice::from_ref(a),
     }
 }
 

@@ -132,7 +132,7 @@ impl<'a> Emit<'a> {
     /// Whether register `i` is one number for each row, or for all.
     pub fn is_one(&self, i: usize) -> bool {
         match self.body.code(i) {
-            Code::Spread(_) => true,
+            Code::Broadcast(_) => true,
             Code::Load { .. } => {
                 self.loads.get(&i).is_some_and(|l| matches!(l.reading.access, Access::Invariant | Access::RowWise))
             }
@@ -143,7 +143,7 @@ impl<'a> Emit<'a> {
     /// Register `i` as an operand; `k` is the element, `computed` what the pass has computed for it.
     pub(super) fn operand(&self, i: usize, k: &str, computed: &BTreeSet<usize>) -> String {
         match self.body.code(i) {
-            Code::Spread(a) => format!("r{a}"),
+            Code::Broadcast(a) => format!("r{a}"),
             _ if self.is_one(i) => format!("r{i}"),
             _ if computed.contains(&i) => format!("s{i}"),
             _ => format!("r{i}[{k}]"),

@@ -1,7 +1,7 @@
 //! Types, numbers and functions as CUDA text.
 
 use perilune_core::DType;
-use perilune_core::host;
+use perilune_core::host_tensor;
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
 
@@ -93,8 +93,8 @@ pub fn constant(d: DType, bits: u64) -> String {
     match d {
         DType::F64 => format!("__longlong_as_double(0x{bits:016x}ll)"),
         DType::F32 => single(x as f32),
-        DType::BF16 => single(host::to_bf16(x).to_f32()),
-        DType::F16 => single(host::to_f16(x).to_f32()),
+        DType::BF16 => single(host_tensor::to_bf16(x).to_f32()),
+        DType::F16 => single(host_tensor::to_f16(x).to_f32()),
         DType::I64 => format!("(i64)0x{bits:016x}ull"),
         DType::I32 => format!("(i32)0x{:08x}u", bits as u32),
         DType::U8 => format!("(u8){}", bits as u8),

@@ -6,7 +6,7 @@
 //! that thread are raw handles of the driver, which any thread may use once the context is current on it.
 
 use super::{Address, Device, Range, check, sys};
-use perilune_core::bytes;
+use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_plan::Snapshot;
 use std::collections::VecDeque;
@@ -71,10 +71,10 @@ pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<
     let total: usize = parts.iter().map(|p| padded(p.1)).sum();
     let free = device.free_bytes();
     let waited = if room.is_some_and(|room| total > room) {
-        let room = bytes::show(room.unwrap_or(0));
-        Some(format!("a copy on the device takes {}, and the memory budget has {room} left", bytes::show(total)))
+        let room = byte_size::show(room.unwrap_or(0));
+        Some(format!("a copy on the device takes {}, and the memory budget has {room} left", byte_size::show(total)))
     } else if total + LEFT > free {
-        let (total, free) = (bytes::show(total), bytes::show(free));
+        let (total, free) = (byte_size::show(total), byte_size::show(free));
         Some(format!("a copy on the device takes {total}, and {free} are free"))
     } else {
         None

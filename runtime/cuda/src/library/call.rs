@@ -4,7 +4,7 @@ use super::space::Space;
 use crate::launch::{Arg, Function, Launch, Word, Work};
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
-use perilune_core::{DType, Layout, MAX_RANK, Shape, host};
+use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
 use perilune_plan::ir::{Library, Operand, Program, Storage, ValueId};
 use std::sync::Arc;
 
@@ -221,8 +221,8 @@ pub fn stored(dtype: DType, bits: u64) -> u64 {
     match dtype {
         DType::F64 | DType::I64 => bits,
         DType::F32 => (float as f32).to_bits() as u64,
-        DType::BF16 => bf16::to_bits(host::to_bf16(float)) as u64,
-        DType::F16 => f16::to_bits(host::to_f16(float)) as u64,
+        DType::BF16 => bf16::to_bits(host_tensor::to_bf16(float)) as u64,
+        DType::F16 => f16::to_bits(host_tensor::to_f16(float)) as u64,
         DType::I32 => bits as u32 as u64,
         DType::U8 => bits as u8 as u64,
         DType::Bool => u64::from(bits != 0),

@@ -25,7 +25,7 @@ pub fn is(op: &Op) -> bool {
 }
 
 /// Whether a node is a product that cuBLASLt takes on a device of that architecture.
-pub fn keeps(node: &Node, arch: (u32, u32)) -> bool {
+pub fn has_kernel(node: &Node, arch: (u32, u32)) -> bool {
     is(node.op) && arch >= FIRST && takes(node)
 }
 

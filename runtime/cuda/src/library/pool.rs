@@ -8,12 +8,12 @@ use perilune_core::ops::conv::POOLS;
 use perilune_core::{DType, Layout};
 
 /// Whether a node is a pool that there are kernels for.
-pub fn keeps(node: &Node) -> bool {
+pub fn has_kernel(node: &Node) -> bool {
     POOLS.contains(&node.op) && node.dtype.is_float()
 }
 
 /// Whether the result can be written through `layout`: always.
-pub fn writes(node: &Node, output: usize, _: &Layout) -> bool {
+pub fn can_store_layout(node: &Node, output: usize, _: &Layout) -> bool {
     output == 0 && POOLS.contains(&node.op)
 }
 

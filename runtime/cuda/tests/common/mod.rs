@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Default)]
 pub struct Sketch {
     pub g: Graph,
-    commits: Vec<(u64, NodeId)>,
+    state_writes: Vec<(u64, NodeId)>,
     leaves: u64,
 }
 
@@ -32,7 +32,7 @@ impl Sketch {
     }
 
     pub fn assign(&mut self, state: u64, x: NodeId) {
-        self.commits.push((state, x));
+        self.state_writes.push((state, x));
     }
 
     /// A call as Lua makes it: positional arguments, then options; the rest takes its default.
@@ -62,7 +62,7 @@ impl Sketch {
     }
 
     pub fn request(&self, roots: &[NodeId]) -> Request {
-        Request { roots: roots.to_vec(), commits: self.commits.clone(), ..Request::default() }
+        Request { roots: roots.to_vec(), state_writes: self.state_writes.clone(), ..Request::default() }
     }
 }
 

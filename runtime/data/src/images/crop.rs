@@ -5,8 +5,8 @@
 //! words. So nothing is kept that a checkpoint would have to save, and any thread may do any sample.
 
 use super::resize::{Side, Span};
-use crate::batches::Stream;
 use crate::error::{Error, Result};
+use crate::sample_order::Stream;
 use perilune_core::philox::philox4x32;
 
 /// How an image becomes `pixels` by `pixels`.

@@ -1,8 +1,8 @@
 //! Against Pillow (tests/golden/images/make.py), orders and errors.
 
-use super::ahead::{Item, Reader};
 use super::crop::Crop;
 use super::folder::Folder;
+use super::prefetch::{Item, Reader};
 use super::read::{Scratch, decode, read};
 use super::resize::{Picture, Side, Span, resize};
 use crate::error::{Error, Result};

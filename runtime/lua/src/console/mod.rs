@@ -4,30 +4,30 @@
 //! required may not, and do not see theirs. Each line is a chunk of its own; `chunk.rs` says how it is read. Between two
 //! lines garbage is collected and the engine lets go of what nothing can reach, so an error holds no tensor.
 
+mod breakpoint;
 mod chunk;
 mod complete;
-mod describe;
 mod examples;
+mod help;
 pub(crate) mod interrupt;
 pub mod lexer;
-mod paused;
 mod value;
 
+pub(crate) use breakpoint::breakpoint;
+pub use breakpoint::{Ended, Pause};
 pub use complete::Completion;
-pub use describe::example;
 pub use examples::library as library_example;
-pub(crate) use paused::breakpoint;
-pub use paused::{Ended, Pause};
+pub use help::example;
 
 use crate::errors::{self, RecipeError};
-use crate::frames;
 use crate::functions::host as host_of;
 use crate::host::Host;
+use crate::no_tail_calls;
 use crate::run::Run;
 use crate::runtime::{Failed, Place, Runtime};
 use crate::tensor::Tensor;
+use breakpoint::Frame;
 use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
-use paused::Frame;
 use perilune_core::error::did_you_mean;
 use perilune_core::{HostTensor, interrupt as flag};
 use std::cell::{Cell, RefCell};
@@ -183,7 +183,8 @@ impl Console {
             std::fs::read_to_string(path).map_err(|e| Failed::Usage(format!("cannot read {}: {e}", path.display())))?;
         let text = if text.starts_with("#!") { format!("--{text}") } else { text };
         let outcome = self.guarded("", false, |console| {
-            let chunk = frames::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
+            let chunk =
+                no_tail_calls::compile(&console.lua, &text, &crate::loader::chunk_name(path), Some(&console.env))?;
             let values: MultiValue = chunk.call(())?;
             let shown = console.show(&values)?;
             if let Some(first) = values.front() {
@@ -287,7 +288,8 @@ impl Console {
         let name = format!("={}", self.name);
         let mut failed = None;
         for reading in &readings.texts {
-            match frames::compile(&self.lua, &format!("{}{reading}", "\n".repeat(base)), &name, Some(&self.env)) {
+            match no_tail_calls::compile(&self.lua, &format!("{}{reading}", "\n".repeat(base)), &name, Some(&self.env))
+            {
                 Ok(chunk) => {
                     for name in &readings.locals {
                         self.declared.raw_set(name.as_str(), true)?;
@@ -355,7 +357,7 @@ impl Console {
         }
         let mut engine = self.host.engine.borrow_mut();
         engine.tidy();
-        if engine.graph.is_empty() {
+        if engine.recorder.graph.is_empty() {
             self.host.customs.borrow_mut().clear();
         }
     }
@@ -381,7 +383,7 @@ fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
     // What a person types may use files of the directory they are in; what a recipe requires lies beside it.
     env.raw_set("require", lua.create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?)?;
-    env.raw_set("help", lua.create_function(describe::help)?)?;
+    env.raw_set("help", lua.create_function(help::help)?)?;
     Ok(env)
 }
 

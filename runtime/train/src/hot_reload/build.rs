@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::history::{self, Files, Version};
 use crate::params::{self, Params};
 use crate::source::Source;
-use perilune_lua::{Handover, Memory, Recipe, Run, Taking};
+use perilune_lua::{Memory, Recipe, Run, StateMigration, Taking};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -22,7 +22,7 @@ enum Built {
 }
 
 /// A version as built, and the compilation of its machine code if that is still to be done.
-type Parts = (Recipe, Run, Handover, Option<JoinHandle<()>>);
+type Parts = (Recipe, Run, StateMigration, Option<JoinHandle<()>>);
 
 impl Reloader<'_> {
     /// Builds a version that takes over the States of `old`. On an error `old` is unchanged.

@@ -21,7 +21,7 @@ use crate::history::{Files, Version};
 use crate::replay::Replay;
 use crate::source::Source;
 use file_watch::FileWatch;
-use perilune_lua::{Failed, Handover, Memory, ParamValue, Parked, Run, Runtime};
+use perilune_lua::{DroppedStates, Failed, Memory, ParamValue, Run, Runtime, StateMigration};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -52,7 +52,7 @@ pub struct Reloader<'a> {
     /// Versions that passed their trial before this one, with their params; the latest last.
     history: Vec<(Files, Vec<(String, String)>)>,
     /// States that edits dropped since the last checkpoint.
-    pub(crate) parked: Parked,
+    pub(crate) parked: DroppedStates,
     /// A version whose machine code is compiled in the background.
     compiling: Option<Compiling>,
     /// The watch on saved files; without one a reload has to be requested.
@@ -104,7 +104,7 @@ pub struct NextVersion {
     /// The params and lines that changed, for people.
     pub changed: Vec<String>,
     /// Which States it took.
-    pub handover: Handover,
+    pub handover: StateMigration,
     pub files: Files,
     /// When the loop began to wait for it, as if it had waited without a break.
     pub begun: Instant,
@@ -130,7 +130,7 @@ impl<'a> Reloader<'a> {
             running: Vec::new(),
             tried: Tried::default(),
             history: Vec::new(),
-            parked: Parked::default(),
+            parked: DroppedStates::default(),
             compiling: None,
             watch: None,
             replay: replay.map(|r| r.versions.iter().rev().cloned().collect()),

@@ -21,7 +21,7 @@ use crate::events::Event;
 use crate::history::{self, Change, Files, HistoryEntry};
 use crate::params;
 use crate::training_loop::TrainingLoop;
-use perilune_lua::{Handover, Memory, ParamValue, Run, Source, Taking};
+use perilune_lua::{Memory, ParamValue, Run, Source, StateMigration, Taking};
 use serde_json::json;
 use std::rc::Rc;
 use std::time::Instant;
@@ -33,7 +33,7 @@ pub(crate) struct Trial {
     memory: Memory,
     files: Files,
     changed: Vec<String>,
-    handover: Handover,
+    handover: StateMigration,
     /// The step it was applied after.
     pub since: u64,
     begun: Instant,

@@ -114,9 +114,9 @@ impl Compiler<'_> {
                 list.steps.push(Step::Fetch { view, load, row: false });
                 (view, true)
             }
-            Kind::Spread | Kind::RowLoad => {
+            Kind::Broadcast | Kind::RowLoad => {
                 let source = match self.body[i].code {
-                    Code::Spread(a) => self.root[a as usize],
+                    Code::Broadcast(a) => self.root[a as usize],
                     _ => i,
                 };
                 let from = self.row(source, list);
@@ -161,8 +161,8 @@ impl Compiler<'_> {
         match self.kind[i] {
             Kind::Constant => Some((self.constant(i), true)),
             Kind::RowLoad => Some((self.row(i, list), false)),
-            Kind::Spread if self.grid.cols >= SHORT_ROW => match self.body[i].code {
-                Code::Spread(a) => Some((self.row(self.root[a as usize], list), false)),
+            Kind::Broadcast if self.grid.cols >= SHORT_ROW => match self.body[i].code {
+                Code::Broadcast(a) => Some((self.row(self.root[a as usize], list), false)),
                 _ => None,
             },
             _ => None,

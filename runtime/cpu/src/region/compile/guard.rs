@@ -25,7 +25,7 @@ pub(super) fn take(program: &Program, region: &ir::Region, root: &mut [usize]) -
         new.push((at, root[then]));
     }
     let mut bit = ok?;
-    if let Code::Spread(a) = body[bit].code {
+    if let Code::Broadcast(a) = body[bit].code {
         bit = root[a as usize];
     }
     let Code::Load { source: source @ Source::Value(_), layout } = &body[bit].code else { return None };

@@ -4,13 +4,13 @@
 //! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
 //! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
 //! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
-//! [`crate::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
+//! [`crate::passes::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
 
 use crate::cache::Failed;
 use crate::ir::Program;
-use perilune_core::bytes;
+use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::Class;
@@ -87,9 +87,9 @@ pub(crate) fn fit(
         None => {
             let message = format!(
                 "the step needs {}, and {} with all recomputation that helps: the budget is {}",
-                bytes::show(whole),
-                bytes::show(needs(&least)),
-                bytes::show(limit)
+                byte_size::show(whole),
+                byte_size::show(needs(&least)),
+                byte_size::show(limit)
             );
             Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
         }
@@ -176,7 +176,7 @@ impl Forward {
         let n = self.ids.len();
         let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
         let mut out = Vec::new();
-        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::Part);
+        let part = |at: usize| matches!(g.node(self.ids[at]).op.class, Class::TupleGet);
         let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
         for at in 0..n {
             // An op and the parts of its result stay together.

@@ -16,51 +16,52 @@ use rustc_hash::FxHashMap;
 
 /// The copy of a State in one dtype.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Copied {
+pub(crate) struct ShadowWeight {
     pub state: StateId,
     /// Whether it is the State's value.
     pub valid: bool,
 }
 
 impl Engine {
-    /// Adds to a request what copies take: casts that are reads of copies, and their commits. Gives what has to be done
-    /// before: the commits that make copies valid.
+    /// Adds to a request what copies take: casts that are reads of copies, and their state_writes. Gives what has to be done
+    /// before: the state_writes that make copies valid.
     pub(crate) fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
-        if request.commits.is_empty() {
+        if request.state_writes.is_empty() {
             return Ok(first);
         }
         // The casts of States as they are when the step begins, in order.
-        let casts = self.graph.ids().filter_map(|id| {
-            let node = self.graph.node(id);
+        let casts = self.recorder.graph.ids().filter_map(|id| {
+            let node = self.recorder.graph.node(id);
             let is_low = node.op == &cast::CAST && matches!(node.dtype, DType::BF16 | DType::F16);
-            let from = is_low.then(|| self.graph.node(node.inputs[0]))?;
+            let from = is_low.then(|| self.recorder.graph.node(node.inputs[0]))?;
             (from.op == &create::STATE && from.dtype == DType::F32).then_some((id, from.payload, node.dtype))
         });
         let casts: Vec<(NodeId, u64, DType)> = casts.collect();
         if casts.is_empty() {
             return Ok(first);
         }
-        let mut commits: FxHashMap<u64, usize> = request.commits.iter().enumerate().map(|(at, c)| (c.0, at)).collect();
+        let mut state_writes: FxHashMap<u64, usize> =
+            request.state_writes.iter().enumerate().map(|(at, c)| (c.0, at)).collect();
         for (cast, base, dtype) in casts {
-            let Some(&at) = commits.get(&base) else { continue };
-            let Copied { state, valid } = self.states.copy(base, self.graph.shape(cast), dtype);
+            let Some(&at) = state_writes.get(&base) else { continue };
+            let ShadowWeight { state, valid } = self.states.copy(base, self.recorder.graph.shape(cast), dtype);
             request.copies.push((cast, state.0));
-            if commits.insert(state.0, request.commits.len()).is_some() {
+            if state_writes.insert(state.0, request.state_writes.len()).is_some() {
                 continue; // another cast of the same State
             }
             if !valid {
-                first.commits.push((state.0, cast));
+                first.state_writes.push((state.0, cast));
             }
-            let new = request.commits[at].1;
-            let of_new = self.graph.site_of(new);
-            let site = std::mem::replace(&mut self.graph.site, of_new);
-            let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
-            let low = self.graph.cast(new, dtype);
-            (self.graph.site, self.graph.no_grad) = (site, no_grad);
-            request.commits.push((state.0, low?));
+            let new = request.state_writes[at].1;
+            let of_new = self.recorder.graph.loc_of(new);
+            let mut g = self.recorder.graph.scope();
+            (g.modes.loc, g.modes.no_grad) = (of_new, true);
+            let low = g.cast(new, dtype)?;
+            drop(g);
+            request.state_writes.push((state.0, low));
             if let Some(guard) = &mut request.guard {
-                guard.commits.push(guard.commits[at]);
+                guard.state_writes.push(guard.state_writes[at]);
             }
         }
         Ok(first)
@@ -69,7 +70,7 @@ impl Engine {
     /// Runs the request that ends a step, and what its copies need before it.
     pub(crate) fn run_with_copies(&mut self, mut request: Request) -> std::result::Result<Request, Fault> {
         let first = self.add_copies(&mut request)?;
-        if !first.commits.is_empty() {
+        if !first.state_writes.is_empty() {
             self.run(&first)?;
         }
         // A run that fails may have written some.

@@ -8,8 +8,8 @@
 //! None of this can make a result wrong: every reader goes through the layout that is chosen.
 
 use crate::backend::Backend;
-use crate::channels;
 use crate::lower::Lowered;
+use crate::passes::nhwc;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, create, movement};
 use perilune_core::{Layout, Shape};
@@ -20,7 +20,7 @@ pub struct Readers<'a> {
     from: &'a Lowered,
     backend: &'a dyn Backend,
     users: Vec<SmallVec<[NodeId; 2]>>,
-    /// Roots and values of commits.
+    /// Roots and values of state_writes.
     ends: Vec<bool>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Readers<'a> {
             }
         }
         let mut ends = vec![false; from.graph.len()];
-        for id in from.roots.iter().chain(&from.commits) {
+        for id in from.roots.iter().chain(&from.state_writes) {
             ends[id.index()] = true;
         }
         Readers { from, backend, users, ends }
@@ -45,19 +45,20 @@ impl<'a> Readers<'a> {
         let plain = Layout::contiguous(g.shape(id));
         let (main, output) = output_of(g, id);
         if output == 0 && self.from.last.contains(&main) {
-            return channels::last(g.shape(id));
+            return nhwc::last(g.shape(id));
         }
         if !self.is_swapped(id) {
             return plain;
         }
         let turned = heads_inside(g.shape(id));
-        if self.backend.writes(g.node(main), output, &turned) { turned } else { plain }
+        if self.backend.can_store_layout(g.node(main), output, &turned) { turned } else { plain }
     }
 
     /// Whether all that read a node as it lies swap its heads and rows, kept ops apart: they take any strides.
     fn is_swapped(&self, id: NodeId) -> bool {
         let g = &self.from.graph;
-        let users = || self.users[id.index()].iter().map(|u| g.node(*u)).filter(|u| !matches!(u.op.class, Class::Part));
+        let users =
+            || self.users[id.index()].iter().map(|u| g.node(*u)).filter(|u| !matches!(u.op.class, Class::TupleGet));
         let takes = |u: &Node| is_swap(u) || matches!(u.op.class, Class::Fused(_));
         !self.ends[id.index()] && users().any(is_swap) && users().all(takes)
     }
@@ -80,8 +81,13 @@ impl<'a> Readers<'a> {
             let shape = g.shape(x);
             let slice = Layout { shape, offset: whole.offset + low * whole.strides[axis], ..whole };
             low += shape.dims()[axis] as isize;
-            let only = self.users[x.index()].iter().all(|u| *u == cat || matches!(g.node(*u).op.class, Class::Part));
-            if of != main || self.ends[x.index()] || !only || !self.backend.writes(g.node(main), output, &slice) {
+            let only =
+                self.users[x.index()].iter().all(|u| *u == cat || matches!(g.node(*u).op.class, Class::TupleGet));
+            if of != main
+                || self.ends[x.index()]
+                || !only
+                || !self.backend.can_store_layout(g.node(main), output, &slice)
+            {
                 return None;
             }
             slices.push((map[x.index()], slice));
@@ -104,7 +110,7 @@ impl<'a> Readers<'a> {
 /// The op behind a node, and which of its outputs the node is.
 fn output_of(g: &Graph, id: NodeId) -> (NodeId, usize) {
     let node = g.node(id);
-    if node.op == &create::PART { (node.inputs[0], node.attrs[0] as usize) } else { (id, 0) }
+    if node.op == &create::TUPLE_GET { (node.inputs[0], node.attrs[0] as usize) } else { (id, 0) }
 }
 
 /// Whether a node swaps dims -3 and -2 and leaves the rest.

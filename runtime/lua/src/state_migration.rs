@@ -1,10 +1,10 @@
 //! From one version of a run to the next: which States go over, and how.
 //!
-//! A reload, a resume, a way back and `perilune check --against` ask the same question and get one answer, [`Handover`]. What
+//! A reload, a resume, a way back and `perilune check --against` ask the same question and get one answer, [`StateMigration`]. What
 //! goes over comes from a run that is alive or from a checkpoint; States are matched by path, shape and dtype.
 
+use crate::dry_run::Planned;
 use crate::host::Host;
-use crate::rehearse::Planned;
 use crate::run::{ParamValue, Run};
 use crate::runtime::Failed;
 use crate::tensor::{Ref, Tensor};
@@ -42,7 +42,7 @@ pub type Described = (String, DType, Shape);
 
 /// What becomes of each State when one version follows another.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Handover {
+pub struct StateMigration {
     /// Go over as they are; of moments that mean the same under another name, that name.
     pub kept: Vec<(String, String)>,
     /// Were dropped by an edit since the last checkpoint, and come back.
@@ -54,7 +54,7 @@ pub struct Handover {
     pub dropped: Vec<String>,
 }
 
-impl Handover {
+impl StateMigration {
     /// Every State goes over under its own name, and none is left.
     pub fn exact(&self) -> bool {
         self.reshaped.is_empty()
@@ -109,7 +109,7 @@ fn meaning(path: &str) -> String {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Old(usize),
-    Parked(usize),
+    Dropped(usize),
     Nowhere,
 }
 
@@ -117,10 +117,10 @@ fn show(dtype: DType, shape: Shape) -> String {
     format!("{dtype} {shape}")
 }
 
-fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (Handover, Vec<From>) {
+fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (StateMigration, Vec<From>) {
     let by_path: BTreeMap<&str, usize> = old.iter().enumerate().map(|(i, s)| (s.0.as_str(), i)).collect();
     let by_meaning: BTreeMap<String, usize> = old.iter().enumerate().map(|(i, s)| (meaning(&s.0), i)).collect();
-    let (mut out, mut from) = (Handover::default(), Vec::with_capacity(new.len()));
+    let (mut out, mut from) = (StateMigration::default(), Vec::with_capacity(new.len()));
     let mut used = BTreeSet::new();
     for (path, dtype, shape) in new {
         let at = by_path.get(path.as_str()).copied().or_else(|| by_meaning.get(&meaning(path)).copied());
@@ -136,7 +136,7 @@ fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (Hando
             (None, at) => match aside() {
                 Some(k) => {
                     out.parked.push(path.clone());
-                    From::Parked(k)
+                    From::Dropped(k)
                 }
                 None => {
                     match at {
@@ -156,19 +156,19 @@ fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (Hando
 }
 
 /// What becomes of each State of `old` in `new`.
-pub fn compare(old: &[Described], new: &[Described]) -> Handover {
+pub fn compare(old: &[Described], new: &[Described]) -> StateMigration {
     matched(old, &[], new).0
 }
 
 /// States that an edit dropped or reshaped, with their last values, until the next checkpoint.
 #[derive(Default)]
-pub struct Parked {
+pub struct DroppedStates {
     states: Vec<(Described, AnyUserData)>,
 }
 
-impl Parked {
+impl DroppedStates {
     /// Puts aside what `old` has and the version after it does not go on with.
-    pub fn add(&mut self, old: &Run, next: &Handover) -> Result<(), Failed> {
+    pub fn add(&mut self, old: &Run, next: &StateMigration) -> Result<(), Failed> {
         let back: BTreeSet<&String> = next.parked.iter().collect();
         self.states.retain(|(s, _)| !back.contains(&s.0));
         let taken: BTreeSet<&String> = next.kept.iter().map(|(_, from)| from).collect();
@@ -223,10 +223,10 @@ pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> 
     let known: BTreeSet<u64> = known.iter().map(|u| Ok(id_of(u)?.0)).collect::<mlua::Result<_>>()?;
     let mut engine = host.engine.borrow_mut();
     let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
-    let places: BTreeSet<String> = lost.map(|(_, site)| engine.sites.show(site)).collect();
+    let places: BTreeSet<String> = lost.map(|(_, loc)| engine.recorder.source_map.show(loc)).collect();
     let any = !places.is_empty();
     for place in places {
-        engine.notices.say(format!(
+        engine.diagnostics.notices.say(format!(
             "{place}: the step changes a State that checkpoints and edits do not carry over; make it part of the model, or name it: recipe.states = {{ name = state }}"
         ));
     }
@@ -243,7 +243,7 @@ impl Run {
     /// Puts this freshly built run where `source` is: States that match get their values, `recipe.migrate(old, new)` may fill
     /// others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The source
     /// is not changed.
-    pub fn take_over(&self, source: Source<'_>, parked: &Parked, how: Taking) -> Result<Handover, Failed> {
+    pub fn take_over(&self, source: Source<'_>, parked: &DroppedStates, how: Taking) -> Result<StateMigration, Failed> {
         let live;
         let (names, old): (Vec<Described>, Vec<Held<'_>>) = match source {
             Source::Run(run) => {
@@ -265,7 +265,7 @@ impl Run {
         for ((_, state), from) in mine.iter().zip(from) {
             let value = match from {
                 From::Old(i) => &old[i],
-                From::Parked(k) => &Held::State(&parked.states[k].1),
+                From::Dropped(k) => &Held::State(&parked.states[k].1),
                 From::Nowhere => continue,
             };
             let to = id_of(state)?;
@@ -301,8 +301,8 @@ impl Run {
             migrate.call::<()>((before, after))?;
         }
         let ended = self.host.engine.borrow_mut().end_implicit_step();
-        let site = self.host.site(&self.lua);
-        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, site)))?;
+        let loc = self.host.loc(&self.lua);
+        ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, loc)))?;
         match source {
             Source::Run(run) => self.seek(&run.cursor()?)?,
             Source::Values { cursor, .. } => self.seek(cursor)?,
@@ -317,8 +317,8 @@ impl Run {
     }
 
     /// The same, and what kernels the step would run.
-    pub fn outline(&self) -> Result<perilune_plan::Outline, Failed> {
-        Ok(self.rehearse_with(Some("kernels"))?.outline.unwrap_or_default())
+    pub fn fingerprint(&self) -> Result<perilune_plan::Fingerprint, Failed> {
+        Ok(self.rehearse_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
     /// The same as `rehearse`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
@@ -372,6 +372,6 @@ mod tests {
         let (h, from) =
             matched(&old[..1], &[state("model.b", &[3]), state("model.b", &[4]), state("model.b", &[3])], &old[..2]);
         assert_eq!(h.parked, ["model.b"]);
-        assert!(from[1] == From::Parked(2), "the last one put aside");
+        assert!(from[1] == From::Dropped(2), "the last one put aside");
     }
 }

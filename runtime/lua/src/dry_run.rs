@@ -9,13 +9,13 @@ use crate::functions::{host, tensors_of};
 use crate::tensor::Ref;
 use mlua::{Function, Lua, MultiValue};
 use perilune_engine::Code;
-use perilune_plan::Outline;
+use perilune_plan::Fingerprint;
 
 /// What was asked of the last rehearsal besides, kept with the Lua state.
 #[derive(Default)]
 pub struct Planned {
     /// The kernels that it would run.
-    pub outline: Option<Outline>,
+    pub fingerprint: Option<Fingerprint>,
     /// Their machine code.
     pub code: Code,
 }
@@ -29,8 +29,8 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
     if host.engine.borrow().is_dirty() {
         host.flush(lua)?;
     }
-    let site = host.site(lua);
-    let fail = |e| errors::raise(&host, Raise::Fault(e, site));
+    let loc = host.loc(lua);
+    let fail = |e| errors::raise(&host, Raise::Fault(e, loc));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
     let result = f.call::<MultiValue>(()).and_then(|out| {
         let Some(plan) = plan else { return Ok(false) };
@@ -40,7 +40,7 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
             let nodes: Vec<_> = refs.iter().filter(nodes).map(|r| r.node(engine)).collect::<Result<_, _>>()?;
             Ok(match plan.as_str() {
                 "code" => Planned { code: engine.prepare(&nodes)?, ..Planned::default() },
-                _ => Planned { outline: Some(engine.outline(&nodes)?), ..Planned::default() },
+                _ => Planned { fingerprint: Some(engine.fingerprint(&nodes)?), ..Planned::default() },
             })
         })?;
         let known = matches!(planned.code, Code::Known);

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// A variable of the environment that is on, off, or one of a few words.
 #[derive(Debug)]
-pub struct Switch {
+pub struct EnvFlag {
     pub name: &'static str,
     /// Words besides those for on and off.
     pub words: &'static [&'static str],
@@ -22,22 +22,22 @@ pub enum Setting {
     Word(&'static str),
 }
 
-pub static FUSION: Switch = Switch::plain("PERILUNE_FUSION");
-pub static PRINT_PLAN: Switch = Switch { name: "PERILUNE_PRINT_PLAN", words: &["source"] };
-pub static CHECK_NAN: Switch = Switch::plain("PERILUNE_CHECK_NAN");
-pub static REPORT_MISSES: Switch = Switch::plain("PERILUNE_REPORT_MISSES");
-pub static REPLAY: Switch = Switch::plain("PERILUNE_REPLAY");
-pub static TUNE: Switch = Switch::plain("PERILUNE_TUNE");
-pub static CUDNN: Switch = Switch::plain("PERILUNE_CUDNN");
+pub static FUSION: EnvFlag = EnvFlag::plain("PERILUNE_FUSION");
+pub static PRINT_PLAN: EnvFlag = EnvFlag { name: "PERILUNE_PRINT_PLAN", words: &["source"] };
+pub static CHECK_NAN: EnvFlag = EnvFlag::plain("PERILUNE_CHECK_NAN");
+pub static REPORT_MISSES: EnvFlag = EnvFlag::plain("PERILUNE_REPORT_MISSES");
+pub static REPLAY: EnvFlag = EnvFlag::plain("PERILUNE_REPLAY");
+pub static TUNE: EnvFlag = EnvFlag::plain("PERILUNE_TUNE");
+pub static CUDNN: EnvFlag = EnvFlag::plain("PERILUNE_CUDNN");
 
-pub static ALL: [&Switch; 7] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN];
+pub static ALL: [&EnvFlag; 7] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN];
 
 const ON: [&str; 4] = ["1", "on", "true", "yes"];
 const OFF: [&str; 4] = ["0", "off", "false", "no"];
 
-impl Switch {
-    const fn plain(name: &'static str) -> Switch {
-        Switch { name, words: &[] }
+impl EnvFlag {
+    const fn plain(name: &'static str) -> EnvFlag {
+        EnvFlag { name, words: &[] }
     }
 
     /// What a value says; nothing if it is empty.

@@ -3,9 +3,9 @@
 //! Both are choices about launches only. Every instruction rounds as before and reductions keep their order, so neither
 //! changes a bit.
 
-use crate::build::Holds;
 use crate::fuse::{Reading, reading};
 use crate::ir::*;
+use crate::program_builder::ControlDeps;
 use perilune_core::Layout;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet};
@@ -29,9 +29,9 @@ pub const MOST: usize = 1024;
 pub fn epilogues(
     kernels: &mut Vec<(u32, Kernel)>,
     values: &[Value],
-    holds: &Holds,
+    control_deps: &ControlDeps,
     roots: &HashSet<ValueId>,
-    commits: &HashSet<ValueId>,
+    state_writes: &HashSet<ValueId>,
 ) {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut products: HashMap<ValueId, usize> = HashMap::new();
@@ -45,19 +45,19 @@ pub fn epilogues(
         if let Kernel::Library(l) = kernel
             && WITH_EPILOGUE.contains(&l.op.name)
             && !roots.contains(&l.outputs[0])
-            && !commits.contains(&l.outputs[0])
+            && !state_writes.contains(&l.outputs[0])
         {
             products.insert(l.outputs[0], k);
         }
     }
     // Who waits for a product follows it as a reader does.
-    for v in holds.values().flatten() {
+    for v in control_deps.values().flatten() {
         products.remove(v);
     }
     let mut gone = vec![false; kernels.len()];
     for k in 0..kernels.len() {
         let Kernel::Region(r) = &kernels[k].1 else { continue };
-        if r.writes().any(|v| commits.contains(&v)) {
+        if r.writes().any(|v| state_writes.contains(&v)) {
             continue;
         }
         let follows = r.reads().filter(|v| readers[v] == 1 && continues(r, *v, values));
@@ -120,7 +120,7 @@ fn plain(l: &Layout) -> Option<Reading> {
     if reading(l, n, n) == Reading::Same {
         return Some(Reading::Same);
     }
-    (reading(l, n, 1) == Reading::Spread).then_some(Reading::Spread)
+    (reading(l, n, 1) == Reading::Broadcast).then_some(Reading::Broadcast)
 }
 
 /// What regions that are [`same`] share.
@@ -135,7 +135,7 @@ pub fn signature(r: &Region) -> u64 {
         match &i.code {
             Code::Load { source, .. } => std::mem::discriminant(source).hash(&mut h),
             Code::Map(f, args) => (f, args.as_slice()).hash(&mut h),
-            Code::Cast(a) | Code::Spread(a) => (0u8, a).hash(&mut h),
+            Code::Cast(a) | Code::Broadcast(a) => (0u8, a).hash(&mut h),
             Code::ReduceRow(f, a) => (1u8, f, a).hash(&mut h),
             Code::ReduceCol(f, a) => (2u8, f, a).hash(&mut h),
         }

@@ -1,7 +1,7 @@
 //! From clusters to a program: registers, kernel order, storage.
 
-use crate::fuse::{self, Fusion, Home};
-use crate::group;
+use crate::fuse::{self, Assignment, Fusion};
+use crate::horizontal_fusion;
 use crate::ir::*;
 use crate::lower::Lowered;
 use crate::memory;
@@ -19,7 +19,7 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
         f,
         values: Vec::new(),
         value_of: HashMap::new(),
-        holds: Holds::new(),
+        control_deps: ControlDeps::new(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
@@ -35,11 +35,17 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
     let mut kernels = b.kernels();
     if fusion {
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
-        group::epilogues(&mut kernels, &b.values, &b.holds, &values(&low.roots), &values(&low.commits));
+        horizontal_fusion::epilogues(
+            &mut kernels,
+            &b.values,
+            &b.control_deps,
+            &values(&low.roots),
+            &values(&low.state_writes),
+        );
     }
-    b.program.kernels = sort(kernels, &b.values, &b.holds, fusion);
+    b.program.kernels = sort(kernels, &b.values, &b.control_deps, fusion);
     b.results();
-    b.commits(trace);
+    b.state_writes(trace);
     let Builder { values, mut program, .. } = b;
     program.values = values;
     memory::assign(&mut program);
@@ -51,12 +57,12 @@ struct Builder<'a> {
     f: &'a Fusion,
     values: Vec<Value>,
     value_of: HashMap<NodeId, ValueId>,
-    holds: Holds,
+    control_deps: ControlDeps,
     program: Program,
 }
 
-/// Values by the values that may not be made before them (see `Lowered::waits`).
-pub(crate) type Holds = HashMap<ValueId, SmallVec<[ValueId; 2]>>;
+/// Values by the values that may not be made before them (see `Lowered::control_deps`).
+pub(crate) type ControlDeps = HashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
 /// Marks a value that has no storage yet.
 pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
@@ -69,7 +75,7 @@ impl Builder<'_> {
             shape: node.shape,
             dtype: node.dtype,
             storage,
-            origin: Origin(self.low.graph.site_of(id).0),
+            origin: Origin(self.low.graph.loc_of(id).0),
         });
         self.value_of.insert(id, v);
         v
@@ -86,7 +92,7 @@ impl Builder<'_> {
         for id in self.low.graph.ids() {
             // Not what lies in another's buffer.
             let owner = self.low.views[id.index()].0 == id;
-            if owner && self.f.stored[id.index()] && !matches!(self.f.home[id.index()], Home::None) {
+            if owner && self.f.stored[id.index()] && !matches!(self.f.assignment[id.index()], Assignment::None) {
                 self.add_value(id, UNPLACED);
             }
         }
@@ -99,13 +105,15 @@ impl Builder<'_> {
         let mut parts: HashMap<NodeId, Vec<(usize, NodeId)>> = HashMap::new();
         for id in g.ids() {
             let node = g.node(id);
-            if node.op == &create::PART && self.value_of.contains_key(&self.low.views[id.index()].0) {
+            if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views[id.index()].0) {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
         for id in g.ids() {
             let node = g.node(id);
-            if !matches!(self.f.home[id.index()], Home::Library { .. }) || matches!(node.op.class, Class::Part) {
+            if !matches!(self.f.assignment[id.index()], Assignment::Library { .. })
+                || matches!(node.op.class, Class::TupleGet)
+            {
                 continue;
             }
             let lies = |id: NodeId| {
@@ -123,7 +131,7 @@ impl Builder<'_> {
             let inputs = node.inputs.iter().map(|x| self.operand(*x)).collect();
             let dtypes = node.inputs.iter().map(|x| g.dtype(*x)).collect();
             self.hold(outputs[0], id);
-            let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.site_of(id).0));
+            let (op, attrs, origin) = (node.op, node.attrs.clone(), Origin(g.loc_of(id).0));
             let call = Library { op, attrs, inputs, dtypes, outputs, layouts, epilogue: None, tf32: node.tf32, origin };
             out.push((id.0, Kernel::Library(call)));
         }
@@ -137,9 +145,9 @@ impl Builder<'_> {
 
     /// Notes that `made` is not to be made before what node `id` waits for.
     fn hold(&mut self, made: ValueId, id: NodeId) {
-        for w in self.low.waits(id) {
+        for w in self.low.control_deps(id) {
             let base = self.low.views[w.index()].0;
-            self.holds.entry(made).or_default().push(self.value_of[&base]);
+            self.control_deps.entry(made).or_default().push(self.value_of[&base]);
         }
     }
 
@@ -165,7 +173,7 @@ impl Builder<'_> {
         let (batch, rows, cols) = cluster.space();
         let anchor = roots[roots.len() - 1].0;
         let mut region =
-            Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.site_of(roots[0]).0) };
+            Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.loc_of(roots[0]).0) };
         // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
         let mut here: HashSet<NodeId> = roots.iter().copied().collect();
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
@@ -184,7 +192,7 @@ impl Builder<'_> {
         for id in ordered {
             self.hold(self.value_of[&roots[0]], id);
             let node = g.node(id);
-            let origin = Origin(g.site_of(id).0);
+            let origin = Origin(g.loc_of(id).0);
             let n = fuse::source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],
@@ -199,7 +207,7 @@ impl Builder<'_> {
                 let reg = if self.computed_here(k, id, base, &layout) {
                     let from = regs[&base];
                     if region.body[from as usize].level == Level::Row && operand_level == Level::Full {
-                        emit(&mut region, &mut memo, Code::Spread(from), dtype, Level::Full, origin)
+                        emit(&mut region, &mut memo, Code::Broadcast(from), dtype, Level::Full, origin)
                     } else {
                         from
                     }
@@ -230,7 +238,7 @@ impl Builder<'_> {
 
     /// Whether `base`, read by `id` in cluster `k`, is a register there.
     fn computed_here(&self, k: usize, id: NodeId, base: NodeId, layout: &Layout) -> bool {
-        if !matches!(self.f.home[base.index()], Home::Cluster(_)) {
+        if !matches!(self.f.assignment[base.index()], Assignment::Cluster(_)) {
             return false;
         }
         fuse::in_register(self.low, self.f, k, base, layout, fuse::source_numel(self.low, id))
@@ -274,7 +282,7 @@ impl Builder<'_> {
 
     /// Lets each commit's value be computed in the State's own memory where nothing still reads the old one; else
     /// copies it there at the end.
-    fn commits(&mut self, trace: &Trace) {
+    fn state_writes(&mut self, trace: &Trace) {
         let mut writer: HashMap<ValueId, usize> = HashMap::new();
         let mut readers: HashMap<ValueId, Vec<usize>> = HashMap::new();
         for (k, kernel) in self.program.kernels.iter().enumerate() {
@@ -286,7 +294,7 @@ impl Builder<'_> {
             }
         }
         let mut copies = Vec::new();
-        for (id, &input) in self.low.commits.iter().zip(&trace.commit_inputs) {
+        for (id, &input) in self.low.state_writes.iter().zip(&trace.state_write_inputs) {
             let (v, state) = (self.value_of[id], ValueId(input));
             let free = self.values[v.0 as usize].storage == UNPLACED;
             let at = writer.get(&v).copied().unwrap_or(usize::MAX);
@@ -343,7 +351,7 @@ fn in_place(k: &Kernel, v: ValueId, old: ValueId) -> bool {
 #[derive(PartialEq, Eq, Hash)]
 enum Memo {
     Load(Source, Layout, DType, Level),
-    Spread(Reg),
+    Broadcast(Reg),
 }
 
 fn emit(
@@ -356,7 +364,7 @@ fn emit(
 ) -> Reg {
     let key = match &code {
         Code::Load { source, layout } => Some(Memo::Load(*source, *layout, dtype, level)),
-        Code::Spread(r) => Some(Memo::Spread(*r)),
+        Code::Broadcast(r) => Some(Memo::Broadcast(*r)),
         _ => None,
     };
     if let Some(found) = key.as_ref().and_then(|k| memo.get(k)) {
@@ -372,7 +380,7 @@ fn emit(
 
 /// Puts kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first. With
 /// `group`, like kernels that are ready together run as one.
-fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], holds: &Holds, group: bool) -> Vec<Kernel> {
+fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], control_deps: &ControlDeps, group: bool) -> Vec<Kernel> {
     let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         for v in kernel.writes() {
@@ -383,8 +391,8 @@ fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], holds: &Holds, group: boo
     let mut waits = vec![0usize; kernels.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         let mut from = kernel.reads();
-        if !holds.is_empty() {
-            from.extend(kernel.writes().iter().filter_map(|v| holds.get(v)).flatten());
+        if !control_deps.is_empty() {
+            from.extend(kernel.writes().iter().filter_map(|v| control_deps.get(v)).flatten());
         }
         let mut from: Vec<usize> = from.iter().filter_map(|v| writer[v.0 as usize]).collect();
         from.sort_unstable();
@@ -394,7 +402,7 @@ fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], holds: &Holds, group: boo
             users[w].push(k);
         }
     }
-    let movable = if group { group::movable(&kernels, values) } else { vec![false; kernels.len()] };
+    let movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
     let mut ready = Ready::default();
     for k in (0..kernels.len()).filter(|k| waits[*k] == 0) {
         ready.add(k, &kernels[k], movable[k]);
@@ -438,7 +446,7 @@ impl Ready {
     fn add(&mut self, k: usize, (anchor, kernel): &(u32, Kernel), movable: bool) {
         self.queue.insert((*anchor, k));
         if let (true, Kernel::Region(r)) = (movable, kernel) {
-            let s = group::signature(r);
+            let s = horizontal_fusion::signature(r);
             self.signatures.insert(k, s);
             self.alike.entry(s).or_default().insert((*anchor, k));
         }
@@ -450,9 +458,9 @@ impl Ready {
         let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };
         let mut batch = Vec::new();
         if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
-            let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if group::same(r, other));
+            let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if horizontal_fusion::same(r, other));
             let joined: Vec<(u32, usize)> =
-                alike.iter().copied().filter(|&(_, k)| joins(k)).take(group::MOST).collect();
+                alike.iter().copied().filter(|&(_, k)| joins(k)).take(horizontal_fusion::MOST).collect();
             for at in joined {
                 batch.push(at.1);
                 alike.remove(&at);

@@ -7,7 +7,7 @@
 //! so none of it can make a result wrong.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Move};
+use crate::lower::{Lowered, Rewriter};
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, conv, movement, reduce};
@@ -24,12 +24,14 @@ pub fn last(shape: Shape) -> Layout {
 
 /// Whether an op wants its images channels last, wherever they come from: a convolution that the backend keeps.
 fn starts(node: &Node, backend: &dyn Backend) -> bool {
-    conv::OVER_IMAGES.contains(&node.op) && writes(node, backend)
+    conv::OVER_IMAGES.contains(&node.op) && can_store_nhwc(node, backend)
 }
 
 /// Whether a kept op can write its image channels last.
-fn writes(node: &Node, backend: &dyn Backend) -> bool {
-    matches!(node.op.class, Class::Fused(_)) && is_image(node.shape) && backend.writes(node, 0, &last(node.shape))
+fn can_store_nhwc(node: &Node, backend: &dyn Backend) -> bool {
+    matches!(node.op.class, Class::Fused(_))
+        && is_image(node.shape)
+        && backend.can_store_layout(node, 0, &last(node.shape))
 }
 
 /// The pass. `from` holds no fused op that the backend does not keep.
@@ -39,9 +41,9 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
         return Ok(from);
     }
     let wanted = wanted(g, backend);
-    let mut to = Turned { from: &from, to: Move::new(&from), turned: vec![None; g.len()] };
+    let mut to = Turned { from: &from, to: Rewriter::new(&from), turned: vec![None; g.len()] };
     for id in g.ids() {
-        to.to.out.graph.site = g.site_of(id);
+        to.to.out.graph.modes.loc = g.loc_of(id);
         let (new, turned) = to.visit(id, wanted[id.index()], backend)?;
         to.to.map.push(new);
         to.turned[id.index()] = turned;
@@ -101,7 +103,7 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
 
 struct Turned<'a> {
     from: &'a Lowered,
-    to: Move,
+    to: Rewriter,
     /// For each old node that lies channels last: the node (N, H, W, C).
     turned: Vec<Option<NodeId>>,
 }
@@ -136,7 +138,7 @@ impl Turned<'_> {
         }
         let new = self.to.copy(self.from, id);
         let follows = || conv::POOLS.contains(&node.op) && self.turned[node.inputs[0].index()].is_some();
-        let writes_last = starts(node, backend) || (follows() && writes(node, backend));
+        let writes_last = starts(node, backend) || (follows() && can_store_nhwc(node, backend));
         if !writes_last {
             return Ok((new, None));
         }

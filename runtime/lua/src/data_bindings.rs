@@ -10,10 +10,10 @@ use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
-use perilune_core::site::Site;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_data::batches::{Permutation, Stream, Windows};
 use perilune_data::csv::{Columns, Header, Options, Rows};
+use perilune_data::sample_order::{Permutation, Stream, Windows};
 use perilune_data::text::Vocabulary;
 use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
 use perilune_engine::profile::Bound;
@@ -397,7 +397,7 @@ fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tens
     let Some(what) = what else { return Ok((None, None)) };
     let found = host.record(lua, |engine| {
         let node = what.node(engine)?;
-        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.graph, node)?)
+        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.recorder.graph, node)?)
     })?;
     Ok(found.map(|(sum, total)| (host.tensor(sum), host.tensor(total))).unzip())
 }
@@ -484,7 +484,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                 .map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
                 let x = engine.from_host(&t)?;
-                let g = &mut engine.graph;
+                let g = &mut engine.recorder.graph;
                 let x = g.permute(x, &[2, 0, 1])?;
                 let x = g.cast(x, DType::F32)?;
                 Ok(g.mul_c(x, 1.0 / 255.0)?)
@@ -511,8 +511,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             };
             let t = host.record(lua, |engine| {
                 let x = r.node(engine)?;
-                let x = if engine.graph.shape(x).rank() == 3 { engine.graph.permute(x, &[1, 2, 0])? } else { x };
-                let x = engine.graph.copy(x)?;
+                let x = if engine.recorder.graph.shape(x).rank() == 3 {
+                    engine.recorder.graph.permute(x, &[1, 2, 0])?
+                } else {
+                    x
+                };
+                let x = engine.recorder.graph.copy(x)?;
                 engine.read_node(x)
             })?;
             image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
@@ -522,12 +526,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
-    native.set("rehearse", lua.create_function(crate::rehearse::rehearse)?)?;
-    native.set("unsaved", lua.create_function(crate::handover::unsaved)?)?;
+    native.set("rehearse", lua.create_function(crate::dry_run::rehearse)?)?;
+    native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
     // The recipe line being run, as a number, and the one that stands for it where none is.
-    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.site(lua).0))?)?;
-    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(Site(place)).0))?)?;
+    native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
+    native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
     native.set(
         "written_at",
         lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
@@ -535,13 +539,13 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {
-            if let Some(waits) = &mut host(lua)?.engine.borrow_mut().waits {
-                waits.add(Bound::Data, Site::NONE, seconds);
+            if let Some(stalls) = &mut host(lua)?.engine.borrow_mut().diagnostics.host_stalls {
+                stalls.add(Bound::Data, SourceLoc::NONE, seconds);
             }
             Ok(())
         })?,
     )?;
-    crate::finite::install(lua, &native)?;
+    crate::nan_guard::install(lua, &native)?;
     crate::optim::install(lua, &native)?;
     native.set(
         "near",

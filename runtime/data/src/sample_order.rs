@@ -195,5 +195,5 @@ impl Windows {
 }
 
 #[cfg(test)]
-#[path = "batches_tests.rs"]
+#[path = "sample_order_tests.rs"]
 mod tests;

@@ -8,7 +8,7 @@
 //! graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Move};
+use crate::lower::{Lowered, Rewriter};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -54,10 +54,10 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     if !from.graph.nodes().iter().any(|n| grown(&from.graph, n, row, fills).is_some()) {
         return Ok(from);
     }
-    let mut to = Move::new(&from);
+    let mut to = Rewriter::new(&from);
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.site = from.graph.site_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
                 let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
@@ -114,7 +114,7 @@ fn is_computed(g: &Graph, x: NodeId) -> bool {
 fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<NodeId> {
     let r = node.shape.rank();
     let a = grow(g, inputs[0], [to.m, to.k])?;
-    let tf32 = std::mem::replace(&mut g.tf32, node.tf32);
+    let tf32 = std::mem::replace(&mut g.modes.tf32, node.tf32);
     let y = if node.op == &LINEAR {
         let w = grow(g, inputs[1], [to.n, to.k])?;
         let bias = movement::place(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
@@ -123,7 +123,7 @@ fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<
         let b = grow(g, inputs[1], [to.k, to.n])?;
         g.push(&MATMUL, &[a, b], &[])
     };
-    g.tf32 = tf32;
+    g.modes.tf32 = tf32;
     let y = g.slice(y?, r - 2, 0, node.shape.dims()[r - 2], 1)?;
     g.slice(y, r - 1, 0, node.shape.dims()[r - 1], 1)
 }

@@ -4,12 +4,12 @@
 //! A graph-to-graph pass over the traced step, before decomposition. Every value keeps its bits: a copy is the same op over
 //! the same values, random numbers included. Two things make it save memory. All that a span reads from outside it reads,
 //! the second time, through a `hold` that waits for the gradient from which the span's backward starts: so the copies run
-//! late. And since they read holds, they equal no node of the first time, so that nothing merges them back.
+//! late. And since they read control_deps, they equal no node of the first time, so that nothing merges them back.
 //!
 //! What is used outside of a span (by later forward nodes, metrics, assignments) is kept: it is read, not copied. Spans
 //! nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
 
-use crate::lower::{Lowered, Move};
+use crate::lower::{Lowered, Rewriter};
 use perilune_core::graph::{Graph, Inputs, Node, NodeId};
 use perilune_core::ops::{Class, create};
 use smallvec::smallvec;
@@ -111,23 +111,23 @@ struct Pass<'a> {
     /// (span, position): inside the span, but used outside of it and of its backward.
     kept: HashSet<(u32, usize)>,
     copies: HashMap<(u32, u32), Copies>,
-    to: Move,
+    to: Rewriter,
 }
 
 /// Rewrites a freshly traced step (node k of `from` is `order[k]` of `g`).
 pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
     let kept = kept(from, g, order, spans);
-    let mut p = Pass { from, g, order, spans, kept, copies: HashMap::new(), to: Move::new(from) };
+    let mut p = Pass { from, g, order, spans, kept, copies: HashMap::new(), to: Rewriter::new(from) };
     for at in 0..order.len() {
         let new = match spans.owner(g, order[at]) {
             Some(span) => {
                 let pass = g.remat.pass_of(order[at]);
                 let inputs = p.inputs(at, span, pass);
-                p.to.out.graph.site = from.graph.site_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.add(at, inputs)
             }
             None => {
-                p.to.out.graph.site = from.graph.site_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.to.copy(from, NodeId(at as u32))
             }
         };
@@ -139,7 +139,7 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
 /// Which nodes of spans are used outside of them.
 fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> HashSet<(u32, usize)> {
     let mut kept = HashSet::new();
-    for x in from.roots.iter().chain(&from.commits).chain(&from.ok) {
+    for x in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
         kept.extend(spans.chain(spans.of(order[x.index()])).map(|s| (s, x.index())));
     }
     for (at, &id) in order.iter().enumerate() {
@@ -174,7 +174,7 @@ impl Pass<'_> {
 
     /// What the node at `at`, of the backward of `span` or copied for it, reads.
     fn inputs(&mut self, at: usize, span: u32, pass: u32) -> Inputs {
-        let part = matches!(self.node(at).op.class, Class::Part);
+        let part = matches!(self.node(at).op.class, Class::TupleGet);
         let list = self.node(at).inputs.clone();
         list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
     }
@@ -188,7 +188,7 @@ impl Pass<'_> {
         }
         self.enter(span, pass);
         if let Some(found) = self.copies[&(span, pass)].map.get(&at)
-            && !(part && self.to.out.graph.node(*found).op == &create::HOLD)
+            && !(part && self.to.out.graph.node(*found).op == &create::OPTIMIZATION_BARRIER)
         {
             return *found;
         }
@@ -202,7 +202,7 @@ impl Pass<'_> {
         let (dtype, shape) = (node.dtype, node.shape);
         let inputs = smallvec![outer, start];
         let hold = Node {
-            op: &create::HOLD,
+            op: &create::OPTIMIZATION_BARRIER,
             dtype,
             detached: true,
             tf32: false,
@@ -240,14 +240,14 @@ impl Pass<'_> {
             let node = self.node(at);
             let copied = match node.op.class {
                 Class::Leaf | Class::Generator(_) => false,
-                Class::Part => self.copies[&(span, pass)].map.contains_key(&node.inputs[0].index()),
+                Class::TupleGet => self.copies[&(span, pass)].map.contains_key(&node.inputs[0].index()),
                 _ => true,
             };
             if !copied || self.kept.contains(&(span, at)) {
                 continue;
             }
             let inputs = self.inputs(at, span, pass);
-            self.to.out.graph.site = self.from.graph.site_of(NodeId(at as u32));
+            self.to.out.graph.modes.loc = self.from.graph.loc_of(NodeId(at as u32));
             let new = self.add(at, inputs);
             self.copies.entry((span, pass)).or_default().map.insert(at, new);
         }

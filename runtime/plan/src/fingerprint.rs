@@ -9,17 +9,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The kernels of a program, each as a hash that only its work decides; in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Outline {
+pub struct Fingerprint {
     pub kernels: Vec<u64>,
 }
 
-impl Outline {
-    pub fn of(program: &Program) -> Outline {
-        Outline { kernels: program.kernels.iter().map(signature).collect() }
+impl Fingerprint {
+    pub fn of(program: &Program) -> Fingerprint {
+        Fingerprint { kernels: program.kernels.iter().map(signature).collect() }
     }
 
     /// How many of these kernels the other one lacks.
-    pub fn new_beside(&self, other: &Outline) -> usize {
+    pub fn new_beside(&self, other: &Fingerprint) -> usize {
         let mut there: HashMap<u64, usize> = HashMap::new();
         for k in &other.kernels {
             *there.entry(*k).or_default() += 1;

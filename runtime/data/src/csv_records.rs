@@ -4,7 +4,7 @@
 //! say where a quote that never closes was opened, and does not look for the delimiter.
 
 use crate::error::{Error, Result};
-use crate::inflate;
+use crate::gzip_text;
 use std::collections::VecDeque;
 use std::io::BufRead;
 use std::path::Path;
@@ -92,7 +92,7 @@ pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
 pub(crate) struct Records<'a> {
     path: &'a Path,
     limit: u64,
-    source: std::io::BufReader<inflate::Capped>,
+    source: std::io::BufReader<gzip_text::Capped>,
     comment: Option<char>,
     delimiter: Option<u8>,
     line: u64,
@@ -102,7 +102,7 @@ pub(crate) struct Records<'a> {
 impl<'a> Records<'a> {
     pub fn open(path: &'a Path, max_bytes: u64, comment: Option<char>, delimiter: Option<u8>) -> Result<Records<'a>> {
         let limit = max_bytes.min(u64::from(u32::MAX));
-        let source = inflate::open(path, limit)?;
+        let source = gzip_text::open(path, limit)?;
         Ok(Records { path, limit, source, comment, delimiter, line: 0, ahead: VecDeque::new() })
     }
 
@@ -130,7 +130,7 @@ impl<'a> Records<'a> {
         loop {
             let from = bytes.len();
             let read = self.source.read_until(b'\n', &mut bytes);
-            if read.map_err(|e| inflate::read_error(self.path, self.limit, e))? == 0 {
+            if read.map_err(|e| gzip_text::read_error(self.path, self.limit, e))? == 0 {
                 break;
             }
             self.line += 1;
