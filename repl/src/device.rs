@@ -1,5 +1,6 @@
 //! Parses `--device`, `--precision` and `--threads`, and opens the backend.
 
+use perilune_core::byte_size::amount;
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_plan::Backend;
@@ -95,12 +96,6 @@ impl PlaceArgs {
 /// Whether the text is a list of device numbers: `0` or `0,1`.
 fn is_list(text: &str) -> bool {
     !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
-}
-
-/// Parses an amount of memory.
-fn amount(text: &str) -> std::result::Result<usize, String> {
-    let found = perilune_core::byte_size::parse(text).filter(|n| *n > 0);
-    found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
 }
 
 /// Parses `key=value`.

@@ -285,7 +285,7 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let text = fault.error.to_string();
     assert!(text.contains("index_select") && text.contains('7') && text.contains('2'), "{text}");
     assert_eq!(fault.loc.map(|s| b.e.recorder.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
-    // A GPU looks at its indices behind the step (docs/decisions.md), which has then written its States.
+    // A GPU looks at its indices behind the step (docs/adr/067-bad-index-is-reported.md), which has then written its States.
     let left = if harness::on_gpu() { [1.0, 0.0] } else { [1.0, 2.0] };
     assert_eq!(b.value(w), left);
     assert_eq!(b.value(v), if harness::on_gpu() { [6.0, 7.0] } else { [5.0, 6.0] });

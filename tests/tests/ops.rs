@@ -9,14 +9,6 @@ use perilune_tests::case::{self, Arg, Case, Data, Variant};
 use perilune_tests::harness::{self, Layout, Outcome};
 use perilune_tests::reference::{self, Known, Reference};
 
-/// Writes what `golden/ops/make.py` reads, if asked to.
-#[test]
-fn dump_cases() {
-    let Ok(path) = std::env::var("PERILUNE_DUMP_CASES") else { return };
-    let cases: Vec<_> = case::all().iter().map(Case::json).collect();
-    std::fs::write(path, serde_json::to_string(&cases).unwrap()).unwrap();
-}
-
 fn callable() -> Vec<&'static Op> {
     ops::all().iter().copied().filter(|op| !op.sig.is_empty()).collect()
 }

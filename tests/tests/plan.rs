@@ -165,7 +165,7 @@ fn snapshot(name: &str, p: &Program) {
     compiles(name, p);
     let path = format!("{}/golden/plans/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let got = text(p);
-    if std::env::var_os("PERILUNE_BLESS").is_some() {
+    if perilune_tests::scripts::blessing() {
         std::fs::write(&path, got).unwrap();
         return;
     }

@@ -150,6 +150,8 @@ impl Engine {
             options,
             &*self.executor.backend,
         );
+        let notices = self.executor.backend.take_notices();
+        notices.into_iter().for_each(|text| self.diagnostics.notices.say(text));
         let (plan, hit) = match found {
             Ok(found) => found,
             Err((error, sketch)) => {

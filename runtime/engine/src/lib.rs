@@ -23,6 +23,7 @@ mod show_plan;
 mod snapshot;
 mod state;
 mod step;
+pub mod step_parts;
 
 pub use diagnostics::Diagnostics;
 pub use engine::{Engine, Fault, Stats};

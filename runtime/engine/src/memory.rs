@@ -223,8 +223,5 @@ fn cures(report: &Report, budget: bool) -> String {
 
 /// An error of the budget itself, before anything ran.
 pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
-    byte_size::parse(text).filter(|n| *n > 0).ok_or_else(|| {
-        Error::argument("memory_budget", format!("\"{text}\" is no amount of memory"))
-            .hint("write it as in \"20GiB\" or \"512 MiB\"")
-    })
+    byte_size::amount(text).map_err(|e| Error::argument("memory_budget", e))
 }

@@ -15,12 +15,15 @@ use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
 
 #[derive(Debug)]
 pub(crate) struct State {
+    /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
+    path: Option<Arc<str>>,
     pub shape: Shape,
     pub dtype: DType,
     pub trainable: bool,
@@ -122,6 +125,7 @@ impl StateTable {
         let copy = ShadowWeight { state: StateId(self.next), valid: false };
         let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
         let state = State {
+            path: None,
             shape,
             dtype,
             trainable: false,
@@ -250,6 +254,7 @@ impl Engine {
         self.states.next += 1;
         let id = StateId(self.states.next);
         let state = State {
+            path: None,
             shape,
             dtype,
             trainable,
@@ -283,6 +288,20 @@ impl Engine {
         }
         s.trainable = on;
         Ok(())
+    }
+
+    /// Names a State by its path in the run. A State that is reached by several paths (tied weights) has the first.
+    pub fn set_state_path(&mut self, id: StateId, path: &str) -> Result<()> {
+        let s = self.states.get_mut(id)?;
+        if s.path.as_deref() != Some(path) {
+            s.path = Some(path.into());
+        }
+        Ok(())
+    }
+
+    /// The path of a State in its run, if it has one.
+    pub fn state_path(&self, id: StateId) -> Option<Arc<str>> {
+        self.states.get(id).ok()?.path.clone()
     }
 
     /// Says what a State is for, in statistics.
@@ -390,8 +409,12 @@ impl Engine {
         let s = self.states.get(id)?;
         if s.shape != t.shape || s.dtype != t.dtype {
             let message = format!(
-                "a {} tensor of shape {} does not fit a {} State of shape {}",
-                t.dtype, t.shape, s.dtype, s.shape
+                "a {} tensor of shape {} does not fit a {} State of shape {}{}",
+                t.dtype,
+                t.shape,
+                s.dtype,
+                s.shape,
+                s.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
             );
             return Err(Error::shape("load", message));
         }

@@ -324,7 +324,7 @@ fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
                 lua,
                 "memory_budget",
                 message,
-                Some("as in \"20GiB\", or bytes".into()),
+                Some("as in \"20GiB\" or \"512M\", or bytes".into()),
             ));
         }
     };

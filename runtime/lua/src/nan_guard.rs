@@ -45,7 +45,8 @@ fn not_finite(lua: &Lua, roots: MultiValue) -> mlua::Result<Option<Table>> {
     t.set("shape", found.shape.to_string())?;
     t.set("nan", found.nan)?;
     t.set("input", found.input)?;
-    t.set("state", found.state.map(|id| id.0 as i64))?;
+    let path = found.state.and_then(|id| host.engine.borrow().state_path(id));
+    t.set("state", path.as_deref())?;
     if let Some((file, line)) = host.engine.borrow().recorder.source_map.get(found.loc) {
         t.set("file", file)?;
         t.set("line", line)?;

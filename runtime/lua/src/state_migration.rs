@@ -345,7 +345,14 @@ impl Run {
             let entry = entry?;
             out.push((entry.get("path")?, entry.get("state")?));
         }
-        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        out.sort_by(|a: &(String, AnyUserData), b| a.0.cmp(&b.0));
+        let mut engine = self.host.engine.borrow_mut();
+        for (path, state) in &out {
+            if let Ref::State(id) = state.borrow::<Tensor>()?.what {
+                engine.set_state_path(id, path).map_err(mlua::Error::external)?;
+            }
+        }
+        drop(engine);
         Ok(out)
     }
 }

@@ -183,6 +183,7 @@ pub static MATMUL_FP8: Op = Op {
           where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a\n\
           GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are\n\
           e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.",
+    flops: Some(super::product_flops),
     results: Results::One,
     class: Class::Fused(|g, x, attrs| {
         let p = Product::read(attrs);

@@ -23,7 +23,7 @@ const LEAST_FLOPS: f64 = 1e9;
 /// 3 TB/s, padding begins to pay at about 200.
 const FLOPS_A_BYTE: f64 = 300.0;
 
-/// Bytes of memory's lines: rows that begin at such are written faster than others (see `docs/decisions.md`).
+/// Bytes of memory's lines: rows that begin at such are written faster than others (`docs/adr/030-pad-gemm.md`).
 pub const LINE: usize = 128;
 /// Part of a dim that it may grow by for whole lines, or halves or quarters of them.
 const SLACK: usize = 32;
