@@ -5,7 +5,7 @@
 //! tensorflow/core/util/event.proto and summary.proto define the other fields, which curves do not need.
 
 use std::fs::File;
-use std::io::{BufWriter, Result, Write};
+use std::io::{BufWriter, ErrorKind, Result, Write};
 use std::path::Path;
 
 /// An open event file.
@@ -14,10 +14,18 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Creates `DIR/events.out.tfevents.TIME.HOST.PID.0`.
+    /// Creates `DIR/events.out.tfevents.TIME.HOST.PID.NUMBER`, with the first free number.
     pub fn create(dir: &Path, wall_time: f64, host: &str) -> Result<EventFile> {
-        let name = format!("events.out.tfevents.{:.0}.{host}.{}.0", wall_time.floor(), std::process::id());
-        let mut file = EventFile { out: BufWriter::new(File::create_new(dir.join(name))?) };
+        let stem = format!("events.out.tfevents.{:.0}.{host}.{}", wall_time.floor(), std::process::id());
+        // A process that resumes its own run within a second needs a name of its own for each file.
+        let mut number = 0;
+        let file = loop {
+            match File::create_new(dir.join(format!("{stem}.{number}"))) {
+                Err(e) if e.kind() == ErrorKind::AlreadyExists && number < 1000 => number += 1,
+                other => break other?,
+            }
+        };
+        let mut file = EventFile { out: BufWriter::new(file) };
         let mut event = Vec::new();
         double(&mut event, 1, wall_time);
         bytes(&mut event, 3, b"brain.Event:2");
