@@ -3,8 +3,8 @@
 use crate::library::Routine;
 use crate::loops::Isa;
 use crate::memory::{Block, CpuBuffer, FreeList};
-use crate::pool::{Pool, Shared};
-use crate::region::{self, Context, Region, SHARE_NS};
+use crate::region::{self, Context, PARALLEL_NS, Region};
+use crate::worker_pool::{SendPtr, WorkerPool};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
@@ -27,7 +27,7 @@ pub struct Cpu {
 
 /// What all programs of a device share.
 struct Machine {
-    pool: Pool,
+    pool: WorkerPool,
     free: Rc<FreeList>,
     /// Intermediate values of whichever program runs; as large as the largest needs.
     arena: RefCell<Block>,
@@ -43,7 +43,7 @@ impl Cpu {
     pub fn limited(threads: Option<usize>, limit: Option<usize>) -> Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
         let free = Rc::new(FreeList::new(limit));
-        let shared = Machine { pool: Pool::new(threads), free, arena: RefCell::new(arena) };
+        let shared = Machine { pool: WorkerPool::new(threads), free, arena: RefCell::new(arena) };
         Cpu { shared: Rc::new(shared), isa: Isa::detect() }
     }
 
@@ -113,7 +113,7 @@ impl Backend for Cpu {
             }
             let from = cpu_buffer(buffer)?.read(*nbytes);
             let mut to = vec![0; *nbytes];
-            self.shared.pool.pieces(*nbytes > COPIED, &mut to, COPIED, |k, piece| {
+            self.shared.pool.for_each_chunk(*nbytes > COPIED, &mut to, COPIED, |k, piece| {
                 piece.copy_from_slice(&from[k * COPIED..k * COPIED + piece.len()]);
             });
             all.push(to);
@@ -140,7 +140,7 @@ impl Backend for Cpu {
                 ),
             });
         }
-        let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
+        let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > PARALLEL_NS);
         let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
         let whole = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
         Ok(Box::new(CpuProgram { shared: self.shared.clone(), program, kernels, share, whole }))
@@ -176,7 +176,7 @@ struct CpuProgram {
 
 impl CpuProgram {
     /// Where each value lies in this run.
-    fn places(&self, inputs: &[Buffer], outputs: &[Buffer], arena: &Block) -> Result<Vec<Shared<u8>>> {
+    fn places(&self, inputs: &[Buffer], outputs: &[Buffer], arena: &Block) -> Result<Vec<SendPtr<u8>>> {
         let p = &self.program;
         let given = |list: &[Buffer], k: usize, nbytes: usize| -> Result<*mut u8> {
             match list.get(k) {
@@ -189,7 +189,7 @@ impl CpuProgram {
         };
         let mut places = Vec::with_capacity(p.values.len());
         for v in &p.values {
-            places.push(Shared(match v.storage {
+            places.push(SendPtr(match v.storage {
                 Storage::Input(k) => given(inputs, k as usize, v.nbytes())?,
                 Storage::Output(k) => given(outputs, k as usize, v.nbytes())?,
                 // SAFETY: `check` holds arena values within `arena_bytes`, and the arena has at least those.
@@ -242,7 +242,7 @@ impl Executable for CpuProgram {
             Ok(())
         };
         if self.share {
-            self.shared.pool.call();
+            self.shared.pool.wake_all();
         }
         all()
     }

@@ -17,7 +17,7 @@ mod library;
 mod loops;
 mod matmul;
 mod memory;
-mod pool;
 mod region;
+mod worker_pool;
 
 pub use backend::Cpu;

@@ -17,8 +17,8 @@ use crate::library::{Call, Element, Input, by_type};
 use crate::loops::num::Num;
 use crate::loops::{Arg, cast};
 use crate::memory::Plain;
-use crate::pool::Shared;
 use crate::region::walk;
+use crate::worker_pool::SendPtr;
 use gemm::Parallelism;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
@@ -152,7 +152,7 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
     if b.rows < 0 {
         // `gemm` would walk K from the other end.
         let mut dense = vec![T::ZERO; s.batch * s.k * s.n];
-        c.pool().pieces(c.share(), &mut dense, s.n, |row, out| {
+        c.pool().for_each_chunk(c.share(), &mut dense, s.n, |row, out| {
             let start = b.start(row / s.k) + (row % s.k) as isize * b.rows;
             for (j, o) in out.iter_mut().enumerate() {
                 *o = b.all[(start + j as isize * b.cols) as usize];
@@ -162,7 +162,7 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
         return floats(c, s, a, &Matrices::new(&dense, &layout), out);
     }
     let (ops, pool) = (s.m * s.n * s.k, c.pool());
-    let share = c.share() && ops * s.batch > SHARE_OPS && pool.is_free();
+    let share = c.share() && ops * s.batch > SHARE_OPS && pool.can_fork();
     let alone = |k: usize, out: &mut [T], parallel: Parallelism| {
         // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
         // shares no memory with them.
@@ -199,7 +199,7 @@ fn floats<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &m
         });
     }
     let group = (SHARE_OPS / 4 / ops.max(1)).clamp(1, s.batch.div_ceil(2 * pool.threads()));
-    pool.pieces(share, out, group * s.m * s.n, |g, piece| {
+    pool.for_each_chunk(share, out, group * s.m * s.n, |g, piece| {
         for (k, out) in piece.chunks_mut(s.m * s.n).enumerate() {
             alone(g * group + k, out, Parallelism::None);
         }
@@ -212,9 +212,9 @@ fn widen(c: &Call, x: &Input) -> Vec<f32> {
     let mut out = vec![0f32; x.layout.numel()];
     let (from, layout) = (x.elements::<u16>(), x.layout.collapse());
     let kernel = cast::load(x.dtype, c.isa());
-    c.pool().pieces(c.share(), &mut out, GRAIN, |k, piece| {
+    c.pool().for_each_chunk(c.share(), &mut out, GRAIN, |k, piece| {
         walk(&layout, k * GRAIN, piece.len(), |position, stride, count, done| {
-            let to = Shared(piece[done..].as_mut_ptr());
+            let to = SendPtr(piece[done..].as_mut_ptr());
             // One element a row unless they lie side by side.
             let (rows, cols) = if stride == 1 { (1, count) } else { (count, 1) };
             // SAFETY: `plan::check` holds the layout within the value; `piece` has room for the run.
@@ -235,14 +235,14 @@ fn halves<T: Plain>(c: &Call, s: Sizes, a: &Input, b: &Input, bias: Option<&[f32
     floats(c, s, &Matrices::new(&wa, &la), &Matrices::new(&wb, &lb), &mut product);
     if let (Some(bias), true) = (bias, s.n > 0) {
         let rows = (GRAIN / s.n).max(1);
-        c.pool().pieces(c.share(), &mut product, rows * s.n, |_, piece| {
+        c.pool().for_each_chunk(c.share(), &mut product, rows * s.n, |_, piece| {
             for row in piece.chunks_exact_mut(s.n) {
                 row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
             }
         });
     }
     let kernel = cast::store(c.out_dtype(), c.isa());
-    c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, GRAIN, |k, piece| {
         let arg = Arg { ptr: product[k * GRAIN..].as_ptr().cast(), step: 0 };
         // SAFETY: as many elements on both sides; `T` is the 16-bit float of the kernel.
         unsafe { kernel(piece.as_mut_ptr().cast(), &arg, 1, piece.len()) };
@@ -259,7 +259,7 @@ fn integers<T: Element>(c: &Call, s: Sizes, a: &Input, b: &Input, out: &mut [T])
     if s.n == 0 {
         return;
     }
-    c.pool().pieces(c.share(), out, s.n, |row, out| {
+    c.pool().for_each_chunk(c.share(), out, s.n, |row, out| {
         let (k, i) = (row / s.m, row % s.m);
         let (sa, sb) = (a.start(k) + i as isize * a.rows, b.start(k));
         let mut sums = vec![T::Acc::ZERO; s.n];

@@ -7,8 +7,8 @@ use super::movement::{copy, copy_all, part};
 use super::{Call, Element, Input, around, by_size, by_type};
 use crate::loops::num::Num;
 use crate::memory::Plain;
-use crate::pool::Shared;
 use crate::region::walk;
+use crate::worker_pool::SendPtr;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
 use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
@@ -84,7 +84,7 @@ fn gather_of<T: Plain>(c: &Call) -> Result<()> {
     let index = indices(c, x.shape().dims()[axis])?;
     let (from, out) = (x.elements::<T>(), c.output::<T>());
     let (still, step) = (held(&x.layout, axis, c.out_shape()), x.layout.strides[axis]);
-    c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, GRAIN, |k, piece| {
         let index = &index[k * GRAIN..];
         walk(&still, k * GRAIN, piece.len(), |position, stride, count, done| {
             for i in done..done + count {
@@ -104,7 +104,7 @@ fn each_write<A: Send>(c: &Call, index: &[i64], out: &mut [A], write: impl Fn(&m
     if index.is_empty() {
         return;
     }
-    c.pool().pieces(c.share(), out, n * inner, |outer, out| {
+    c.pool().for_each_chunk(c.share(), out, n * inner, |outer, out| {
         // The index may be smaller than x in other dims: then this slice may have none.
         let (mut rest, mut at, mut span) = (outer, 0, 1);
         for d in (0..axis).rev() {
@@ -182,7 +182,7 @@ fn index_select_of<T: Plain>(c: &Call) -> Result<()> {
         return Ok(());
     }
     let rows = (super::movement::GRAIN / inner).max(1);
-    c.pool().pieces(c.share(), out, rows * inner, |t, piece| {
+    c.pool().for_each_chunk(c.share(), out, rows * inner, |t, piece| {
         let mut slice = (usize::MAX, x.layout, x.layout);
         for (r, out) in piece.chunks_mut(inner).enumerate() {
             let row = t * rows + r;
@@ -216,7 +216,7 @@ fn index_add_of<T: Element>(c: &Call) -> Result<()> {
     let from = src.elements::<T>();
     let pieces = inner.div_ceil(WIDTH);
     added::<T>(c, |sums| {
-        let base = Shared(sums.as_mut_ptr());
+        let base = SendPtr(sums.as_mut_ptr());
         c.pool().run(c.share(), outer * pieces, |tasks| {
             let base = &base;
             while let Some(t) = tasks.claim() {

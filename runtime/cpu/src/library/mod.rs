@@ -191,7 +191,7 @@ impl<'a> Call<'a> {
         self.routine.isa
     }
 
-    pub fn pool(&self) -> &'a crate::pool::Pool {
+    pub fn pool(&self) -> &'a crate::worker_pool::WorkerPool {
         self.context.pool
     }
 
@@ -201,7 +201,7 @@ impl<'a> Call<'a> {
 
     /// Whether the call is worth more than one thread.
     pub fn share(&self) -> bool {
-        self.routine.work > crate::region::SHARE_NS
+        self.routine.work > crate::region::PARALLEL_NS
     }
 
     pub fn input(&self, k: usize) -> Input<'a> {

@@ -30,7 +30,7 @@ pub const GRAIN: usize = 1 << 15;
 /// A whole view in its order, shared among threads.
 pub fn copy_all<T: Plain>(c: &Call, x: &Input, out: &mut [T]) {
     let (from, layout) = (x.elements::<T>(), x.layout.collapse());
-    c.pool().pieces(c.share(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
+    c.pool().for_each_chunk(c.share(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
 }
 
 /// The part of a view whose coordinates before `axis` are the `outer`-th: its layout has the remaining dims.
@@ -85,7 +85,7 @@ fn cat_of<T: Plain>(c: &Call) -> Result<()> {
         .collect();
     let row = total * inner;
     let rows = (GRAIN / row.max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, rows * row, |k, piece| {
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             let mut rest = out;
             for (x, behind) in &inputs {
@@ -116,7 +116,7 @@ fn place_of<T: Plain>(c: &Call) -> Result<()> {
     let row = total * inner;
     let rows = (GRAIN / row.max(1)).max(1);
     let from = x.elements::<T>();
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, rows * row, |k, piece| {
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             out.fill(fill);
             let layout = part(&x.layout, c.axis(), k * rows + r);
@@ -145,7 +145,7 @@ fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
     let from = x.elements::<T>();
     let row = total * inner;
     let rows = (GRAIN / 8 / row.max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, rows * row, |k, piece| {
         let mut sums = vec![T::Acc::ZERO; row];
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             sums.fill(T::Acc::ZERO);

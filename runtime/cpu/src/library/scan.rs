@@ -6,8 +6,8 @@
 use super::movement::{GRAIN, part};
 use super::{Call, Element, Input, around, by_type};
 use crate::loops::num::Num;
-use crate::pool::{Shared, Tasks};
 use crate::region::walk;
+use crate::worker_pool::{SendPtr, TaskQueue};
 use perilune_core::error::Result;
 
 /// Lines at a time.
@@ -50,7 +50,7 @@ fn along<T: Element>(
 ) {
     let (from, stride) = (x.elements::<T>(), x.layout.strides()[c.axis()]);
     let lines = (GRAIN / n).next_multiple_of(LINES).min((out.len() / n).div_ceil(c.pool().threads())).max(1);
-    c.pool().pieces(c.share(), out, lines * n, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, lines * n, |k, piece| {
         for (g, out) in piece.chunks_mut(LINES * n).enumerate() {
             let start = |i: usize| part(&x.layout, c.axis(), k * lines + g * LINES + i).offset;
             let mut totals = [identity; LINES];
@@ -98,8 +98,8 @@ fn across<T: Element>(
     // Few lines are cut up further, down to some cache lines.
     let width = inner.div_ceil((4 * c.pool().threads()).div_ceil(outer)).next_multiple_of(64).min(WIDTH);
     let blocks = inner.div_ceil(width);
-    let to = Shared(out.as_mut_ptr());
-    c.pool().run(c.share(), outer * blocks, |tasks: &Tasks| {
+    let to = SendPtr(out.as_mut_ptr());
+    c.pool().run(c.share(), outer * blocks, |tasks: &TaskQueue| {
         let to = &to;
         while let Some(t) = tasks.claim() {
             let (k, lo) = (t / blocks, t % blocks * width);

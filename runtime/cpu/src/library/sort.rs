@@ -12,7 +12,7 @@ fn rows<T: Element>(c: &Call, f: impl Fn(&[T], &mut [i64]) + Sync, width: usize)
     let from = x.elements::<T>();
     let each = width * inner;
     let rows = (4096 / (n * inner).max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * each, |k, piece| {
+    c.pool().for_each_chunk(c.share(), out, rows * each, |k, piece| {
         let (mut row, mut found) = (vec![T::default(); n], vec![0i64; width]);
         for (r, out) in piece.chunks_mut(each.max(1)).enumerate() {
             let layout = part(&x.layout, c.axis(), k * rows + r);

@@ -6,13 +6,13 @@
 //!
 //! A task is a block of rows by [`COLS`] columns. It copies the right side, a chunk by the columns of a tile at a time,
 //! which stays in the first or second cache while the rows go by; the left side is read where it lies, unless its rows would push each
-//! other out of the cache (`pack_pays`): then it is packed first. Both are asked for ahead, from task to task too. Tasks that follow each other share rows if there are more
+//! other out of the cache (`pack_pays`): then it is packed first. Both are asked for ahead, from task to task too. TaskQueue that follow each other share rows if there are more
 //! rows than columns, else columns: so threads begin at ends that lie apart (`pool`).
 
 use super::tile::{BURST_ELEMENTS, Bursts, Job, Lines, RUN, Tile, Tiles, tiles};
 use super::{Matrices, Sizes};
 use crate::library::Call;
-use crate::pool::{Shared, Tasks};
+use crate::worker_pool::{SendPtr, TaskQueue};
 use perilune_core::Layout;
 use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;
@@ -110,7 +110,7 @@ impl Cut {
         batch.div_ceil(self.group) * self.row_parts * self.col_parts
     }
 
-    /// As `count`, with the last task of each thread's part (`Tasks`) in pieces.
+    /// As `count`, with the last task of each thread's part (`TaskQueue`) in pieces.
     fn pieces(&self, batch: usize) -> usize {
         self.count(batch) + self.tails * TAIL_CUTS
     }
@@ -223,7 +223,7 @@ impl Heights {
 
 /// Where the matrices of a result lie: each begins somewhere, and has rows that are some elements apart.
 struct Results<'a> {
-    at: Shared<f32>,
+    at: SendPtr<f32>,
     of: Matrices<'a, f32>,
     rows: usize,
 }
@@ -242,7 +242,7 @@ pub fn run(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [
     if (of.cols != 1 && s.n > 1) || (of.rows < s.n as isize && s.m > 1) {
         return false;
     }
-    let out = Results { at: Shared(out.as_mut_ptr()), rows: of.rows.max(0) as usize, of };
+    let out = Results { at: SendPtr(out.as_mut_ptr()), rows: of.rows.max(0) as usize, of };
     let threads = if c.share() { c.pool().threads() } else { 1 };
     let matrix = |m: &Matrices<f32>, k: usize| Block {
         at: m.all.as_ptr().wrapping_offset(m.start(k)),
@@ -294,9 +294,9 @@ fn pack_pays(s: Sizes, a: &Matrices<f32>) -> bool {
 
 /// Copies the left side, tile after tile and chunk after chunk: the elements of a step side by side.
 fn pack(c: &Call, t: &Tiles, s: Sizes, cut: &Cut, a: Block, to: &mut [f32]) {
-    let (tallest, chunk, to) = (t.tallest(t.by_size.len()), chunk(s.k), Shared(to.as_mut_ptr()));
+    let (tallest, chunk, to) = (t.tallest(t.by_size.len()), chunk(s.k), SendPtr(to.as_mut_ptr()));
     let tiles = cut.rows.div_ceil(tallest);
-    c.pool().run(c.share(), cut.row_parts * tiles, |tasks: &Tasks| {
+    c.pool().run(c.share(), cut.row_parts * tiles, |tasks: &TaskQueue| {
         let to = &to;
         while let Some(task) = tasks.claim() {
             let (first, tile) = (task / tiles * cut.rows, task % tiles);
@@ -337,7 +337,7 @@ fn tasks(
         (k, i * cut.rows, j * cut.cols)
     };
     let count = cut.count(s.batch);
-    c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &Tasks| {
+    c.pool().run(c.share(), cut.pieces(s.batch), |tasks: &TaskQueue| {
         let mut own = Own { of: None, ..OWN.take() };
         let mut known = None;
         while let Some(piece) = tasks.claim() {

@@ -5,7 +5,7 @@
 
 use super::{Gemm, Matrices, Sizes, floats, halves, integers};
 use crate::library::{Call, Element, Input, by_type, dense};
-use crate::pool::Shared;
+use crate::worker_pool::SendPtr;
 use half::{bf16, f16};
 use perilune_core::Shape;
 use perilune_core::error::Result;
@@ -127,7 +127,7 @@ fn each<T: Send>(
         f(e, &groups[e], &mut out[places[e].clone()]);
     }
     let small: Vec<usize> = (0..groups.len()).filter(|e| !is_large(e)).collect();
-    let base = Shared(out.as_mut_ptr());
+    let base = SendPtr(out.as_mut_ptr());
     c.pool().run(c.share(), small.len(), |tasks| {
         let base = &base;
         while let Some(k) = tasks.claim() {

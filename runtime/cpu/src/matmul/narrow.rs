@@ -10,7 +10,7 @@ use super::{Gemm, Matrices, Sizes};
 use crate::library::Call;
 use crate::loops::num::Num;
 use crate::loops::{self, Arg, Body, Isa, Kernel};
-use crate::pool::Shared;
+use crate::worker_pool::SendPtr;
 use std::marker::PhantomData;
 
 /// Partial sums a row is dealt out to.
@@ -247,7 +247,8 @@ pub fn run<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &
 
     let dense = left.step == 1;
     let mut copied = vec![T::ZERO; if dense { 0 } else { s.batch * left.count * s.k }];
-    c.pool().pieces(c.share(), &mut copied, s.k, |row, out| left.copy(row / left.count, row % left.count, 0, out));
+    c.pool()
+        .for_each_chunk(c.share(), &mut copied, s.k, |row, out| left.copy(row / left.count, row % left.count, 0, out));
 
     let way = match (right.pitch, right.step) {
         (1, _) if right.count > 1 => Way::Across,
@@ -268,7 +269,7 @@ pub fn run<T: Gemm>(c: &Call, s: Sizes, a: &Matrices<T>, b: &Matrices<T>, out: &
     let width = width.min(right.count);
     let steps = (WINDOW / size_of::<T>() / width).clamp(8, CHUNK / LANES);
     let (groups, chunk, height) = (right.count.div_ceil(width), CHUNK.min(s.k), LEFT.min(left.count));
-    let base = Shared(out.as_mut_ptr());
+    let base = SendPtr(out.as_mut_ptr());
     c.pool().run(c.share(), s.batch * groups, |tasks| {
         let base = &base;
         let room = if way == Way::Across { left.count * LANES } else { height };

@@ -21,7 +21,7 @@ use crate::loops::chain::{Chain, Link};
 use crate::loops::map::Still;
 use crate::loops::reduce::Reduction;
 use crate::loops::{self, Kernel};
-use crate::pool::{Pool, Shared};
+use crate::worker_pool::{SendPtr, WorkerPool};
 use load::{Constant, Load};
 use perilune_core::ops::elementwise::MapFn;
 
@@ -43,7 +43,7 @@ const STREAM_BYTES: usize = 8 << 20;
 /// Regions that read at least this many bytes ask for memory ahead of time.
 const READ_AHEAD_BYTES: usize = 1 << 17;
 /// Work, in nanoseconds, below which other threads are not asked.
-pub const SHARE_NS: f64 = 30_000.0;
+pub const PARALLEL_NS: f64 = 30_000.0;
 
 /// Pieces of a region that each thread finds, unless they would be shorter than `PIECE_NS` nanoseconds or longer than eight
 /// times that: who is through first takes of the others', and what is left then should be little.
@@ -53,9 +53,9 @@ const PIECE_NS: f64 = 2_500.0;
 /// What a run of a program offers its kernels.
 pub struct Context<'a> {
     /// Where each value of the program lies.
-    pub values: &'a [Shared<u8>],
+    pub values: &'a [SendPtr<u8>],
     pub slots: &'a [u64],
-    pub pool: &'a Pool,
+    pub pool: &'a WorkerPool,
 }
 
 /// The iteration space as it is walked: `batch * rows` rows of `cols` elements.

@@ -3,11 +3,11 @@
 use super::run::{Frame, Span};
 use super::*;
 use crate::loops::relay::Runner;
-use crate::pool::Tasks;
+use crate::worker_pool::TaskQueue;
 
 impl Region {
     /// Blocks of the rows of each task, of which there are `lines` rows.
-    pub(super) fn relayed(&self, relay: &Relay, context: &Context, tasks: &Tasks, lines: usize) {
+    pub(super) fn relayed(&self, relay: &Relay, context: &Context, tasks: &TaskQueue, lines: usize) {
         let (total, cols) = (self.grid.batch * self.grid.rows, self.grid.cols);
         let steps = &self.phases[0].steps;
         let mut frames = [(); 3].map(|()| Frame::new(self, context));

@@ -7,7 +7,7 @@ use super::panel::Held;
 use super::*;
 use crate::loops::{Arg, chain};
 use crate::memory::Block;
-use crate::pool::Tasks;
+use crate::worker_pool::TaskQueue;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 use smallvec::SmallVec;
@@ -333,7 +333,7 @@ impl<'a> Frame<'a> {
 struct Partial {
     /// Keeps what `start` points at; workers write to parts that do not meet.
     _cells: Vec<u64>,
-    start: Shared<u8>,
+    start: SendPtr<u8>,
 }
 
 impl Partial {
@@ -346,7 +346,7 @@ impl Partial {
             );
         }
         cells.resize(nbytes.div_ceil(8), 0);
-        let start = Shared(cells.as_mut_ptr().cast());
+        let start = SendPtr(cells.as_mut_ptr().cast());
         Ok(Partial { _cells: cells, start })
     }
 
@@ -360,7 +360,7 @@ impl Partial {
 pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
     let total = list.iter().map(Region::work).sum::<f64>();
     let threads = context.pool.threads();
-    let large = |r: &Region| r.work() > (total / (2 * threads) as f64).max(SHARE_NS);
+    let large = |r: &Region| r.work() > (total / (2 * threads) as f64).max(PARALLEL_NS);
     let piece = (total / (PIECES * threads) as f64).clamp(PIECE_NS, 8.0 * PIECE_NS);
     // Each region with the number of its first piece, and how many rows or chunks a piece has: 0 if it is one piece.
     let mut parts: SmallVec<[(&Region, usize, usize); 32]> = SmallVec::new();
@@ -375,7 +375,7 @@ pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
         }
     }
     let failed = Mutex::new(None);
-    context.pool.run(total > SHARE_NS, count, |tasks: &Tasks| {
+    context.pool.run(total > PARALLEL_NS, count, |tasks: &TaskQueue| {
         let mut frame: Option<(usize, Frame)> = None;
         while let Some(t) = tasks.claim() {
             let k = parts.partition_point(|p| p.1 <= t) - 1;
@@ -442,7 +442,7 @@ impl Region {
             return Ok(());
         }
         let chunks = self.grid.rows.div_ceil(COL_CHUNK);
-        let share = self.work() > SHARE_NS;
+        let share = self.work() > PARALLEL_NS;
         let area = |r: &ColReduction| Partial::new(self.grid.batch * chunks * self.grid.cols * r.size);
         let areas = self.col_reductions.iter().map(area).collect::<Result<Vec<Partial>>>()?;
         if !self.segmented {
@@ -473,7 +473,7 @@ impl Region {
         } else {
             (batch * rows.div_ceil(COL_CHUNK), 0)
         };
-        context.pool.run(share, units, |tasks: &Tasks| {
+        context.pool.run(share, units, |tasks: &TaskQueue| {
             if let Some(relay) = &self.relay {
                 return self.relayed(relay, context, tasks, unit_rows);
             }
@@ -497,7 +497,7 @@ impl Region {
         let total = batch * rows;
         let units = if areas.is_empty() { total } else { batch * rows.div_ceil(COL_CHUNK) };
         if !share || units >= 4 * context.pool.threads() {
-            context.pool.run(share, units, |tasks: &Tasks| {
+            context.pool.run(share, units, |tasks: &TaskQueue| {
                 let mut frame = Frame::new(self, context);
                 frame.keep_row();
                 while let Some(u) = tasks.claim() {
@@ -520,16 +520,16 @@ impl Region {
         let panel = self.loads.iter().filter_map(Load::panel).max().unwrap_or(0);
         let group = (4 * panel / ROW_CHUNK).min(units * chunks / (4 * context.pool.threads())).max(1);
         let mut rows_area = vec![0u64; self.row_views.len() * total];
-        let shared = Shared(rows_area.as_mut_ptr().cast::<u8>());
+        let shared = SendPtr(rows_area.as_mut_ptr().cast::<u8>());
         let mut kept_area = vec![0u64; self.kept * total * cols];
-        let kept = Shared(kept_area.as_mut_ptr().cast::<u8>());
+        let kept = SendPtr(kept_area.as_mut_ptr().cast::<u8>());
         let mut main = Frame::new(self, context);
         main.share_rows(shared.0, total, 0);
         main.run(&self.before, Span { row: 0, k: total, col: 0, w: 1 });
         for (p, phase) in self.phases.iter().enumerate() {
             let mut folded = vec![0u64; phase.reductions.len() * total * chunks];
-            let out = Shared(folded.as_mut_ptr());
-            context.pool.run(share, (units * chunks).div_ceil(group), |tasks: &Tasks| {
+            let out = SendPtr(folded.as_mut_ptr());
+            context.pool.run(share, (units * chunks).div_ceil(group), |tasks: &TaskQueue| {
                 let (shared, out, kept) = (&shared, &out, &kept);
                 let mut frame = Frame::new(self, context);
                 (frame.kept, frame.kept_rows) = (kept.0, total);
@@ -577,8 +577,8 @@ impl Region {
         const WIDTH: usize = 512;
         let Grid { batch, cols, .. } = self.grid;
         let pieces = cols.div_ceil(WIDTH);
-        let share = (batch * chunks * cols) as f64 * 0.3 > SHARE_NS;
-        context.pool.run(share, batch * pieces, |tasks: &Tasks| {
+        let share = (batch * chunks * cols) as f64 * 0.3 > PARALLEL_NS;
+        context.pool.run(share, batch * pieces, |tasks: &TaskQueue| {
             let mut buffer = [0u64; WIDTH];
             while let Some(t) = tasks.claim() {
                 let (b, lo) = (t / pieces, t % pieces * WIDTH);
