@@ -15,7 +15,6 @@ pub mod host_tensor;
 pub mod interrupt;
 pub mod ops;
 pub mod philox;
-pub mod scalar;
 pub mod shape;
 pub mod source_loc;
 

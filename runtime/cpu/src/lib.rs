@@ -13,9 +13,10 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod gemm;
 mod library;
 mod loops;
-mod matmul;
+pub mod math;
 mod memory;
 mod region;
 mod worker_pool;

@@ -5,7 +5,7 @@
 
 use super::movement::{copy, copy_all, part};
 use super::{Call, Element, Input, around, by_size, by_type};
-use crate::loops::num::Num;
+use crate::math::Number;
 use crate::memory::Plain;
 use crate::region::walk;
 use crate::worker_pool::SendPtr;

@@ -10,8 +10,8 @@ mod sort;
 
 pub use index::dense;
 
+use crate::gemm;
 use crate::loops::Isa;
-use crate::matmul;
 use crate::memory::Plain;
 use crate::region::Context;
 use half::{bf16, f16};
@@ -91,13 +91,13 @@ impl Routine {
             name @ ("matmul" | "linear") => {
                 let dims = inputs[0].layout.shape;
                 work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
-                if name == "linear" { matmul::linear } else { matmul::run }
+                if name == "linear" { gemm::linear } else { gemm::run }
             }
             name @ ("grouped_matmul" | "grouped_sums") => {
                 let (rows, k) = (inputs[0].layout.shape.dims()[0], inputs[0].layout.shape.dims()[1]);
                 let n = outputs[0].1.dims().last().copied().unwrap_or(0);
                 work += (rows * k * n) as f64 * 0.02;
-                if name == "grouped_sums" { matmul::grouped::sums } else { matmul::grouped::rows }
+                if name == "grouped_sums" { gemm::grouped::sums } else { gemm::grouped::rows }
             }
             "gather" => index::gather,
             "scatter" => index::scatter,
@@ -291,7 +291,7 @@ pub(crate) use {by_size, by_type};
 
 /// An element type with the type its arithmetic runs in.
 pub trait Element: Plain + PartialOrd {
-    type Acc: crate::loops::num::Num;
+    type Acc: crate::math::Number;
     fn acc(self) -> Self::Acc;
     fn back(acc: Self::Acc) -> Self;
 }

@@ -1,7 +1,7 @@
 //! Moving elements: strided copies, `cat`, `place`, and `unwindow`, which also adds.
 
 use super::{Call, Element, Input, around, by_size, by_type};
-use crate::loops::num::Num;
+use crate::math::Number;
 use crate::memory::Plain;
 use crate::region::walk;
 use perilune_core::error::Result;

@@ -5,7 +5,7 @@
 
 use super::movement::{GRAIN, part};
 use super::{Call, Element, Input, around, by_type};
-use crate::loops::num::Num;
+use crate::math::Number;
 use crate::region::walk;
 use crate::worker_pool::{SendPtr, TaskQueue};
 use perilune_core::error::Result;

@@ -1,4 +1,4 @@
-//! Programs built by hand, and a literal reading of `plan::ir` to compare them with.
+//! Builds programs by hand and interprets `plan::ir` literally, as the reference for compiled programs.
 //!
 //! The reference works on one element at a time: an element is the bits of its compute type (f32 for 16-bit floats).
 #![allow(dead_code)]
@@ -6,9 +6,9 @@
 use half::{bf16, f16};
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::scalar::{Int, Real};
 use perilune_core::{DType, HostTensor, Layout, Shape, philox};
 use perilune_cpu::Cpu;
+use perilune_cpu::math::{Float, Number};
 use perilune_plan::Backend;
 use perilune_plan::ir::*;
 use std::sync::Arc;
@@ -349,52 +349,44 @@ fn round(dtype: DType, r: u64) -> u64 {
 
 // ---- one element of a map --------------------------------------------------------------------------------------
 
-trait Bits: Copy {
+trait Bits: Number {
     fn from(bits: u64) -> Self;
     fn to(self) -> u64;
+    /// Arithmetic by operators of the language, not by those of the backend: sum, difference, product, negation.
+    fn sum(self, y: Self) -> Self;
+    fn difference(self, y: Self) -> Self;
+    fn product(self, y: Self) -> Self;
+    fn negated(self) -> Self;
 }
 
 macro_rules! bits {
-    ($($t:ty, $from:expr, $to:expr;)*) => { $( impl Bits for $t {
+    ($($t:ty, $from:expr, $to:expr, $add:expr, $sub:expr, $mul:expr, $neg:expr;)*) => { $( impl Bits for $t {
         fn from(bits: u64) -> Self { ($from)(bits) }
         fn to(self) -> u64 { ($to)(self) }
+        fn sum(self, y: Self) -> Self { ($add)(self, y) }
+        fn difference(self, y: Self) -> Self { ($sub)(self, y) }
+        fn product(self, y: Self) -> Self { ($mul)(self, y) }
+        fn negated(self) -> Self { ($neg)(self) }
     } )* };
 }
 bits! {
-    f32, |b| f32::from_bits(b as u32), |x: f32| x.to_bits() as u64;
-    f64, f64::from_bits, f64::to_bits;
-    i64, |b| b as i64, |x| x as u64;
-    i32, |b| b as i32, |x| x as u32 as u64;
-    u8, |b| b as u8, |x| x as u64;
+    f32, |b| f32::from_bits(b as u32), |x: f32| x.to_bits() as u64, |x, y| x + y, |x, y| x - y, |x, y| x * y, |x: f32| -x;
+    f64, f64::from_bits, f64::to_bits, |x, y| x + y, |x, y| x - y, |x, y| x * y, |x: f64| -x;
+    i64, |b| b as i64, |x| x as u64, i64::wrapping_add, i64::wrapping_sub, i64::wrapping_mul, i64::wrapping_neg;
+    i32, |b| b as i32, |x| x as u32 as u64, i32::wrapping_add, i32::wrapping_sub, i32::wrapping_mul, i32::wrapping_neg;
+    u8, |b| b as u8, |x| x as u64, u8::wrapping_add, u8::wrapping_sub, u8::wrapping_mul, u8::wrapping_neg;
 }
 
-fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
-    let x = T::from(a[0]);
-    let y = T::from(a[a.len().min(2) - 1]);
+/// The functions that floats and integers share.
+fn arithmetic<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
+    let x = <T as Bits>::from(a[0]);
+    let y = <T as Bits>::from(a[a.len().min(2) - 1]);
     use MapFn::*;
     match f {
         Copy => x,
-        Neg => -x,
+        Neg => x.negated(),
         Abs => x.abs(),
         Sign => x.sign(),
-        Exp => x.exp(),
-        Log => x.log(),
-        Log1p => x.log1p(),
-        Expm1 => x.expm1(),
-        Sqrt => x.sqrt(),
-        Rsqrt => x.rsqrt(),
-        Reciprocal => T::ONE / x,
-        Sin => x.sin(),
-        Cos => x.cos(),
-        Tan => x.tan(),
-        Tanh => x.tanh(),
-        Sigmoid => x.sigmoid(),
-        Sigmoid2 => x.sigmoid2(),
-        Sigmoid2Rest => (-x).sigmoid2(),
-        Erf => x.erf(),
-        Floor => x.floor(),
-        Ceil => x.ceil(),
-        Round => x.round(),
         Relu => {
             if x < T::ZERO {
                 T::ZERO
@@ -402,19 +394,14 @@ fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
                 x
             }
         }
-        Add => x + y,
-        Sub => x - y,
-        Mul => x * y,
-        Div => x / y,
+        Add => x.sum(y),
+        Sub => x.difference(y),
+        Mul => x.product(y),
         FloorDiv => x.div_floor(y),
         Remainder => x.rem_floor(y),
         Pow => x.pow(y),
         Maximum => x.maximum(y),
         Minimum => x.minimum(y),
-        Fp8E4m3Value => x.fp8_e4m3_value(),
-        Fp8E5m2Value => x.fp8_e5m2_value(),
-        Fp8E4m3 => return u64::from(x.fp8_e4m3()),
-        Fp8E5m2 => return u64::from(x.fp8_e5m2()),
         Eq => return (x == y) as u64,
         Ne => return (x != y) as u64,
         Lt => return (x < y) as u64,
@@ -423,49 +410,53 @@ fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
         Ge => return (x >= y) as u64,
         IsNan => return x.is_nan() as u64,
         IsInf => return x.is_inf() as u64,
-        _ => panic!("{f:?} of a float"),
+        _ => panic!("{f:?} of a number"),
     }
     .to()
 }
 
-fn int<T: Int + Bits>(f: MapFn, a: &[u64]) -> u64 {
-    let x = T::from(a[0]);
-    let y = T::from(a[a.len().min(2) - 1]);
+fn float<T: Float + Bits>(f: MapFn, a: &[u64]) -> u64 {
+    let x = <T as Bits>::from(a[0]);
+    let y = <T as Bits>::from(a[a.len().min(2) - 1]);
     use MapFn::*;
     match f {
-        Copy => x,
-        Neg => x.wrapping_neg(),
-        Abs => x.abs(),
-        Sign => x.sign(),
-        Relu => {
-            if x < T::ZERO {
-                T::ZERO
-            } else {
-                x
-            }
-        }
-        Add => x.wrapping_add(y),
-        Sub => x.wrapping_sub(y),
-        Mul => x.wrapping_mul(y),
-        FloorDiv => x.div_floor(y),
-        Remainder => x.rem_floor(y),
-        Pow => x.pow(y),
-        Maximum => x.maximum(y),
-        Minimum => x.minimum(y),
-        Eq => return (x == y) as u64,
-        Ne => return (x != y) as u64,
-        Lt => return (x < y) as u64,
-        Le => return (x <= y) as u64,
-        Gt => return (x > y) as u64,
-        Ge => return (x >= y) as u64,
-        IsNan | IsInf => return 0,
-        LogicalAnd => return a[0] & a[1],
-        LogicalOr => return a[0] | a[1],
-        LogicalXor => return a[0] ^ a[1],
-        LogicalNot => return 1 - a[0],
-        _ => panic!("{f:?} of an integer"),
+        Exp => x.exp(),
+        Log => x.log(),
+        Log1p => x.log1p(),
+        Expm1 => x.expm1(),
+        Sqrt => x.sqrt(),
+        Rsqrt => x.rsqrt(),
+        Reciprocal => T::ONE.div(x),
+        Sin => x.sin(),
+        Cos => x.cos(),
+        Tan => x.tan(),
+        Tanh => x.tanh(),
+        Sigmoid => x.sigmoid(),
+        Sigmoid2 => x.sigmoid2(),
+        Sigmoid2Rest => x.negated().sigmoid2(),
+        Erf => x.erf(),
+        Floor => x.floor(),
+        Ceil => x.ceil(),
+        Round => x.round(),
+        Div => x.div(y),
+        Fp8E4m3Value => x.fp8_e4m3_value(),
+        Fp8E5m2Value => x.fp8_e5m2_value(),
+        Fp8E4m3 => return u64::from(x.fp8_e4m3()),
+        Fp8E5m2 => return u64::from(x.fp8_e5m2()),
+        _ => return arithmetic::<T>(f, a),
     }
     .to()
+}
+
+fn int<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
+    use MapFn::*;
+    match f {
+        LogicalAnd => a[0] & a[1],
+        LogicalOr => a[0] | a[1],
+        LogicalXor => a[0] ^ a[1],
+        LogicalNot => 1 - a[0],
+        _ => arithmetic::<T>(f, a),
+    }
 }
 
 pub fn eval(f: MapFn, dtype: DType, a: &[u64]) -> u64 {
