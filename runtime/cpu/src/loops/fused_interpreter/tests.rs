@@ -68,7 +68,7 @@ fn links_give_the_bits_of_loops() {
             }
             same(&got, &want, &format!("{f:?} {still:?} {isa:?}"));
         };
-        let op = |opcode, place| FusedOp { opcode, place };
+        let op = |opcode, operand| FusedOp { opcode, operand };
         let store = op(Opcode::Store, Operand::View(2));
         for &f in MapFn::ALL {
             let (vx, vy, one) = (view(&x, cols as isize), view(&y, cols as isize), view(&y, 1));
