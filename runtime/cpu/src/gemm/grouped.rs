@@ -1,7 +1,7 @@
-//! Products of groups of rows: one product after the other, by the loops that `matmul` has for its sizes.
+//! Multiplies groups of rows with a matrix each (grouped GEMM): one product a group, by the loops for its size.
 //!
-//! Large groups are shared among the threads one by one; what is smaller than a thread's part is dealt out group by group.
-//! Which access a group goes never shows: a product's bits are a function of its scratch shape.
+//! All threads share a large group, one group after the other; groups smaller than a thread's share are one task each. The
+//! schedule never shows in results: the bits of a product are a function of its own shape.
 
 use super::{BatchedMatrix, Gemm, GemmShape, float_gemm, half_gemm, integer_gemm};
 use crate::library::{Call, Element, Input, by_type, dense};
@@ -43,7 +43,7 @@ fn half_precision<T: Product>(c: &Call, s: GemmShape, a: &Input, b: &Input, out:
     half_gemm(c, s, a, b, None, out);
 }
 
-/// The rows of each group, once the ends are seen to be in order.
+/// The rows of each group; an error unless the ends are in order.
 fn groups(c: &Call, rows: usize) -> Result<Vec<Range<usize>>> {
     let ends = dense::<i64>(&c.input(2));
     let mut start = 0;
@@ -56,7 +56,7 @@ fn groups(c: &Call, rows: usize) -> Result<Vec<Range<usize>>> {
     ends.iter().enumerate().map(group).collect()
 }
 
-/// A matrix, from rows or columns `from` on.
+/// A range of rows or columns of a matrix.
 fn part<'a>(x: &Input<'a>, dim: usize, range: &Range<usize>) -> Input<'a> {
     let mut y = *x;
     y.layout.offset += range.start as isize * y.layout.strides[dim];
@@ -82,8 +82,8 @@ fn rows_of<T: Product>(c: &Call) -> Result<()> {
     let (x, w, out) = (c.input(0), c.input(1), c.output::<T>());
     let (k, n) = (x.shape().dims()[1], c.out_shape().dims()[1]);
     let groups = groups(c, x.shape().dims()[0])?;
-    let behind = groups.last().map_or(0, |g| g.end);
-    out[behind * n..].fill(T::default());
+    let end = groups.last().map_or(0, |g| g.end);
+    out[end * n..].fill(T::default());
     let sizes: Vec<usize> = groups.iter().map(|g| g.len() * n).collect();
     each(c, &groups, &sizes, out, |e, rows, out| {
         let s = GemmShape { batch: 1, m: rows.len(), n, k };
@@ -109,8 +109,7 @@ fn sums_of<T: Product>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Calls `f(group, its rows, its part of out)` for every group; `sizes` says how long the parts of `out` are that follow each
-/// other.
+/// Calls `f(group, its rows, its part of out)` for every group; `sizes` holds the lengths of the consecutive parts of `out`.
 fn each<T: Send>(
     c: &Call,
     groups: &[Range<usize>],
@@ -119,28 +118,28 @@ fn each<T: Send>(
     f: impl Fn(usize, &Range<usize>, &mut [T]) + Sync,
 ) {
     let mut at = 0;
-    let places: Vec<Range<usize>> = sizes
+    let parts: Vec<Range<usize>> = sizes
         .iter()
         .map(|n| {
             at += n;
             at - n..at
         })
         .collect();
-    // A thread's partial: what is larger is partition up inside.
+    // A thread's share; larger products are partitioned inside.
     let most = groups.iter().map(Range::len).sum::<usize>() / (2 * c.pool().threads());
     let is_large = |e: &usize| groups[*e].len() > most;
     for e in (0..groups.len()).filter(is_large) {
-        f(e, &groups[e], &mut out[places[e].clone()]);
+        f(e, &groups[e], &mut out[parts[e].clone()]);
     }
     let small: Vec<usize> = (0..groups.len()).filter(|e| !is_large(e)).collect();
     let base = SendPtr(out.as_mut_ptr());
-    c.pool().run(c.share(), small.len(), |tasks| {
+    c.pool().run(c.parallel(), small.len(), |tasks| {
         let base = &base;
         while let Some(k) = tasks.claim() {
-            let (e, place) = (small[k], &places[small[k]]);
-            debug_assert!(place.end <= at, "this is a bug: a group beyond the result");
-            // SAFETY: places follow each other within `out`, which is borrowed mutably, and each is claimed once.
-            let out = unsafe { std::slice::from_raw_parts_mut(base.0.add(place.start), place.len()) };
+            let (e, range) = (small[k], &parts[small[k]]);
+            debug_assert!(range.end <= at, "this is a bug: a group beyond the result");
+            // SAFETY: parts follow each other within `out`, which is borrowed mutably, and each is claimed once.
+            let out = unsafe { std::slice::from_raw_parts_mut(base.0.add(range.start), range.len()) };
             f(e, &groups[e], out);
         }
     });

@@ -1,63 +1,64 @@
-//! Register tiles: some rows by up to four vectors of columns, held in registers while K goes by.
+//! Implements the GEMM microkernels: a tile of some rows by up to four vectors of columns stays in registers while the loop
+//! runs over K.
 //!
-//! The left operand is read where it lies, one element a row and step; the right one by vectors, from rows side by side.
-//! Element by element a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
-//! its size nor on the instruction set.
+//! The left operand is read by broadcasts, one element a row and step; the right one by vectors, from contiguous rows.
+//! Each element of a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
+//! the tile's size nor on the instruction set.
 
 use crate::loops::simd::Vector;
 use crate::loops::{Isa, prefetch, prefetch_l2, prefetch_write};
 
-/// What a tile computes: `k` steps of as many rows as it has, and `n` columns of its vectors.
+/// The arguments of a microkernel: `k` steps, and `n` columns of its vectors.
 pub struct TileArgs {
     pub k: usize,
     pub n: usize,
-    /// First element; from row to row and from step to step.
+    /// Left operand: first element, row stride, step stride.
     pub a: *const f32,
     pub a_row: isize,
     pub a_step: isize,
-    /// First element and from step to step; all vectors are read whole.
+    /// Right operand: first element, step stride. All vectors are read whole.
     pub b: *const f32,
     pub b_step: isize,
-    /// First element and from row to row.
+    /// Result: first element, row stride.
     pub c: *mut f32,
     pub c_row: usize,
-    /// Whether the result is added to what is there.
+    /// Whether to add to the result instead of overwriting it.
     pub add: bool,
-    /// Sums that were loads_partial or are to go on: first element, in whole vectors, and from row to row.
+    /// Partial sums, in whole vectors: first element, row stride.
     pub partial: *mut f32,
     pub partial_row: usize,
-    /// Whether they were loads_partial, and whether they go on: the result is then left there.
+    /// Whether to begin with the partial sums, and whether to end by storing them instead of the result.
     pub loads_partial: bool,
     pub stores_partial: bool,
-    /// What will be needed next: a line is asked for in each step.
+    /// Lines to prefetch, one in each step.
     pub next: PrefetchLines,
 }
 
-/// What will be copied next, in rows that are a number of prefetches long. A burst is a few cache lines; tile after tile and run
-/// after run they are asked for, evenly: all at once would have the processor wait, since it can wait for few lines at a time.
+/// Prefetches of the next panel, in bursts of a few cache lines spread evenly over tiles and runs: a processor tracks few
+/// outstanding lines and stalls on more.
 #[derive(Clone, Copy)]
 pub struct PrefetchQueue {
-    /// The first line of the next burst, and how many prefetches follow in its row, itself included.
+    /// The first line of the next burst, and the bursts left in its row, itself included.
     pub at: *const f32,
     pub left: usize,
-    /// From row to row.
+    /// Row stride, and bursts of a row.
     pub row: isize,
     pub per_row: usize,
-    /// How many there are, and how many runs to prefetch for them.
+    /// The number of bursts, and of runs to spread them over.
     pub count: usize,
     pub runs: usize,
-    /// What is due: one burst for each `runs`.
+    /// The accumulator of the spreading: one burst for each `runs`.
     pub due: usize,
 }
 
 /// Elements of a cache line.
 const LINE: usize = 16;
-/// PrefetchLines of a burst, and elements of it.
+/// Lines of a burst, and elements of it.
 const BURST: usize = 2;
 pub const BURST_ELEMENTS: usize = BURST * LINE;
 
 impl PrefetchQueue {
-    /// Asks for what a run asks for.
+    /// Issues the prefetches of one run.
     #[inline(always)]
     fn prefetch(&mut self) {
         self.due += self.count;
@@ -80,37 +81,37 @@ impl PrefetchQueue {
 #[derive(Clone, Copy)]
 pub struct PrefetchLines {
     pub at: *const f32,
-    /// From line to line, and from row to row.
+    /// Line stride and row stride.
     pub line: isize,
     pub row: isize,
 }
 
-/// Steps of a run, which asks for one row of lines.
+/// Steps of a run, which prefetches one row of lines.
 pub const RUN: usize = 16;
 
 /// # Safety
-/// The args's memory must be valid for the rows and vectors of the tile, and the instruction set be there.
+/// The operands must be valid for the rows and vectors of the tile, and the machine must have the instruction set.
 pub type Microkernel = unsafe fn(&TileArgs, &mut PrefetchQueue);
 
-/// The tiles of an instruction set.
+/// The microkernels of an instruction set.
 pub struct Microkernels {
     pub lanes: usize,
-    /// By vectors, then by rows, both from one on: as many rows as there are registers for.
+    /// By vectors, then by rows, both from one on: as many rows as the registers hold.
     pub by_size: &'static [&'static [Microkernel]],
-    /// Copies rows side by side from a distance of `step` elements to one of `width`.
+    /// Copies contiguous rows from a stride of `step` elements to one of `width`.
     pub rows: unsafe fn(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize),
     /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
     pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
 
 impl Microkernels {
-    /// Rows of a tile of that many vectors at most.
+    /// The largest number of rows of a tile of that many vectors.
     pub fn tallest(&self, vectors: usize) -> usize {
         self.by_size[vectors - 1].len()
     }
 }
 
-/// The tiles for an instruction set; none without vectors and fused multiply-adds.
+/// The microkernels of an instruction set; `None` without vectors and fused multiply-adds.
 pub fn microkernels(isa: Isa) -> Option<&'static Microkernels> {
     match isa {
         Isa::Baseline => None,
@@ -135,7 +136,7 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(args: &TileArgs, prefe
                 }
             }
         }
-        // By the time of the store they are there; two runs prefetch for them.
+        // Rows of the result to prefetch before the store; two runs issue them.
         let mut results = if args.stores_partial { M } else { 0 };
         let mut steps = args.k;
         let mut rows = args.next.at;
@@ -249,8 +250,8 @@ mod x86 {
         ($($f:ident $n:literal: $($m:literal)*;)*) => { &[$(&[$($f::<$m, $n>),*]),*] };
     }
 
-    // A step of `m` rows by `n` vectors is `m + n` loads and `m n` multiply-adds; what else the processor has to issue counts
-    // when another thread shares the core, so the wide tiles are those with few loads.
+    // A step of `m` rows by `n` vectors is `m + n` loads and `m n` multiply-adds. Loads compete for issue slots with a second
+    // hardware thread, so the tiles have few loads.
     pub static AVX2: Microkernels = Microkernels {
         lanes: 8,
         by_size: by_size! { avx2 1: 1 2 3 4 5 6; avx2 2: 1 2 3 4 5 6; },
@@ -271,14 +272,14 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn transpose(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize) {
-        // Rows that are not there are the last one again; they are not stored.
+        // Missing rows repeat the last one; they are not stored.
         let at = |i: usize| from.wrapping_offset(i.min(rows - 1) as isize * row);
         // SAFETY: the caller's promise: 16 elements from each of `rows` places, and `rows` to each of 16.
         let mut r: [__m512; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(at(i)) });
-        let there = (0xffffu32 >> (16 - rows)) as __mmask16;
+        let mask = (0xffffu32 >> (16 - rows)) as __mmask16;
         let mut t = r;
         let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
-        // Pairs, fours, and then quarters of vectors change places.
+        // Exchanges pairs, fours, and then quarters of vectors.
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
             t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -301,7 +302,7 @@ mod x86 {
         }
         for (i, v) in r.into_iter().enumerate() {
             // SAFETY: as above.
-            unsafe { _mm512_mask_storeu_ps(to.add(i * step), there, v) };
+            unsafe { _mm512_mask_storeu_ps(to.add(i * step), mask, v) };
         }
     }
 }
@@ -317,7 +318,7 @@ mod tests {
         let mut to = vec![0f32; 16 * 32];
         for rows in 1..=16 {
             to.fill(-1.0);
-            // SAFETY: 16 rows of 20 elements, to 16 rows of 32; the instruction set was asked for.
+            // SAFETY: 16 rows of 20 elements, to 16 rows of 32; the instruction set was detected.
             unsafe { transpose(from.as_ptr(), 20, rows, to.as_mut_ptr(), 32) };
             for (i, row) in to.chunks(32).enumerate() {
                 for (j, &v) in row.iter().enumerate() {

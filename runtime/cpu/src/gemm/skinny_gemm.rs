@@ -1,10 +1,10 @@
-//! Narrow products: vectors, few rows, small results. `gemm` would choose among ways here by how the operands lie.
+//! Multiplies skinny matrices: vectors, few rows, small results. The `gemm` crate would choose its algorithm by strides here.
 //!
-//! Which products are narrow is said by the shape alone ([`is_skinny`]), and so is the order of additions: element `k` of
-//! a row goes to lane `k % LANES` in order, lanes fold as a halving tree, chunks of [`CHUNK`] add up in f64. Two loops
-//! keep that order and read the operands once: [`DotRows`] where rows lie along K, [`AxpyColumns`] where they lie side by side.
-//! Any other layout is copied, a block at a time, to where `DotRows` can read it. Multiplies and adds are separate, so the
-//! bits agree between instruction sets too.
+//! The shape alone decides which products are skinny ([`is_skinny`]), and the order of additions: element `k` of a row is
+//! added to lane `k % LANES` in order, lanes fold as a halving tree, chunks of [`CHUNK`] are summed in f64. Two loops
+//! have that order and read the operands once: [`DotRows`] where rows are contiguous along K, [`AxpyColumns`] where columns
+//! are. Any other layout is packed, a block at a time, for `DotRows`. Multiplies and adds are separate, so the bits agree
+//! between instruction sets too.
 
 use super::{BatchedMatrix, Gemm, GemmShape};
 use crate::library::Call;
@@ -13,29 +13,29 @@ use crate::math::Number;
 use crate::worker_pool::SendPtr;
 use std::marker::PhantomData;
 
-/// Partial sums a row is dealt out to.
+/// Partial sums of a row.
 const LANES: usize = 16;
-/// Elements of K that add up in lanes before they go to the total.
+/// Elements of K that are summed in lanes before they are added to the total.
 const CHUNK: usize = 8192;
-/// Left rows a loop takes at once.
+/// Left rows of one call of `DotRows`, and of `AxpyColumns`.
 const LEFT: usize = 4;
-const LEFT_ACROSS: usize = 3;
-/// Up to this many left rows of length and number [`LONG`] the loops here beat packing.
+const LEFT_AXPY: usize = 3;
+/// Up to this many left rows, of at least [`LONG`] elements each, these loops are faster than packing.
 const FEW_ROWS: usize = 16;
 const LONG: usize = 64;
-/// Bytes that the lanes of a block of columns may take, and those of the right side that one lane reads at once.
+/// Bytes of the lanes of a block of columns at most, and of the right operand that one lane reads at once.
 const SUMS: usize = 512 << 10;
 const WINDOW: usize = 16 << 10;
-/// Elements of a result up to which `gemm` looks at strides first.
+/// Elements of a result up to which the `gemm` crate considers strides.
 const SMALL: usize = 16 * 16;
 
-/// Whether a product goes this access. Then the smaller side has at most 16 rows.
+/// Whether a product is skinny. Then the smaller side has at most 16 rows.
 pub fn is_skinny(s: GemmShape) -> bool {
     let few = (2..=FEW_ROWS).contains(&s.m) && s.n >= LONG && s.k >= LONG;
     s.m == 1 || s.n == 1 || s.m * s.n <= SMALL || few
 }
 
-/// Sums of one row in lanes, folded.
+/// Folds the lanes of one row.
 #[inline(always)]
 fn fold<T: Number>(mut sum: [T; LANES]) -> T {
     let mut width = LANES / 2;
@@ -111,8 +111,8 @@ impl<T: Number, const L: usize> Body for DotRows<T, L> {
     }
 }
 
-/// The same where the right rows lie side by side. A call adds `rows` steps of one lane: so memory is read in order, some
-/// rows of the right side at a time, and sums stay in registers meanwhile. `out` holds the lane's sums of `L` left rows,
+/// The same where the columns of the right operand are contiguous. A call adds `rows` steps of one lane: memory is read
+/// sequentially, some rows of the right operand at a time, and sums stay in registers. `out` holds the lane's sums of `L` left rows,
 /// `cols` each; operands 0 to `L - 1` are left rows, one element a step, operand `L` the right side, `cols` a step.
 struct AxpyColumns<T, const L: usize>(PhantomData<T>);
 
@@ -174,7 +174,7 @@ impl<T: Number, const L: usize> Body for AxpyColumns<T, L> {
     }
 }
 
-/// Folds all lanes that `AxpyColumns` has left: `cols` sums a lane, the results are those of lane 0.
+/// Folds the lanes of `AxpyColumns`: `cols` sums a lane; the results are in lane 0.
 struct Fold<T>(PhantomData<T>);
 
 impl<T: Number> Body for Fold<T> {
@@ -193,12 +193,12 @@ impl<T: Number> Body for Fold<T> {
     }
 }
 
-fn dots<T: Number>(isa: Isa) -> [Kernel; LEFT] {
+fn dot_rows<T: Number>(isa: Isa) -> [Kernel; LEFT] {
     use loops::pick;
     [pick::<DotRows<T, 1>>(isa), pick::<DotRows<T, 2>>(isa), pick::<DotRows<T, 3>>(isa), pick::<DotRows<T, 4>>(isa)]
 }
 
-fn across<T: Number>(isa: Isa) -> [Kernel; LEFT_ACROSS] {
+fn axpy_columns<T: Number>(isa: Isa) -> [Kernel; LEFT_AXPY] {
     use loops::pick;
     [pick::<AxpyColumns<T, 1>>(isa), pick::<AxpyColumns<T, 2>>(isa), pick::<AxpyColumns<T, 3>>(isa)]
 }
@@ -207,7 +207,7 @@ fn across<T: Number>(isa: Isa) -> [Kernel; LEFT_ACROSS] {
 struct Rows<'a, T> {
     of: &'a BatchedMatrix<'a, T>,
     count: usize,
-    /// From row to row, and from element to element.
+    /// Row stride and element stride.
     pitch: isize,
     step: isize,
 }
@@ -229,7 +229,7 @@ impl<T: Gemm> Rows<'_, T> {
     }
 }
 
-/// How the right rows are read.
+/// How the right operand is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RightAccess {
     RowMajor,
@@ -240,27 +240,28 @@ enum RightAccess {
 pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMatrix<T>, out: &mut [T]) {
     let rows = Rows { of: a, count: s.m, pitch: a.rows, step: a.cols };
     let cols = Rows { of: b, count: s.n, pitch: b.cols, step: b.rows };
-    // The side of fewer rows is read again and again; x * y = y * x, so it does not matter to the result which it is.
+    // The side of fewer rows is read repeatedly; x * y = y * x, so the result does not depend on which side that is.
     let swap = s.n < s.m;
     let (left, right) = if swap { (cols, rows) } else { (rows, cols) };
     let (down, along) = if swap { (1, s.n) } else { (s.n, 1) };
 
     let dense = left.step == 1;
-    let mut copied = vec![T::ZERO; if dense { 0 } else { s.batch * left.count * s.k }];
-    c.pool()
-        .for_each_chunk(c.share(), &mut copied, s.k, |row, out| left.copy(row / left.count, row % left.count, 0, out));
+    let mut packed_left = vec![T::ZERO; if dense { 0 } else { s.batch * left.count * s.k }];
+    c.pool().for_each_chunk(c.parallel(), &mut packed_left, s.k, |row, out| {
+        left.copy(row / left.count, row % left.count, 0, out)
+    });
 
     let access = match (right.pitch, right.step) {
         (1, _) if right.count > 1 => RightAccess::ColumnMajor,
         (_, 1) => RightAccess::RowMajor,
         _ => RightAccess::Packed,
     };
-    let (dots, across) = (dots::<T>(c.isa()), across::<T>(c.isa()));
+    let (dots, axpys) = (dot_rows::<T>(c.isa()), axpy_columns::<T>(c.isa()));
     let fold = loops::pick::<Fold<T>>(c.isa());
     let width = match access {
-        // As wide as all lanes stay in the second cache, but with work for all threads.
+        // As wide as all lanes fit the L2 cache, but with work for all threads.
         RightAccess::ColumnMajor => {
-            let threads = if c.share() { c.pool().threads() } else { 1 };
+            let threads = if c.parallel() { c.pool().threads() } else { 1 };
             let most = (SUMS / (LANES * left.count * size_of::<T>())).clamp(64, 1024);
             right.count.div_ceil(threads.div_ceil(s.batch)).next_multiple_of(LANES).clamp(64, most)
         }
@@ -270,7 +271,7 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
     let steps = (WINDOW / size_of::<T>() / width).clamp(8, CHUNK / LANES);
     let (groups, chunk, height) = (right.count.div_ceil(width), CHUNK.min(s.k), LEFT.min(left.count));
     let base = SendPtr(out.as_mut_ptr());
-    c.pool().run(c.share(), s.batch * groups, |tasks| {
+    c.pool().run(c.parallel(), s.batch * groups, |tasks| {
         let base = &base;
         let room = if access == RightAccess::ColumnMajor { left.count * LANES } else { height };
         let mut results = vec![T::ZERO; room * width];
@@ -286,7 +287,7 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
                     arg.step = LANES as isize;
                     arg.ptr = match dense {
                         true => left.at(batch, i, k).cast(),
-                        false => copied[(batch * left.count + i) * s.k + k..].as_ptr().cast(),
+                        false => packed_left[(batch * left.count + i) * s.k + k..].as_ptr().cast(),
                     };
                 }
                 args
@@ -303,8 +304,8 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
                         let size = (steps * LANES).min(len - window);
                         for lane in 0..LANES.min(size) {
                             let k = k + window + lane;
-                            for i in (0..left.count).step_by(LEFT_ACROSS) {
-                                let (l, mut args) = (LEFT_ACROSS.min(left.count - i), lefts(i, k));
+                            for i in (0..left.count).step_by(LEFT_AXPY) {
+                                let (l, mut args) = (LEFT_AXPY.min(left.count - i), lefts(i, k));
                                 args[l] = Arg {
                                     ptr: right.at(batch, lo, k).cast(),
                                     step: right.step.wrapping_mul(LANES as isize),
@@ -314,7 +315,7 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
                                 // as long as what is read of them; `sums` are `l` x `n`.
                                 unsafe {
                                     let rows = (size - lane).div_ceil(LANES);
-                                    across[l - 1](sums.as_mut_ptr().cast(), args.as_ptr(), rows, n);
+                                    axpys[l - 1](sums.as_mut_ptr().cast(), args.as_ptr(), rows, n);
                                 }
                             }
                         }

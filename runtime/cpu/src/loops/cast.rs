@@ -215,7 +215,7 @@ mod tests {
             assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
         }
         for k in 0..(1u32 << 22) {
-            // Broadcast over all exponents, with the bits that decide ties set and unset.
+            // Spread over all exponents, with the bits that decide ties set and unset.
             let x = f32::from_bits(k.wrapping_mul(1025) ^ (k << 12));
             let (f, b) = (f16::from_f32_const(x), bf16::from_f32(x));
             if !x.is_nan() {

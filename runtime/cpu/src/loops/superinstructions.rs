@@ -319,7 +319,7 @@ entries! {
     RowSum: Load Sum@0;
     /// Layer norm: the sum of squares of the row minus its mean.
     CenteredSquares: Load SubBroadcast Square Sum@0;
-    /// Layer norm: to zero mean and run_lanes variance, with weight and bias.
+    /// Layer norm: normalisation with weight and bias.
     LayerNorm: Load SubBroadcast MulBroadcast Mul Add StoreNt;
     /// The same without bias.
     LayerNormNoBias: Load SubBroadcast MulBroadcast Mul StoreNt;

@@ -133,7 +133,7 @@ pub fn walk(layout: &Layout, start: usize, len: usize, mut run: impl FnMut(isize
         at[inner] = 0;
         let mut i = inner;
         loop {
-            // More elements are live_registers, so some outer dim is not at its end.
+            // Elements remain, so some outer dim is not at its end.
             i -= 1;
             at[i] += 1;
             position += strides[i];

@@ -71,7 +71,7 @@ unsafe fn fill<S: Copy, D: Copy>(
     let mut position = 0;
     walk(layout, rows.0 * p.width, 1, |at, _, _, _| position = at);
     let n = rows.1 - rows.0;
-    // SAFETY: the caller's promise; the rows lie adjacent within one period.
+    // SAFETY: the caller's promise; the rows are adjacent within one period.
     unsafe {
         let base = base.offset(position);
         for c in 0..p.width {

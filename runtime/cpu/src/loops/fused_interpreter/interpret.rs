@@ -201,20 +201,20 @@ unsafe fn block<V: Vector, const N: usize, const PREFETCH: bool>(ops: &[BoundOp]
 #[inline(always)]
 unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
     let tile = rows * cols;
-    // Nothing here is larger than it is used: tiles are small, and clearing some KiB would show.
+    // Uninitialised: tiles are small, and clearing some KiB would cost measurable time.
     let mut sums = [const { MaybeUninit::<[[f32; LANES]; MAX_SUMS]>::uninit() }; INTERLEAVED_ROWS];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
-    // All ops reach them by these.
+    // Ops address both through raw pointers.
     let (sums, locals) = (sums.as_mut_ptr(), locals.as_mut_ptr());
     let sum = |r: usize, k: u8| sums.wrapping_add(r).cast::<[f32; LANES]>().wrapping_add(k as usize);
     let mut bound = [const { [const { MaybeUninit::<BoundOp>::uninit() }; MAX_OPS] }; INTERLEAVED_ROWS];
-    // Elements from row to row, of a op's operand and of what it prefetches for.
+    // Row strides of an op's operand and of its prefetches.
     let mut steps = [const { MaybeUninit::<[isize; 1 + PREFETCHES]>::uninit() }; MAX_OPS];
     let summed = ops.iter().any(|l| matches!(l.operand, Operand::Sum(..)));
     let side = if summed { rows.clamp(1, INTERLEAVED_ROWS) } else { 1 };
-    // What is asked for ahead, one line of each operand after the other, spread over the ops.
+    // Prefetched operands, line by line in turn, spread over the ops.
     let lines = 8 * V::LANES / LANES;
-    let first = ops.iter().take_while(|l| matches!(l.opcode, Opcode::PrefetchNear | Opcode::PrefetchNext)).count();
+    let first = ops.iter().take_while(|l| l.opcode.is_prefetch()).count();
     let spread = first.min(PREFETCHES * (ops.len() - first) / lines);
     let (ahead, ops) = ops.split_at(spread);
     let (slots, total) = (PREFETCHES * ops.len(), spread * lines);
@@ -229,7 +229,7 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
             }
             Operand::Sum(k, _) => {
                 for r in 0..side {
-                    // SAFETY: there is room for `MAX_SUMS` of each of the rows side by side.
+                    // SAFETY: `sums` holds `MAX_SUMS` for each interleaved row.
                     unsafe { sum(r, k).write([0.0; LANES]) };
                 }
                 (sum(0, k).cast(), 0, 0)
@@ -267,7 +267,7 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
     }
     for first in (0..rows).step_by(side) {
         let now = side.min(rows - first);
-        // SAFETY: as many were written as there are ops, for each of the rows side by side.
+        // SAFETY: as many were written as there are ops, for each interleaved row.
         let row = |bound: &[[MaybeUninit<BoundOp>; MAX_OPS]], r: usize| unsafe {
             std::slice::from_raw_parts(bound[r].as_ptr().cast::<BoundOp>(), ops.len())
         };

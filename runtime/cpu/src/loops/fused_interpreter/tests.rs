@@ -44,15 +44,15 @@ fn view(x: &[f32], step: isize) -> Arg {
     Arg { ptr: x.as_ptr().cast(), step }
 }
 
-/// One function as a chain against its loop for the baseline, over rows that end in the middle of a vector.
+/// Compares each function with its loop for the baseline, over rows that end in the middle of a vector.
 #[test]
-fn links_give_the_bits_of_loops() {
+fn ops_give_the_bits_of_loops() {
     let (rows, cols) = (3, 1003);
     let n = rows * cols;
     let (x, y) = (numbers(n, 1), numbers(n, 2));
     for isa in isas() {
         let run = interpreter(isa).expect("a vector class has one");
-        let check = |f: MapFn, ops: &[FusedOp], loops: &[Arg], still: RowBroadcast| {
+        let check = |f: MapFn, ops: &[FusedOp], loops: &[Arg], broadcast: RowBroadcast| {
             let (mut got, mut want) = (vec![7f32; n], vec![7f32; n]);
             let views = [
                 view(&x, cols as isize),
@@ -60,13 +60,13 @@ fn links_give_the_bits_of_loops() {
                 Arg { ptr: got.as_mut_ptr().cast(), step: cols as isize },
                 view(&y, 1),
             ];
-            let kernel = map(f, DType::F32, Isa::Baseline, still).expect("defined");
+            let kernel = map(f, DType::F32, Isa::Baseline, broadcast).expect("defined");
             // SAFETY: all views have the elements that the ops and the loop touch.
             unsafe {
                 run(ops, &views, rows, cols);
                 kernel(want.as_mut_ptr().cast(), loops.as_ptr(), rows, cols);
             }
-            same(&got, &want, &format!("{f:?} {still:?} {isa:?}"));
+            same(&got, &want, &format!("{f:?} {broadcast:?} {isa:?}"));
         };
         let op = |opcode, operand| FusedOp { opcode, operand };
         let store = op(Opcode::Store, Operand::View(2));
@@ -78,18 +78,18 @@ fn links_give_the_bits_of_loops() {
             }
             if let Some([first, second]) = binary_opcode(f) {
                 let load = |v| op(Opcode::Load, Operand::View(v));
-                let y_still = RowBroadcast { x: false, y: true };
-                let x_still = RowBroadcast { x: true, y: false };
+                let y_broadcast = RowBroadcast { x: false, y: true };
+                let x_broadcast = RowBroadcast { x: true, y: false };
                 check(f, &[load(0), op(first.0, Operand::View(1)), store], &[vx, vy], RowBroadcast::NONE);
                 check(f, &[load(1), op(second.0, Operand::View(0)), store], &[vx, vy], RowBroadcast::NONE);
-                check(f, &[load(0), op(first.1, Operand::RowBroadcast(3)), store], &[vx, one], y_still);
-                check(f, &[load(0), op(second.1, Operand::RowBroadcast(3)), store], &[one, vx], x_still);
+                check(f, &[load(0), op(first.1, Operand::RowBroadcast(3)), store], &[vx, one], y_broadcast);
+                check(f, &[load(0), op(second.1, Operand::RowBroadcast(3)), store], &[one, vx], x_broadcast);
             }
         }
     }
 }
 
-/// A sum beside other ops has the bits of the reduction's own loop.
+/// Compares a sum among other ops with the loop of the reduction.
 #[test]
 fn sums_have_the_order_of_reductions() {
     for cols in [1, 7, 16, 64, 100, 127, 128, 300, 1003] {
