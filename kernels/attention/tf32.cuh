@@ -226,7 +226,7 @@ __device__ __forceinline__ void meet() {
 }
 
 // For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
-// races across barriers of the block if they do not (docs/decisions.md).
+// races across barriers of the block if they do not (docs/adr/078-racecheck-clean.md).
 template <typename P, int TIMES>
 __device__ __forceinline__ void meet_idle() {
     if constexpr (P::SIDE == 2) {

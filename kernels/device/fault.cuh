@@ -11,7 +11,7 @@ struct Fault {
     i64 size;    // it must lie in -size .. size, or 0 .. size
 };
 
-__device__ __noinline__ inline void report(Fault* fault, u32 kernel, i64 value, i64 size) {
+__device__ __noinline__ inline void report(Fault* fault, i64 value, i64 size) {
     if (atomicCAS(&fault->taken, 0u, 1u) == 0u) {
         fault->value = value;
         fault->size = size;

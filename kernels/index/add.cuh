@@ -26,7 +26,7 @@ constexpr u32 RUN_BITS = 6, RUN = 1 << RUN_BITS;
 // bin with the axis held at 0).
 template <typename Key, typename Walk>
 __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Walk& walk, i64 n,
-                                         i64 step, i64 size, i64 bins, Fault* fault, u32 kernel) {
+                                         i64 step, i64 size, i64 bins, Fault* fault) {
     typedef typename Walk::Index Index;
     Index p = thread_number<Index>();
     if (p >= (Index)n) return;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __r
     if ((u64)i < (u64)size) {
         key = (Key)(at[1] + i * step);
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
     keys[p] = key;
 }

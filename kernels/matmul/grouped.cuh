@@ -159,9 +159,8 @@ struct Warps {
 
 // w[e] lies with its columns along memory (W_DOWN), or with K.
 template <typename W, typename T, bool W_DOWN>
-__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
+__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
     const Spot spot(p, blockIdx.x);
     const i32 col = spot.col * W::COLS;
     const Piece at = find_tile<W::ROWS>(ends, p.ends, spot.row);
@@ -176,9 +175,8 @@ __device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* 
 }
 
 template <typename W, typename T>
-__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
+__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
     const u32 each = p.tiles_m * p.tiles_n, group = blockIdx.x / each;
     const Spot spot(p, blockIdx.x - group * each);
     const i32 row = spot.row * W::ROWS, col = spot.col * W::COLS;

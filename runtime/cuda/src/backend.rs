@@ -4,6 +4,7 @@ use crate::blas::{self, Blas};
 use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
 use crate::driver::{self, Beside, Device, Module, Range};
+use crate::find;
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use crate::search::Search;
@@ -32,6 +33,8 @@ pub(crate) struct Machine {
     pub blas: Blas,
     /// cuDNN, opened when the first convolution asks for it; `None` without it.
     dnn: OnceCell<Option<Dnn>>,
+    /// Faults that have not been reported yet.
+    notices: RefCell<Vec<String>>,
     /// Where bad indices are reported, of every program alive.
     pub cells: RefCell<Vec<Weak<Cells>>>,
     pub heap: Rc<Heap>,
@@ -61,6 +64,7 @@ impl Cuda {
             blas: Blas::new(&device, workspace.address)?,
             beside: Beside::new(&device)?,
             dnn: OnceCell::new(),
+            notices: RefCell::default(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
@@ -186,6 +190,10 @@ impl Backend for Cuda {
         Some(crate::paper::text(program, k, &self.shared.device.props))
     }
 
+    fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.notices.borrow_mut())
+    }
+
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
         let functions = crate::compile::functions(&self.shared, program)?;
         Ok(self.shared.compiler.borrow().prepare(&functions))
@@ -198,9 +206,18 @@ impl Backend for Cuda {
 }
 
 impl Machine {
-    /// cuDNN, if it is there and wanted.
+    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
+    /// `doctor` reports.
     pub fn dnn(&self) -> Option<&Dnn> {
-        self.dnn.get_or_init(|| if env_flags::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        let open = || {
+            if !env_flags::CUDNN.is_on(true) || find::load("cuDNN").is_err() {
+                return None;
+            }
+            let made = Dnn::new(&self.device);
+            let failed = |e| self.notices.borrow_mut().push(crate::dnn::left_out(&e));
+            made.map_err(failed).ok()
+        };
+        self.dnn.get_or_init(open).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

@@ -42,12 +42,11 @@ pub struct Call<'a> {
     program: &'a Program,
     pub library: &'a Library,
     pub inputs: Vec<Input>,
-    kernel: u32,
     work: Work,
 }
 
 impl<'a> Call<'a> {
-    pub fn new(program: &'a Program, library: &'a Library, kernel: u32) -> Result<Call<'a>> {
+    pub fn new(program: &'a Program, library: &'a Library) -> Result<Call<'a>> {
         let mut inputs = Vec::new();
         for o in &library.inputs {
             inputs.push(match o {
@@ -73,7 +72,7 @@ impl<'a> Call<'a> {
         if library.outputs.is_empty() || inputs.is_empty() {
             return Err(Error::system("cuda", format!("this is a bug: {} without operands", library.op.name)));
         }
-        Ok(Call { program, library, inputs, kernel, work: Work::default() })
+        Ok(Call { program, library, inputs, work: Work::default() })
     }
 
     pub fn finish(self) -> Work {
@@ -121,11 +120,6 @@ impl<'a> Call<'a> {
     /// Of something that no recipe can cause.
     pub fn bug(&self, what: &str) -> Error {
         Error::system("cuda", format!("this is a bug: {} without {what}", self.name()))
-    }
-
-    /// Where a bad index is reported: the cell, and the number of this kernel.
-    pub fn fault(&self) -> [Arg; 2] {
-        [Arg::Fault, Arg::I32(self.kernel as i32)]
     }
 
     /// Workspace of that many bytes, aligned for anything.

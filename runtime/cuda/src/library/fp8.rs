@@ -53,7 +53,7 @@ pub struct Operands {
 
 /// What a call takes: copies of operands that lie otherwise, and the product.
 pub fn parts(program: &Program, l: &Library) -> Result<(Work, Operands)> {
-    let mut c = Call::new(program, l, super::KERNEL)?;
+    let mut c = Call::new(program, l)?;
     let (a, b) = (c.input(0)?, c.input(1)?);
     let (m, n, k) = (a.shape().dims()[0], b.shape().dims()[0], a.shape().dims()[1]);
     let problem = Problem::fp8(Product::read(&l.attrs), c.out_dtype(), m, n, k);
