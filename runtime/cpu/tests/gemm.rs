@@ -1,4 +1,4 @@
-//! The bits of a product are a function of shape and dtype: not of how the operands lie, nor of the thread count.
+//! Checks that the bits of a product are a function of shape and dtype alone: not of strides, nor of the thread count.
 
 mod common;
 #[path = "../../../tests/src/skip.rs"]
@@ -8,7 +8,7 @@ use common::{Build, Rng, device, same};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::*;
 
-/// How a matrix lies in its memory.
+/// The layout of a matrix in memory.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     Dense,
@@ -44,7 +44,7 @@ fn layout(lie: Lie, rows: usize, cols: usize) -> (Layout, usize) {
     (l, len as usize)
 }
 
-/// The elements of the view in a memory of their own.
+/// The elements of the view, copied to contiguous memory.
 fn contiguous(t: &HostTensor, l: &Layout) -> HostTensor {
     let size = t.dtype.size();
     let mut bytes = Vec::with_capacity(l.numel() * size);
@@ -119,7 +119,7 @@ fn i64_products_do_not_depend_on_layout() {
     sweep(DType::I64);
 }
 
-/// Beyond one chunk of K, one block of columns, and what `gemm` cuts a matrix into.
+/// Sizes beyond one chunk of K, one block of columns, and one block of the `gemm` crate.
 #[test]
 fn long_products_do_not_depend_on_layout() {
     let mut rng = Rng(9);
@@ -133,7 +133,7 @@ fn long_products_do_not_depend_on_layout() {
     }
 }
 
-/// A left side whose rows lie multiples of 1024 elements apart is packed first, also in several goes.
+/// A left operand with a row stride that is a multiple of 1024 elements is packed first, also in several parts.
 #[test]
 fn packed_products_do_not_depend_on_layout() {
     let mut rng = Rng(11);
@@ -145,7 +145,7 @@ fn packed_products_do_not_depend_on_layout() {
     check(&mut rng, DType::F32, (290, 256, 16_384), (Sliced, Dense));
 }
 
-/// Tasks in pieces, which find the right side copied: also where blocks of columns of different widths are the same memory.
+/// Split tasks reuse the packed right operand, also where blocks of columns of different widths share memory.
 #[test]
 fn pieces_of_a_task_share_the_right_side() {
     let mut rng = Rng(13);
@@ -154,7 +154,7 @@ fn pieces_of_a_task_share_the_right_side() {
     }
 }
 
-/// Batches with few matrices, which are cut up, and with many, which are dealt out, against one matrix at a time.
+/// Compares batches of few matrices, which are partitioned, and of many, which are tasks of their own, with one matrix at a time.
 #[test]
 fn batches_are_products_one_by_one() {
     let mut rng = Rng(5);
@@ -186,7 +186,7 @@ fn batches_are_products_one_by_one() {
     }
 }
 
-/// The order that narrow products state: lanes, a halving tree, chunks in f64.
+/// The documented order of skinny products: lanes, a halving tree, chunks in f64.
 #[test]
 fn narrow_products_add_in_the_stated_order() {
     let mut rng = Rng(3);
@@ -215,7 +215,7 @@ fn narrow_products_add_in_the_stated_order() {
     }
 }
 
-/// The order of all other f32 products: chunks of K of about the same length, each one a chain of fused multiply-adds.
+/// The documented order of all other f32 products: chunks of K of about equal length, each a chain of fused multiply-adds.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn dense_products_add_in_the_stated_order() {

@@ -6,7 +6,7 @@ use perilune_core::philox::uniform;
 use perilune_core::{DType, Graph, Layout, NodeId, Shape};
 use std::collections::HashMap;
 
-/// Expands all fused nodes that `roots` need; returns what stands for each node.
+/// Decomposes all fused nodes that `roots` need; returns the replacement of each root.
 pub fn lower(g: &mut Graph, roots: &[NodeId], map: &mut HashMap<NodeId, NodeId>) -> Vec<NodeId> {
     let mut stack: Vec<NodeId> = roots.to_vec();
     while let Some(&id) = stack.last() {
@@ -217,7 +217,7 @@ fn map_fn(f: MapFn, a: &[f64]) -> f64 {
     }
 }
 
-/// The value of every lowered node that `roots` need.
+/// Evaluates every lowered node that `roots` need; returns the values of the roots.
 pub fn eval(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, roots: &[NodeId]) -> Vec<Vec<f64>> {
     let mut needs = vec![false; g.len()];
     roots.iter().for_each(|r| needs[r.index()] = true);

@@ -165,7 +165,7 @@ impl Build {
         })
     }
 
-    /// Runs it on a device: outputs, then the written inputs.
+    /// Runs the program on a device; returns outputs, then written inputs.
     pub fn run(&self, cpu: &Cpu, kernels: Vec<Kernel>) -> Result<Vec<HostTensor>, perilune_plan::Failure> {
         let program = cpu.compile(self.program(kernels)).expect("compiles");
         let inputs: Vec<_> = self.inputs.iter().map(|t| cpu.upload(&t.bytes).expect("memory")).collect();
@@ -271,13 +271,13 @@ impl Build {
     }
 }
 
-/// Ops without a Lua face are in the registry only as statics.
+/// Ops without a Lua function are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
     [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
-/// Devices are made once a thread: pools are costly.
+/// A device of that many threads, created once a test thread: pools are expensive.
 pub fn device(threads: usize) -> std::rc::Rc<Cpu> {
     thread_local! {
         static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, std::rc::Rc<Cpu>>> = Default::default();
@@ -472,7 +472,7 @@ pub fn eval(f: MapFn, dtype: DType, a: &[u64]) -> u64 {
     }
 }
 
-// ---- reductions, as `plan::ir` words them ------------------------------------------------------------------------
+// ---- reductions, in the order of `plan::ir` - ------------------------------------------------------------------------
 
 fn join(f: ReduceFn, dtype: DType, a: u64, b: u64) -> u64 {
     let op = match f {
