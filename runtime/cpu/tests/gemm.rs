@@ -147,7 +147,7 @@ fn packed_products_do_not_depend_on_layout() {
 
 /// Split tasks reuse the packed right operand, also where blocks of columns of different widths share memory.
 #[test]
-fn pieces_of_a_task_share_the_right_side() {
+fn parts_of_a_task_share_the_packed_operand() {
     let mut rng = Rng(13);
     for (i, &lie) in ALL.iter().enumerate() {
         check(&mut rng, DType::F32, (600, 100, 300), (ALL[(i + 3) % ALL.len()], lie));
@@ -188,7 +188,7 @@ fn batches_are_products_one_by_one() {
 
 /// The documented order of skinny products: lanes, a halving tree, chunks in f64.
 #[test]
-fn narrow_products_add_in_the_stated_order() {
+fn skinny_products_add_in_the_stated_order() {
     let mut rng = Rng(3);
     for (m, n, k) in [(1, 9, 40), (1, 1, 20_011), (3, 70, 130), (2, 100, 9_000)] {
         let a = rng.tensor(DType::F32, Shape::of(&[m, k]));

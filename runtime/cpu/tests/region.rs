@@ -394,7 +394,7 @@ fn transposed_gradients() {
 /// Fused groups recompute cheap values of earlier groups: from memory, from saved registers of a long row, and not where a
 /// result overwrites their operand.
 #[test]
-fn values_made_again() {
+fn recomputed_values() {
     let mut rng = Rng(10);
     for (rows, cols) in [(3, 40), (70, 128), (9, 1003), (5, 4096), (6, 9000), (2, 30000)] {
         let shape = Shape::of(&[rows * cols]);

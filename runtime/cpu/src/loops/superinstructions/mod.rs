@@ -6,32 +6,20 @@
 //! entry. Each op computes what the interpreter's does, and sums keep their 16 lanes, so the bits are the same. A sequence
 //! that is not listed is only slower, and so are rows that end within a cache line.
 
-use super::fused_interpreter::{self, FusedLoop, FusedOp, MAX_LOCALS, MAX_SUMS, Opcode, Operand, PREFETCH_DISTANCE};
-use super::reduce::fold_sum;
+mod step;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
+
+use super::fused_interpreter::{self, FusedLoop, FusedOp, MAX_LOCALS, Opcode, Operand, PREFETCH_DISTANCE};
 use super::simd::Vector;
 use super::{Arg, Isa, prefetch};
-use crate::math::simd_f32;
 use perilune_plan::ir::LANES;
+use step::{bind_operand, fold, step};
 
-/// Ops of an entry at most.
-const MAX: usize = 48;
+pub(super) use step::{RowState, read, write};
+
 /// Operands that are prefetched at most.
 const MAX_PREFETCHES: usize = 8;
-
-/// The state of one row: the start of each operand, row broadcasts, sums.
-pub(super) struct RowState<V, const P: usize> {
-    pub(super) at: [*mut f32; MAX],
-    broadcast: [V; MAX],
-    pub(super) sums: [[V; P]; MAX_SUMS],
-}
-
-impl<V: Vector, const P: usize> RowState<V, P> {
-    #[inline(always)]
-    pub(super) fn new() -> Self {
-        let zero = V::splat(0.0);
-        RowState { at: [std::ptr::null_mut(); MAX], broadcast: [zero; MAX], sums: [[zero; P]; MAX_SUMS] }
-    }
-}
 
 /// An entry of the list: its opcodes, each with the number of its local buffer or sum. The functions are unrolled op by op,
 /// so that every opcode and index is a compile-time constant.
@@ -61,172 +49,6 @@ pub(super) trait Superinstruction {
         row: usize,
         cols: usize,
     );
-}
-
-/// Resolves the operand of one op in row `row`.
-///
-/// # Safety
-/// As for `FusedLoop`.
-#[inline(always)]
-unsafe fn bind_operand<V: Vector, const P: usize>(
-    opcode: Opcode,
-    i: usize,
-    op: &FusedOp,
-    views: &[Arg],
-    row: usize,
-    to: &mut RowState<V, P>,
-) {
-    if let Operand::View(v) | Operand::RowBroadcast(v) = op.operand {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let at = views.get_unchecked(v as usize).row::<f32>(row).cast_mut();
-            if opcode.is_broadcast() {
-                to.broadcast[i] = V::splat(*at);
-            } else {
-                to.at[i] = at;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-pub(super) unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
-    let mut b = [V::splat(0.0); P];
-    for (p, b) in b.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        *b = unsafe { V::load(at.add(p * V::LANES)) };
-    }
-    b
-}
-
-#[inline(always)]
-pub(super) unsafe fn write<V: Vector, const P: usize>(a: [V; P], at: *mut f32, nt: bool) {
-    for (p, a) in a.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let at = at.add(p * V::LANES);
-            if nt { a.store_nt(at) } else { a.store(at) }
-        }
-    }
-}
-
-#[inline(always)]
-fn zip<V: Vector, const P: usize>(mut a: [V; P], b: [V; P], f: impl Fn(V, V) -> V) -> [V; P] {
-    for p in 0..P {
-        a[p] = f(a[p], b[p]);
-    }
-    a
-}
-
-/// Runs one op and returns the accumulator.
-///
-/// # Safety
-/// As for `FusedLoop`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn step<V: Vector, const P: usize>(
-    (opcode, local): (Opcode, Option<u8>),
-    i: usize,
-    mut a: [V; P],
-    row: &mut RowState<V, P>,
-    locals: &mut [[V; P]; MAX_LOCALS],
-    from: usize,
-    nt: bool,
-) -> [V; P] {
-    // SAFETY: the caller's promise, here and below.
-    let operand = |row: &RowState<V, P>, locals: &[[V; P]; MAX_LOCALS]| match local {
-        Some(k) => locals[k as usize],
-        None => unsafe { read::<V, P>(row.at[i].add(from)) },
-    };
-    let broadcast = [row.broadcast[i]; P];
-    match opcode {
-        Opcode::PrefetchNear | Opcode::PrefetchNext => a,
-        Opcode::Load => operand(row, locals),
-        Opcode::Store | Opcode::StoreNt => {
-            match local {
-                Some(k) => locals[k as usize] = a,
-                None => unsafe { write::<V, P>(a, row.at[i].add(from), nt && opcode == Opcode::StoreNt) },
-            }
-            a
-        }
-        Opcode::Sum => {
-            let sum = &mut row.sums[local.unwrap_or(0) as usize];
-            *sum = zip(*sum, a, |s, a| s + a);
-            a
-        }
-        Opcode::Add => zip(a, operand(row, locals), |a, b| a + b),
-        Opcode::AddBroadcast => zip(a, broadcast, |a, b| a + b),
-        Opcode::Sub => zip(a, operand(row, locals), |a, b| a - b),
-        Opcode::SubBroadcast => zip(a, broadcast, |a, b| a - b),
-        Opcode::Rsub => zip(a, operand(row, locals), |a, b| b - a),
-        Opcode::RsubBroadcast => zip(a, broadcast, |a, b| b - a),
-        Opcode::Mul => zip(a, operand(row, locals), |a, b| a * b),
-        Opcode::MulBroadcast => zip(a, broadcast, |a, b| a * b),
-        Opcode::Div => zip(a, operand(row, locals), |a, b| a / b),
-        Opcode::DivBroadcast => zip(a, broadcast, |a, b| a / b),
-        Opcode::Rdiv => zip(a, operand(row, locals), |a, b| b / a),
-        Opcode::RdivBroadcast => zip(a, broadcast, |a, b| b / a),
-        Opcode::Square => zip(a, a, |a, _| a * a),
-        Opcode::Neg => zip(a, a, |a, _| a.neg()),
-        Opcode::Abs => zip(a, a, |a, _| a.abs()),
-        Opcode::Relu => zip(a, a, |a, _| a.relu()),
-        Opcode::Sqrt => zip(a, a, |a, _| a.sqrt()),
-        Opcode::Rsqrt => zip(a, a, |a, _| V::splat(1.0) / a.sqrt()),
-        Opcode::Reciprocal => zip(a, a, |a, _| V::splat(1.0) / a),
-        // No closures for large functions: they must be inlined to be compiled for the instruction set.
-        Opcode::Exp => {
-            for a in &mut a {
-                *a = simd_f32::exp(*a);
-            }
-            a
-        }
-        Opcode::Tanh => {
-            for a in &mut a {
-                *a = simd_f32::tanh(*a);
-            }
-            a
-        }
-        Opcode::Sigmoid => {
-            for a in &mut a {
-                *a = simd_f32::sigmoid(*a);
-            }
-            a
-        }
-        Opcode::Sigmoid2 => {
-            for a in &mut a {
-                *a = simd_f32::sigmoid2(*a);
-            }
-            a
-        }
-        Opcode::Sigmoid2Rest => {
-            for a in &mut a {
-                *a = simd_f32::sigmoid2(a.neg());
-            }
-            a
-        }
-        Opcode::Erf => {
-            for a in &mut a {
-                *a = simd_f32::erf(*a);
-            }
-            a
-        }
-    }
-}
-
-/// Folds and stores the sum of a row.
-///
-/// # Safety
-/// As for `FusedLoop`.
-#[inline(always)]
-unsafe fn fold<V: Vector, const P: usize>(sum: [V; P], op: &FusedOp, views: &[Arg], row: usize) {
-    if let Some(v) = op.operand.view() {
-        let mut lanes = [0.0; LANES];
-        // SAFETY: 16 elements, and one a row by the caller.
-        unsafe {
-            write::<V, P>(sum, lanes.as_mut_ptr(), false);
-            *views.get_unchecked(v as usize).ptr.cast::<f32>().cast_mut().add(row) = fold_sum(lanes);
-        }
-    }
 }
 
 macro_rules! number {
@@ -469,7 +291,7 @@ unsafe fn avx2<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usize,
     // SAFETY: the caller's promise.
     unsafe {
         if cols.is_multiple_of(LANES) {
-            run::<S, super::simd::F32x8, 2>(ops, views, rows, cols)
+            run::<S, crate::loops::simd::F32x8, 2>(ops, views, rows, cols)
         } else {
             fused_interpreter::avx2(ops, views, rows, cols)
         }
@@ -482,100 +304,9 @@ unsafe fn avx512<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usiz
     // SAFETY: the caller's promise.
     unsafe {
         if cols.is_multiple_of(LANES) {
-            run::<S, super::simd::F32x16, 1>(ops, views, rows, cols)
+            run::<S, crate::loops::simd::F32x16, 1>(ops, views, rows, cols)
         } else {
             fused_interpreter::avx512(ops, views, rows, cols)
-        }
-    }
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::*;
-    use crate::memory::Block;
-
-    /// Numbers of moderate size, with zeros, infinities and NaN among them.
-    fn fill(block: &Block, n: usize, seed: u32) {
-        let mut state = seed.wrapping_mul(747_796_405) | 1;
-        for i in 0..n {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let x = match state >> 24 {
-                0 => 0.0,
-                1 => f32::NAN,
-                2 => f32::INFINITY,
-                _ => (state >> 8) as f32 / 4e6 - 1.7,
-            };
-            // SAFETY: the block has `n` elements.
-            unsafe { *block.ptr().cast::<f32>().add(i) = x };
-        }
-    }
-
-    fn bits(block: &Block, n: usize) -> Vec<u32> {
-        // SAFETY: the block has `n` elements.
-        let x = unsafe { std::slice::from_raw_parts(block.ptr().cast::<f32>(), n) };
-        x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
-    }
-
-    /// The operands after a run, each in memory of its own, `shift` elements off cache-line alignment.
-    fn after(run: FusedLoop, ops: &[FusedOp], rows: usize, cols: usize, shift: usize) -> Vec<Vec<u32>> {
-        let n = rows * cols;
-        let blocks: Vec<Block> = (0..ops.len()).map(|_| Block::new(4 * (n + 32)).expect("memory")).collect();
-        blocks.iter().enumerate().for_each(|(k, b)| fill(b, n + 32, k as u32 + 1));
-        let view = |(op, block): (&FusedOp, &Block)| {
-            let step =
-                if matches!(op.operand, Operand::RowBroadcast(_) | Operand::Sum(..)) { 1 } else { cols as isize };
-            Arg { ptr: block.ptr().wrapping_add(4 * shift), step }
-        };
-        let views: Vec<Arg> = ops[prefetch_len(ops)..].iter().zip(&blocks).map(view).collect();
-        // SAFETY: every view has its rows and columns.
-        unsafe { run(ops, &views, rows, cols) };
-        blocks.iter().map(|b| bits(b, n + 32)).collect()
-    }
-
-    #[test]
-    fn entries_give_the_bits_of_the_interpreter() {
-        for (name, entry) in ALL {
-            assert!(entry.len() <= MAX, "{name} has too many ops");
-            for (stream, ahead) in [(false, false), (true, true)] {
-                let ops: Vec<FusedOp> = entry
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &(opcode, local))| {
-                        let v = i as u16;
-                        let operand = match (opcode, local) {
-                            (Opcode::Sum, k) => Operand::Sum(k.expect("a sum has a number"), v),
-                            (_, Some(k)) => Operand::Local(k),
-                            (opcode, _) if opcode.is_broadcast() => Operand::RowBroadcast(v),
-                            _ => Operand::View(v),
-                        };
-                        let opcode = if opcode == Opcode::StoreNt && !stream { Opcode::Store } else { opcode };
-                        FusedOp { opcode, operand }
-                    })
-                    .collect();
-                let prefetches = [
-                    FusedOp { opcode: Opcode::PrefetchNext, operand: Operand::View(0) },
-                    FusedOp { opcode: Opcode::PrefetchNear, operand: Operand::View(0) },
-                ];
-                let ops: Vec<FusedOp> = if ahead { prefetches.into_iter().chain(ops).collect() } else { ops };
-                let other: Vec<Isa> =
-                    if Isa::detect() == Isa::Avx512 { vec![Isa::Avx2, Isa::Avx512] } else { vec![Isa::detect()] };
-                for isa in other.into_iter().filter(|i| *i != Isa::Baseline) {
-                    let compiled = find(isa, &ops).expect("it is listed");
-                    for (rows, cols) in [(1, 5), (1, 64), (3, 128), (4, 100), (5, 16), (9, 131), (8, 7), (1, 1003)] {
-                        for shift in [0, 1] {
-                            let want = after(
-                                fused_interpreter::interpreter(isa).expect("a vector class"),
-                                &ops,
-                                rows,
-                                cols,
-                                shift,
-                            );
-                            let got = after(compiled, &ops, rows, cols, shift);
-                            assert!(got == want, "{name} on {isa:?}, {rows} x {cols}, stream {stream}, shift {shift}");
-                        }
-                    }
-                }
-            }
         }
     }
 }
