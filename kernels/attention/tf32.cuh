@@ -19,7 +19,7 @@
 // Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
 // head, of results one tile or less, the small products first; such sums are added with FADD, which rounds to nearest.
 #pragma once
-#include "attention/walk.cuh"
+#include "attention/mask_range.cuh"
 
 namespace attention {
 
@@ -43,28 +43,28 @@ struct Tf32Plan {
     // that is stepped over, of B of weighted sums there, of the weights. Worked out each time they are needed: that costs
     // less than registers through the loop.
     static __device__ __forceinline__ i32 left() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (rows(tid) * ROWS + tid % 32 / 4) * PITCH + tid % 4 * 8;
     }
     static __device__ __forceinline__ i32 right() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (side(tid) * KEYS + tid % 32 / 4) * PITCH + tid % 4 * 8;
     }
     static __device__ __forceinline__ i32 down() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return tid % 4 * 2 * PITCH + side(tid) * COLUMNS + tid % 32 / 4 * 4;
     }
     static __device__ __forceinline__ i32 weights() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (rows(tid) * ROWS + tid % 32 / 4) * WIDE + tid % 4 * 2;
     }
 };
 
-__device__ __forceinline__ f32* shared_floats() { return (f32*)shared_memory; }
+__device__ __forceinline__ f32* shared_f32() { return (f32*)shared_memory; }
 
 // Rows `first` on of a tensor of `n` rows and `width` columns, ROWS of them, with 0 outside.
 template <typename P, int ROWS>
-__device__ __forceinline__ void bring_floats(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
+__device__ __forceinline__ void load_tile_f32(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
     constexpr int CHUNKS = P::C / 4, TOTAL = ROWS * CHUNKS, THREADS = P::THREADS;
     const u32 to = shared_address(tile);
     x += first * stride;
@@ -72,21 +72,21 @@ __device__ __forceinline__ void bring_floats(f32* tile, const f32* x, i64 stride
     if constexpr (THREADS % CHUNKS == 0 && TOTAL % THREADS == 0) {
         // A thread keeps its column; its rows are STEP apart.
         constexpr int STEP = THREADS / CHUNKS;
-        const i32 tid = thread_now(), row = tid / CHUNKS, chunk = tid % CHUNKS;
+        const i32 tid = read_tid(), row = tid / CHUNKS, chunk = tid % CHUNKS;
         const i32 from = row * (i32)stride + chunk * 4;
         const u32 at = to + (row * P::PITCH + chunk * 4) * 4;
         if (chunk * 4 >= width) n = 0;
 #pragma unroll
         for (int i = 0; i < TOTAL / THREADS; i++) {
             const bool on = row + i * STEP < n;
-            copy16(at + i * STEP * P::PITCH * 4, x + (on ? from + i * STEP * (i32)stride : 0), on);
+            cp_async_16(at + i * STEP * P::PITCH * 4, x + (on ? from + i * STEP * (i32)stride : 0), on);
         }
     } else {
 #pragma unroll 2
-        for (int i = thread_now(); i < TOTAL; i += THREADS) {
+        for (int i = read_tid(); i < TOTAL; i += THREADS) {
             const i32 row = i / CHUNKS, chunk = i % CHUNKS;
             const bool on = row < n && chunk * 4 < width;
-            copy16(to + (row * P::PITCH + chunk * 4) * 4, x + (on ? row * (i32)stride + chunk * 4 : 0), on);
+            cp_async_16(to + (row * P::PITCH + chunk * 4) * 4, x + (on ? row * (i32)stride + chunk * 4 : 0), on);
         }
     }
 }
@@ -185,7 +185,7 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
 
 // The left operand of weighted sums: scores as they came out of their product ...
 template <typename P>
-struct OwnWeights {
+struct RegisterWeights {
     const f32 (&x)[P::MT][P::KEYS / 8][4];
     __device__ __forceinline__ void get(f32 (&w)[4], int m, int k) const {
 #pragma unroll
@@ -207,7 +207,7 @@ struct SharedWeights {
         }
     }
     __device__ __forceinline__ void put(const f32 (&x)[P::MT][P::KEYS / 8][4]) const {
-        f32* const to = at + P::side(thread_now()) * P::KEYS;
+        f32* const to = at + P::side(read_tid()) * P::KEYS;
 #pragma unroll
         for (int m = 0; m < P::MT; m++)
 #pragma unroll
@@ -221,24 +221,24 @@ struct SharedWeights {
 
 // Until both warps that share rows are here.
 template <typename P>
-__device__ __forceinline__ void meet() {
-    asm volatile("bar.sync %0, 64;" ::"r"(P::rows(thread_now()) + 1) : "memory");
+__device__ __forceinline__ void pair_sync() {
+    asm volatile("bar.sync %0, 64;" ::"r"(P::rows(read_tid()) + 1) : "memory");
 }
 
 // For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
 // races across barriers of the block if they do not (docs/decisions.md).
 template <typename P, int TIMES>
-__device__ __forceinline__ void meet_idle() {
+__device__ __forceinline__ void pair_sync_idle() {
     if constexpr (P::SIDE == 2) {
 #pragma unroll
-        for (int i = 0; i < TIMES; i++) meet<P>();
+        for (int i = 0; i < TIMES; i++) pair_sync<P>();
     }
 }
 
 // y = fade y + W B: W the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's place (`down`) in it.
 // fade(m, h) is of row 16 m + 8 h + g. Tensor cores add up CHAIN rows of B in a row.
 template <typename P, int CHAIN = P::BN, typename W, typename F>
-__device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F fade) {
+__device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F rescale) {
     constexpr int MT = P::MT, K = P::BN, N = P::COLUMNS;
     constexpr bool THREE = P::PRODUCTS == 3;
     static_assert(K % CHAIN == 0);
@@ -297,22 +297,22 @@ __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4]
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         f32& to = y[m][n * 4 + j][i];
-                        to = first == 0 ? __fmaf_rn(to, fade(m, i / 2), c[m][j][i]) : to + c[m][j][i];
+                        to = first == 0 ? __fmaf_rn(to, rescale(m, i / 2), c[m][j][i]) : to + c[m][j][i];
                     }
         }
     }
 }
 
 // Without fading.
-struct Full {
+struct NoRescale {
     __device__ __forceinline__ f32 operator()(int, int) const { return 1.0f; }
 };
 
 // What weighted_tf32 made, each row times by(m, h), to rows `first` on of a tensor; the warp's own are among them.
 template <typename P, typename F>
-__device__ __forceinline__ void store_floats(
+__device__ __forceinline__ void store_tile_f32(
     const f32 (&y)[P::MT][P::COLUMNS / 8][4], F by, f32* x, i64 stride, i32 first, i32 n, i32 width) {
-    const i32 tid = thread_now(), column = P::side(tid) * P::COLUMNS + tid % 4 * 8;
+    const i32 tid = read_tid(), column = P::side(tid) * P::COLUMNS + tid % 4 * 8;
 #pragma unroll
     for (int m = 0; m < P::MT; m++)
 #pragma unroll

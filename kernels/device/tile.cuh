@@ -58,18 +58,18 @@ struct Tile {
             for (int i = 0; i < TOTAL / THREADS; i++) {
                 constexpr int MASK = PANEL == 8 ? 7 : 3, DIV = PANEL == 8 ? 1 : 2;
                 bool on = row + i * STEP < n;
-                copy16((to ^ ((i * STEP / DIV & MASK) * 16)) + i * STEP * PITCH,
+                cp_async_16((to ^ ((i * STEP / DIV & MASK) * 16)) + i * STEP * PITCH,
                        x + (on ? from + i * STEP * (i32)stride : 0), on);
             }
         } else {
-            const u32 tid = thread_now();
+            const u32 tid = read_tid();
 #pragma unroll
             for (int i = 0; i < (TOTAL + THREADS - 1) / THREADS; i++) {
                 u32 at = tid + i * THREADS;
                 if (TOTAL % THREADS != 0 && at >= TOTAL) break;
                 i32 row = at / CHUNKS, chunk = at % CHUNKS;
                 bool on = row < n && chunk * 8 < width;
-                copy16(tile + offset(row, chunk), x + (on ? row * (i32)stride + chunk * 8 : 0), on);
+                cp_async_16(tile + offset(row, chunk), x + (on ? row * (i32)stride + chunk * 8 : 0), on);
             }
         }
     }
@@ -79,7 +79,7 @@ struct Tile {
     template <typename T, int MT, int N>
     static __device__ __forceinline__ void store(
         const f32 (&c)[MT][N / 8][4], u32 tile, T* x, i64 stride, i32 first, i32 n, i32 width, int row, int column) {
-        u32 lane = thread_now() & 31;
+        u32 lane = read_tid() & 31;
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -88,7 +88,7 @@ struct Tile {
                 for (int half = 0; half < 2; half++) {
                     u32 at = tile + offset(row + m * 16 + half * 8 + lane / 4, column / 8 + j) + (lane & 3) * 4;
                     u32 value = Half<T>::pack(c[m][j][2 * half], c[m][j][2 * half + 1]);
-                    shared_put(at, value);
+                    store_shared(at, value);
                 }
         __syncwarp();
         constexpr int WIDE = N / 8;
@@ -97,7 +97,7 @@ struct Tile {
             u32 at = lane + i * 32;
             u32 r = row + at / WIDE, chunk = column / 8 + at % WIDE;
             if (first + (i32)r < n && (i32)chunk * 8 < width) {
-                *(uint4*)(x + (i64)(first + (i32)r) * stride + chunk * 8) = shared_get4(tile + offset(r, chunk));
+                *(uint4*)(x + (i64)(first + (i32)r) * stride + chunk * 8) = load_shared4(tile + offset(r, chunk));
             }
         }
     }

@@ -10,17 +10,17 @@
 namespace library {
 
 // As `product`, with tiles of 16.
-template <typename T, typename Walk>
+template <typename T, typename Strided>
 __device__ __forceinline__ void product_small(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
-                                              const Walk& walk, const Product& p, const T* __restrict__ bias = nullptr) {
+                                              const Strided& strided, const Product& p, const T* __restrict__ bias = nullptr) {
     constexpr int SIDE = 16, DEEP = 64, EACH = SIDE * DEEP / 256;
     __shared__ f32 left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
     u32 rest = blockIdx.x / (u32)p.tiles_n;
     i64 col = (i64)(blockIdx.x - rest * (u32)p.tiles_n) * SIDE;
     u32 batch = rest / (u32)p.tiles_m;
     i64 row = (i64)(rest - batch * (u32)p.tiles_m) * SIDE;
-    typename Walk::Offset at[2];
-    walk.locate((typename Walk::Index)batch, at);
+    typename Strided::Offset at[2];
+    strided.offsets((typename Strided::Index)batch, at);
     a += at[0];
     b += at[1];
     u32 t = threadIdx.x, y = t / SIDE, x = t % SIDE;
@@ -32,10 +32,10 @@ __device__ __forceinline__ void product_small(const T* __restrict__ a, const T* 
         for (int i = 0; i < EACH; i++) {
             u32 e = t + i * 256;
             u32 d = a_along ? e % DEEP : e / SIDE, m = a_along ? e / DEEP : e % SIDE;
-            l[i] = row + m < p.m && k + d < p.k ? Number<T>::up(a[(row + m) * p.a_row + (k + d) * p.a_col]) : 0.0f;
+            l[i] = row + m < p.m && k + d < p.k ? Numeric<T>::widen(a[(row + m) * p.a_row + (k + d) * p.a_col]) : 0.0f;
             d = b_along ? e / SIDE : e % DEEP;
             u32 n = b_along ? e % SIDE : e / DEEP;
-            r[i] = col + n < p.n && k + d < p.k ? Number<T>::up(b[(k + d) * p.b_row + (col + n) * p.b_col]) : 0.0f;
+            r[i] = col + n < p.n && k + d < p.k ? Numeric<T>::widen(b[(k + d) * p.b_row + (col + n) * p.b_col]) : 0.0f;
         }
     };
     f32 sum = 0.0f;
@@ -56,8 +56,8 @@ __device__ __forceinline__ void product_small(const T* __restrict__ a, const T* 
         __syncthreads();
     }
     if (row + y < p.m && col + x < p.n) {
-        if (bias) sum = add(sum, Number<T>::up(bias[(col + x) * p.bias_step]));
-        out[(i64)batch * p.m * p.n + (row + y) * p.n + col + x] = Number<T>::down(sum);
+        if (bias) sum = add(sum, Numeric<T>::widen(bias[(col + x) * p.bias_step]));
+        out[(i64)batch * p.m * p.n + (row + y) * p.n + col + x] = Numeric<T>::narrow(sum);
     }
 }
 

@@ -5,7 +5,7 @@
 // walks: `share` divides each window's gradient by the number of its maxima, `spread` adds up, for each element of x, the shares
 // of the windows whose maximum it is, in order of windows and in f32; by a product, so that a NaN reaches its whole window. No shared memory; limited by memory.
 #pragma once
-#include "device/pack.cuh"
+#include "device/vec.cuh"
 
 namespace pool {
 

@@ -21,5 +21,5 @@ pub fn notices(runtime: &Runtime, screen: &Rc<Screen>) {
 
 /// Lets plans be shown with the texts of a GPU.
 pub fn on_paper(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
 }

@@ -1,12 +1,12 @@
 //! The device itself: buffers, the arena that all programs share, and compiled programs.
 
+use crate::autotune::Search;
 use crate::blas::{self, Blas};
-use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
-use crate::driver::{self, Beside, Device, Module, Range};
+use crate::driver::{self, CopyStreams, Device, Module, Range};
+use crate::executable::{CudaExecutable, DeviceErrors};
 use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
-use crate::search::Search;
 use perilune_core::Layout;
 use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
@@ -22,18 +22,18 @@ use std::thread::JoinHandle;
 /// A GPU as a device.
 pub struct Cuda {
     name: String,
-    shared: Rc<Machine>,
+    shared: Rc<DeviceContext>,
 }
 
 /// What all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
-pub(crate) struct Machine {
+pub(crate) struct DeviceContext {
     pub compiler: RefCell<Compiler>,
     pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
     pub blas: Blas,
     /// cuDNN, opened when the first convolution asks for it; `None` without it.
     dnn: OnceCell<Option<Dnn>>,
     /// Where bad indices are reported, of every program alive.
-    pub cells: RefCell<Vec<Weak<Cells>>>,
+    pub cells: RefCell<Vec<Weak<DeviceErrors>>>,
     pub heap: Rc<Heap>,
     /// Intermediate values of whichever program runs.
     pub arena: RefCell<Range>,
@@ -45,7 +45,7 @@ pub(crate) struct Machine {
     /// How products find their algorithms.
     pub search: Search,
     /// Copies that do not wait for the stream.
-    pub beside: Beside,
+    pub beside: CopyStreams,
     pub device: Rc<Device>,
 }
 
@@ -55,11 +55,11 @@ impl Cuda {
         let device = Device::open(ordinal)?;
         let heap = Heap::new(&device)?;
         let workspace = heap.alloc(blas::WORKSPACE)?;
-        let shared = Machine {
+        let shared = DeviceContext {
             compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
             modules: RefCell::default(),
             blas: Blas::new(&device, workspace.address)?,
-            beside: Beside::new(&device)?,
+            beside: CopyStreams::new(&device)?,
             dnn: OnceCell::new(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
@@ -124,7 +124,7 @@ impl Backend for Cuda {
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
-        crate::compile::has_kernel(node, &self.shared.device.props)
+        crate::executable::has_kernel(node, &self.shared.device.props)
             || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
     }
 
@@ -183,21 +183,21 @@ impl Backend for Cuda {
     }
 
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
-        Some(crate::paper::text(program, k, &self.shared.device.props))
+        Some(crate::offline_target::text(program, k, &self.shared.device.props))
     }
 
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
-        let functions = crate::compile::functions(&self.shared, program)?;
+        let functions = crate::executable::functions(&self.shared, program)?;
         Ok(self.shared.compiler.borrow().prepare(&functions))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        Ok(Box::new(Compiled::new(&self.shared, program)?))
+        Ok(Box::new(CudaExecutable::new(&self.shared, program)?))
     }
 }
 
-impl Machine {
+impl DeviceContext {
     /// cuDNN, if it is there and wanted.
     pub fn dnn(&self) -> Option<&Dnn> {
         self.dnn.get_or_init(|| if env_flags::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()

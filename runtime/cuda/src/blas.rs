@@ -4,9 +4,9 @@
 //! memory, so the operands change places and nothing is copied. Sums run in f32 for f32 and 16-bit floats (no TF32 unless
 //! asked for) and in f64 for f64. Split products are summed in the compute type by a scheme whose order is fixed.
 
+use crate::autotune::{Table, Trial};
 use crate::driver::{Address, Device};
-use crate::find;
-use crate::search::{Table, Trial};
+use crate::dylib;
 use cudarc::cublaslt::sys;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::fp8::{self, Format};
@@ -43,7 +43,7 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
 impl Blas {
     /// `workspace` has [`WORKSPACE`] bytes.
     pub fn new(device: &Rc<Device>, workspace: Address) -> Result<Blas> {
-        find::load("cuBLASLt")?;
+        dylib::load("cuBLASLt")?;
         let mut handle = null_mut();
         // SAFETY: the library is there and the device's context is current.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting cuBLASLt")?;

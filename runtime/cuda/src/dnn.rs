@@ -7,7 +7,7 @@
 
 use crate::conv::{Kind, Problem};
 use crate::driver::{Address, Device};
-use crate::find;
+use crate::dylib;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,7 +34,7 @@ macro_rules! api {
 
         impl Api {
             fn load() -> Result<Api> {
-                let library = find::open_found("cuDNN")?;
+                let library = dylib::open_found("cuDNN")?;
                 // SAFETY: the signatures are those of the headers of cuDNN 9.
                 unsafe {
                     Ok(Api {

@@ -4,14 +4,14 @@
 //! library is there and made its primary context current on this thread, and handles are used only on that thread (they
 //! are not `Send`) and freed once.
 
-mod beside;
+mod copy_streams;
 mod snapshot;
 
-pub use beside::Beside;
+pub use copy_streams::CopyStreams;
 pub use snapshot::{Aside, snapshot};
 
-use crate::find;
-use crate::launch::{Boxes, Props};
+use crate::dylib;
+use crate::launch::{Props, TmaDesc};
 use cudarc::driver::sys;
 use perilune_core::DType;
 use perilune_core::byte_size;
@@ -38,7 +38,7 @@ pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<()> {
     Err(Error::system("cuda", format!("{what} failed: {text} (CUDA error {})", status as u32)))
 }
 
-/// One GPU with a stream of its own; all work of it goes there, in order. (Copies out may go beside it: `driver/beside.rs`.)
+/// One GPU with a stream of its own; all work of it goes there, in order. (Copies out may go beside it: `driver/copy_streams.rs`.)
 pub struct Device {
     pub ordinal: usize,
     pub name: String,
@@ -54,7 +54,7 @@ pub struct Device {
 
 impl Device {
     pub fn open(ordinal: usize) -> Result<Rc<Device>> {
-        find::load("CUDA driver")?;
+        dylib::load("CUDA driver")?;
         // SAFETY: the library is there; out-pointers are to locals.
         unsafe {
             check(sys::cuInit(0), "starting the CUDA driver")?;
@@ -396,7 +396,7 @@ impl Drop for Module {
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
-    pub fn new(address: Address, boxes: &Boxes) -> Result<TensorMap> {
+    pub fn new(address: Address, boxes: &TmaDesc) -> Result<TensorMap> {
         let dtype = match boxes.dtype {
             DType::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

@@ -47,7 +47,7 @@ pub enum Word {
 /// What the copy engine (TMA, from sm_90) takes from a tensor of 16-bit floats: boxes, written to shared memory with a
 /// swizzle of 128 bytes, 0 where they reach beyond the tensor. Dims are the innermost first.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Boxes {
+pub struct TmaDesc {
     pub dtype: DType,
     pub dims: [u64; 4],
     /// In bytes, of the dims but the first.
@@ -75,7 +75,7 @@ pub enum Arg {
     /// `const unsigned long long*`: a table in device memory.
     Table(Arc<[Word]>),
     /// A tensor map of 128 bytes by value (`const __grid_constant__`) over what the first, a `Value` or `Scratch`, names.
-    Map(Box<Arg>, Boxes),
+    Map(Box<Arg>, TmaDesc),
 }
 
 #[derive(Clone, PartialEq, Debug)]

@@ -62,7 +62,7 @@ pub struct CudaBuffer {
     room: usize,
     nbytes: usize,
     pub address: Address,
-    /// The number of what was queued last that writes here (`driver/beside.rs`).
+    /// The number of what was queued last that writes here (`driver/copy_streams.rs`).
     pub written: Cell<u64>,
 }
 

@@ -4,7 +4,7 @@
 //! takes a fraction of what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
 //! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
 
-use crate::find;
+use crate::dylib;
 use crate::headers::HEADERS;
 use crate::launch::Function;
 use crate::library::source::{self, ENTRY, OWN};
@@ -50,7 +50,7 @@ pub struct Compiler {
 
 impl Compiler {
     pub fn new(arch: (u32, u32), folder: Option<PathBuf>) -> Result<Compiler> {
-        find::load("NVRTC")?;
+        dylib::load("NVRTC")?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there; out-pointers are to locals.
         check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
@@ -254,7 +254,7 @@ fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
     ];
     if kind == Kind::Own {
         // cuda_fp16.h and the like, where a toolkit is there.
-        out.extend(find::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
+        out.extend(dylib::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
     }
     out
 }

@@ -5,10 +5,10 @@
 //! where rows are contiguous and 16-byte aligned (views of a fused projection are), and copied to the workspace first where
 //! they are not. Masks, head sizes that are no multiple of 8 (in f32 of 4) and f64 are left to the decomposition.
 //! Numbers of documents take one small launch more in each direction, after which tiles that see nothing of each other are
-//! skipped (`documents.cuh`).
+//! skipped (`segment_ids.cuh`).
 //!
-//! For 16 bits there are two kinds of kernels: of warps, for every GPU since sm_80 ([`TILES`]), and of warpgroups with the
-//! copy engine for sm_90a ([`GROUPS`]), where the operands can be told to it as tensor maps. For f32 there is one, of warps
+//! For 16 bits there are two kinds of kernels: of warps, for every GPU since sm_80 ([`MMA_TILES`]), and of warpgroups with the
+//! copy engine for sm_90a ([`WARPGROUP_TILES`]), where the operands can be told to it as tensor maps. For f32 there is one, of warps
 //! ([`TF32`]): it makes a product of f32 of three TF32 products, or takes one where the products may be TF32. Which tile a kernel
 //! works with depends on its head size and the GPU; `kernels/lab/attention_lab.py`, which reads the tables from these files,
 //! measures them.
@@ -22,15 +22,15 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
-mod groups;
 mod mask;
+mod mma;
 mod tf32;
-mod tiles;
+mod warpgroup;
 
-pub use groups::{GROUPS, Groups};
 pub use mask::Mask;
+pub use mma::{MMA_TILES, MmaTile, SIZES, When, function};
 pub use tf32::{TF32, Tf32};
-pub use tiles::{SIZES, TILES, Tile, When, function};
+pub use warpgroup::{WARPGROUP_TILES, WarpgroupTile};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
@@ -76,7 +76,7 @@ pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
 fn delta_function(size: u32, dtype: DType) -> Function {
     let (t, lanes) = (element(dtype), lanes(size));
     let text = format!(
-        "#include \"attention/rows.cuh\"\n\
+        "#include \"attention/preprocess.cuh\"\n\
          extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, const attention::Problem p) {{\n    \
          attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n"
     );
@@ -91,7 +91,7 @@ fn lanes(size: u32) -> u32 {
 fn copy_function(dtype: DType) -> Function {
     let t = if dtype.size() == 2 { "u16" } else { "u32" };
     let text = format!(
-        "#include \"attention/rows.cuh\"\n\
+        "#include \"attention/preprocess.cuh\"\n\
          extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const {t}* x, {t}* y, const attention::View p) {{\n    \
          attention::copy(x, y, p);\n}}\n"
     );
@@ -168,10 +168,10 @@ impl Strides {
 /// What a launch runs.
 #[derive(Clone, Copy)]
 enum Kernel {
-    Tile(Tile),
+    MmaTile(MmaTile),
     Tf32(Tf32),
     /// With the head size that it is made for.
-    Groups(u32, Groups),
+    WarpgroupTile(u32, WarpgroupTile),
 }
 
 /// What both passes start from.
@@ -259,7 +259,7 @@ impl<'a> Builder<'a> {
         let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
             return Ok(());
         };
-        let stretches = self.t.div_ceil(mask::STRETCH);
+        let stretches = self.t.div_ceil(mask::BOUND_BLOCK);
         if self.b * self.padded() > i32::MAX as usize {
             let message = format!("{} rows of {} positions are more than documents can be told of", self.b, self.t);
             return Err(Error::system("scaled_dot_product_attention", message));
@@ -337,7 +337,7 @@ impl<'a> Builder<'a> {
     fn tile(&self, pass: Pass) -> Result<Kernel> {
         let tile = match self.dtype {
             DType::F32 => Tf32::of(pass, self.size, self.products, self.props).map(Kernel::Tf32),
-            _ => Tile::of(pass, self.size, self.props, self.mask).map(Kernel::Tile),
+            _ => MmaTile::of(pass, self.size, self.props, self.mask).map(Kernel::MmaTile),
         };
         tile.ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
     }
@@ -345,7 +345,8 @@ impl<'a> Builder<'a> {
     /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
     /// the tensor maps that it takes for them.
     fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
-        let (size, tile) = Groups::of(pass, self.size, self.props, self.mask).filter(|_| self.dtype != DType::F32)?;
+        let (size, tile) =
+            WarpgroupTile::of(pass, self.size, self.props, self.mask).filter(|_| self.dtype != DType::F32)?;
         let dims = [
             [self.b, self.h, self.t, self.d],
             [self.b, self.g, self.s, self.d],
@@ -357,9 +358,9 @@ impl<'a> Builder<'a> {
                 // A block keeps its rows, and takes those of the other side a step at a time.
                 let kept = matches!(i, 1 | 2) == (pass == Pass::BackwardKv);
                 let rows = if kept { tile.rows() } else { tile.bn };
-                Some(Arg::Map(Box::new(arg.clone()), groups::boxes(strides, dims, rows, self.dtype)?))
+                Some(Arg::Map(Box::new(arg.clone()), warpgroup::tma_desc(strides, dims, rows, self.dtype)?))
             });
-        Some((Kernel::Groups(size, tile), maps.collect::<Option<_>>()?))
+        Some((Kernel::WarpgroupTile(size, tile), maps.collect::<Option<_>>()?))
     }
 
     fn launch(&mut self, pass: Pass, kernel: Kernel, x: &Tensors, mut args: Vec<Arg>) -> Result<()> {
@@ -369,7 +370,7 @@ impl<'a> Builder<'a> {
             _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
         };
         let (block, size, shared_bytes, blocks, function) = match kernel {
-            Kernel::Tile(t) => (
+            Kernel::MmaTile(t) => (
                 t.rows(),
                 32 * t.warps,
                 t.shared_bytes(pass, self.size),
@@ -383,7 +384,7 @@ impl<'a> Builder<'a> {
                 1,
                 t.function(pass, self.size, self.products, self.mask),
             ),
-            Kernel::Groups(size, t) => {
+            Kernel::WarpgroupTile(size, t) => {
                 (t.rows(), 128 * t.groups, t.shared_bytes(pass, size), 1, t.function(pass, size, self.dtype, self.mask))
             }
         };

@@ -1,6 +1,6 @@
 //! A library call being turned into launches.
 
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::{Arg, Function, Launch, Word, Work};
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
@@ -201,7 +201,7 @@ impl<'a> Call<'a> {
 }
 
 /// A by-value structure's parameter.
-pub fn by_value(space: &Space, narrow: bool, name: &str) -> String {
+pub fn by_value(space: &Strided, narrow: bool, name: &str) -> String {
     format!("const __grid_constant__ {} {name}", space.device_type(narrow))
 }
 

@@ -13,7 +13,7 @@ const UNIT: usize = 8;
 /// Elements from one row to the next that these kernels can count (`Tile::load`).
 const LONGEST: usize = 1 << 22;
 
-/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_wg.cuh`.
+/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_sm90.cuh`.
 #[derive(Clone, Copy)]
 struct Tile {
     header: &'static str,
@@ -38,7 +38,7 @@ const WARPS: Tile = Tile {
     resident: "2",
 };
 const WARPGROUPS: Tile = Tile {
-    header: "matmul/grouped_wg.cuh",
+    header: "matmul/grouped_sm90.cuh",
     kind: "Warpgroups",
     rows: 128,
     cols: 128,
@@ -105,7 +105,7 @@ fn check(c: &mut Call, e: &Input, rows: usize) -> Result<()> {
     let [fault, kernel] = c.fault();
     let params = [
         ("const i64* ends", e.pointer.clone()),
-        ("const __grid_constant__ library::Ends p", Arg::Bytes(bytes_of(e, rows)?)),
+        ("const __grid_constant__ library::GroupEnds p", Arg::Bytes(bytes_of(e, rows)?)),
         ("Fault* fault", fault),
         ("u32 kernel", kernel),
     ];
@@ -258,7 +258,7 @@ fn plain(
         (&*given[1], b.pointer.clone()),
         ("const i64* ends", e.pointer.clone()),
         (&*given[2], c.output(0)),
-        ("const __grid_constant__ library::Ends e", Arg::Bytes(bytes_of(e, rows)?)),
+        ("const __grid_constant__ library::GroupEnds e", Arg::Bytes(bytes_of(e, rows)?)),
         ("const __grid_constant__ library::Product p", Arg::Bytes(bytes)),
     ];
     let (which, more) = if matrix.is_some() { ("rows", " matrix,") } else { ("sums", "") };

@@ -16,7 +16,7 @@ mod reduce;
 mod scan;
 mod sort;
 pub mod source;
-mod space;
+mod strided;
 
 pub use matmul::is_small;
 
