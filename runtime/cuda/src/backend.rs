@@ -3,9 +3,8 @@
 use crate::autotune::Search;
 use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
-use crate::driver::{self, CopyStreams, Device, Module, Range};
+use crate::driver::{self, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::executable::{CudaExecutable, DeviceErrors};
-use crate::memory::{CudaBuffer, Heap};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::env_flags;
@@ -177,7 +176,7 @@ impl Backend for Cuda {
         let (used, peak, mapped) = self.shared.heap.counts();
         // The arena and the scratch keep what the largest program needed.
         let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
-        let fixed = fixed + self.shared.device.aside.held();
+        let fixed = fixed + self.shared.device.snapshots.held();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }

@@ -2,8 +2,7 @@
 
 use crate::conv::{Kind, Problem};
 use crate::dnn::{Addresses, Dnn};
-use crate::driver::{Device, Event};
-use crate::memory::Heap;
+use crate::driver::{Device, Event, Heap};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use std::fmt::Write;

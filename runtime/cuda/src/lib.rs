@@ -26,7 +26,6 @@ pub mod headers;
 pub mod lab;
 pub mod launch;
 pub mod library;
-mod memory;
 pub mod nvml;
 pub mod nvrtc;
 pub mod offline_target;

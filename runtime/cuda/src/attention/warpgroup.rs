@@ -1,6 +1,7 @@
 //! Tiles of warpgroups: kernels of wgmma and the copy engine for sm_90a (`kernels/attention/*_sm90.cuh`).
 
-use super::{Mask, Pass, Strides, When, element};
+use super::strides::Strides;
+use super::{Mask, Pass, When, element};
 use crate::launch::{Function, Props, TmaDesc};
 use perilune_core::DType;
 

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a device has for snapshots.
 #[derive(Default)]
-pub struct Aside {
+pub struct Snapshots {
     /// Kept from one snapshot to the next.
     lane: Mutex<Option<Lane>>,
     /// Bytes of device memory in copies.
@@ -39,7 +39,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Aside {
+impl Snapshots {
     /// Bytes of device memory that copies hold now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
@@ -64,7 +64,7 @@ impl Aside {
 
 /// Copies `parts` of the device's memory, after all queued work.
 pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
-    let lane = match lock(&device.aside.lane).take() {
+    let lane = match lock(&device.snapshots.lane).take() {
         Some(lane) => lane,
         None => Lane::new(device)?,
     };
@@ -86,7 +86,7 @@ pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<
     match mapped {
         Ok(mapped) => apart(device, lane, mapped, &parts),
         Err(note) => {
-            let mut lane = Held { lane: Some(lane), aside: device.aside.clone(), mapped: None };
+            let mut lane = Held { lane: Some(lane), snapshots: device.snapshots.clone(), mapped: None };
             lane.follow(device)?;
             let mut snapshot = Snapshot::of(lane.bring(&parts)?);
             snapshot.waited = Some(format!("the loop waited for the bytes: {note}"));
@@ -102,11 +102,11 @@ fn padded(nbytes: usize) -> usize {
 
 /// Queues copies into `mapped`, which another thread brings over.
 fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
-    let aside = device.aside.clone();
+    let snapshots = device.snapshots.clone();
     let held = Arc::new(AtomicUsize::new(mapped.nbytes));
     let mut at = mapped.base;
-    aside.held.fetch_add(mapped.nbytes, Ordering::AcqRel);
-    let mut lane = Held { lane: Some(lane), aside, mapped: Some(mapped) };
+    snapshots.held.fetch_add(mapped.nbytes, Ordering::AcqRel);
+    let mut lane = Held { lane: Some(lane), snapshots, mapped: Some(mapped) };
     let mut copies = Vec::with_capacity(parts.len());
     for &(from, nbytes) in parts {
         if nbytes > 0 {
@@ -130,7 +130,7 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
 /// A lane in use, and the copies that it brings over. Dropped, it gives the memory and the lane back.
 struct Held {
     lane: Option<Lane>,
-    aside: Arc<Aside>,
+    snapshots: Arc<Snapshots>,
     mapped: Option<Mapped>,
 }
 
@@ -165,10 +165,10 @@ impl Drop for Held {
             // Nothing may be on its way from or to what is unmapped.
             let idle = lane.bind().and_then(|()| lane.synchronize()).is_ok();
             if let Some(nbytes) = self.mapped.take().map(|m| m.nbytes) {
-                self.aside.let_go(nbytes);
+                self.snapshots.let_go(nbytes);
             }
             if idle {
-                *lock(&self.aside.lane) = Some(lane);
+                *lock(&self.snapshots.lane) = Some(lane);
             }
         }
     }
