@@ -1,24 +1,23 @@
-// Attention, backward to keys and values: q, k, v, grad, lse, delta -> dk (B, G, S, D), dv (B, G, S, E).
+// Computes the gradients of flash attention by keys and values with mma.sync (sm_80 and later): q, k, v, grad, lse, delta ->
+// dk (B, G, S, D), dv (B, G, S, E).
 //
 //   p^T = exp(scale k q^T - lse), dv = p^T grad, ds^T = p^T (v grad^T - delta), dk = scale ds^T q
 //
-// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). Shapes and delta as in
-// backward_q.cuh.
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). Shapes and delta as in backward_q.cuh.
 //
-// One block takes BM = 16 MT WARPS keys of one key head and walks over the queries that see them, BN at a time, for all r
-// query heads that share the key head: no two blocks add to one place, and the order of additions is fixed. Everything
-// is computed transposed, keys down the rows: then p^T and ds^T come out of their products as the left operands of the
-// next two, and never pass through shared memory.
+// Mapping: one block takes BM = 16 MT WARPS keys of one key head and loops over the queries that see them, BN at a time, for all r
+// query heads that share the key head. No two blocks add to one element, and the order of additions is fixed. Everything is
+// computed transposed, keys down the rows: p^T and ds^T leave their products as the left operands of the next two and never go
+// through shared memory.
 //
-// SPLIT > 1: a block makes only C / SPLIT columns of dk and dv, blockIdx.y says which; scores are made SPLIT times. For
-// D = 256, whose accumulators no warp can hold.
+// SPLIT > 1: a block computes only C / SPLIT columns of dk and dv, chosen by blockIdx.y; scores are computed SPLIT times. For D = 256,
+// whose accumulators do not fit one warp. IN_REGISTERS: the fragments of k stay in registers; those of v do not fit with them at
+// D = 128.
 //
 // Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta.
 //
-// HELD: the fragments of k stay in registers; there is no room for those of v beside them at D = 128.
-//
-// Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and
-// dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
+// Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and dv
+// 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
 #include "attention/mask_range.cuh"
 

@@ -1,19 +1,19 @@
-// Attention, backward to keys and values, on sm_90a: what backward_kv.cuh computes, with the products of warpgroups (wgmma)
-// and tiles brought by the copy engine. See forward_sm90.cuh for how a block is fed.
+// Computes the gradients of flash attention by keys and values with wgmma and TMA (sm_90a): results as in backward_kv.cuh, pipeline
+// as in forward_sm90.cuh.
 //
-// `stats` (B, H, padded, 2) holds lse log2(e) and delta of each row (backward_q_sm90.cuh); padded is a multiple of BN.
+// `stats` (B, H, padded, 2) holds (lse log2(e), delta) of each row (backward_q_sm90.cuh); padded is a multiple of BN.
 //
-// One block takes BM = 64 GROUPS keys of one key head and walks over the queries that see them, BN at a time, for all r
-// query heads that share the key head, in a fixed order. Everything is computed transposed, keys down the rows: p^T and
-// ds^T are the left operands of the next two products without leaving the registers.
+// Mapping: one block takes BM = 64 GROUPS keys of one key head and loops over the queries that see them, BN at a time, for all r
+// query heads that share the key head, in a fixed order. Everything is computed transposed, keys down the rows: p^T and ds^T are
+// the left operands of the next two products without leaving the registers.
 //
-// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN pairs of numbers; barriers.
+// LEAN: v grad^T is issued after the softmax weights, together with dv += p^T grad, which takes fewer registers and leaves it to the
+// other warpgroups to keep the tensor cores busy.
 //
-// LEAN: v's products with grad are issued after the scores are weights, together with dv's, which takes fewer registers
-// and leaves it to the other warpgroups to keep the tensor cores busy.
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN pairs of stats; mbarriers.
 //
-// Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN /
-// 2 each, weights BN / 4.
+// Limits: shared memory bandwidth, then the tensor cores. Registers: dk and dv C / 2 each, scores and their gradient BN / 2 each,
+// weights BN / 4.
 #pragma once
 #include "attention/mask_range.cuh"
 #include "device/warpgroup.cuh"

@@ -1,14 +1,15 @@
-// Attention on tensors of f32, backward to keys and values: what backward_kv.cuh computes, with the products of tf32.cuh.
+// Computes the gradients of flash attention by keys and values on f32 with TF32 tensor cores (tf32.cuh): results as in
+// backward_kv.cuh.
 //
-// One block takes BM keys of one key head and walks over the queries that see them, BN at a time, for all r query heads that
-// share the key head, in a fixed order. Keys are the rows: p^T and ds^T come out of their products as the left operands of
-// the next two. A warp, or two side by side (SIDE), owns 16 MT of the rows.
+// Mapping: one block takes BM keys of one key head and loops over the queries that see them, BN at a time, for all r query heads that
+// share the key head, in a fixed order. Keys are the rows: p^T and ds^T leave their products as the left operands of the next two.
+// A warp, or two warps together (SIDE = 2), owns 16 MT rows.
 //
-// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta; with SIDE = 2
-// the weights BM x BN, p^T and ds^T in turn.
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta; with SIDE = 2 also
+// weights BM x BN, p^T and ds^T in turn.
 //
-// Limits: as in forward_tf32.cuh. Registers: dk and dv 16 MT C / SIDE each, scores and their gradient
-// 16 MT BN / SIDE each, one piece of a tile's sums 16 MT 32, over 32 lanes.
+// Limits: as in forward_tf32.cuh. Registers: dk and dv 16 MT C / SIDE each, scores and their gradient 16 MT BN / SIDE each, one chunk
+// of a tile's sums 16 MT 32, over 32 lanes.
 #pragma once
 #include "attention/tf32.cuh"
 

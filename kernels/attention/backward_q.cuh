@@ -1,19 +1,19 @@
-// Attention, backward to the queries: q, k, v, grad (B, H, T, E), lse and delta (B, H, T) -> dq (B, H, T, D).
+// Computes the gradient of flash attention by the queries with mma.sync (sm_80 and later): q, k, v, grad (B, H, T, E), lse and
+// delta (B, H, T) -> dq (B, H, T, D).
 //
-//   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = sum of grad out along E.
+//   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = the sum of grad out along E.
 //
-// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). They add dq from all key tiles
-// into memory while dk and dv are made, in whatever order blocks come by. Here dq has a kernel of its own, so that it
-// comes out the same bits each time: two products more (seven for the whole backward pass), no additions in memory, and
-// no tile of weights through shared memory.
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). These accumulate dq with atomics while they
+// make dk and dv. Here dq has a kernel of its own and the same bits in every run, for two more products (seven in the whole
+// backward pass), no atomics and no tile of weights in shared memory.
 //
-// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time, as the
-// forward pass does; q and grad stay.
+// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time, as the forward pass
+// does; q and grad stay in shared memory.
 //
 // Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each.
 //
-// Limits: shared memory bandwidth and mma.sync issue together (two fragments of three come from k twice and v once), and
-// the registers: dq 16 MT C, scores and their gradient 16 MT BN each, over 32 lanes.
+// Limits: shared memory bandwidth and mma.sync issue (k is read twice, v once), and registers: dq 16 MT C, scores and their gradient
+// 16 MT BN each, over 32 lanes.
 #pragma once
 #include "attention/mask_range.cuh"
 

@@ -1,17 +1,17 @@
-// Attention, backward to the queries, on sm_90a: what backward_q.cuh computes, with the products of warpgroups (wgmma) and
-// tiles brought by the copy engine. See forward_sm90.cuh for how a block is fed.
+// Computes the gradient of flash attention by the queries with wgmma and TMA (sm_90a): results as in backward_q.cuh, pipeline as in
+// forward_sm90.cuh.
 //
-// `stats` (B, H, padded, 2) gets lse log2(e) and delta of each row, 0 behind the last: for the kernel of keys and values, which
-// runs behind this one. A block makes those of its rows itself while q and grad are on their way; `out` and `grads` are the
-// forward pass's result and its gradient, the latter once more as plain memory.
+// `stats` (B, H, padded, 2) receives (lse log2(e), delta) of each row, and 0 behind the last, for backward_kv_sm90.cuh, which runs
+// next. A block computes the stats of its rows while TMA loads q and grad; `out` and `grads` are the forward result and its
+// gradient in plain memory.
 //
-// The scores and v's products of a tile are issued before dq's products of the tile before are over; LEAN: after, which
-// takes BN / 4 registers less and leaves it to the other warpgroups to keep the tensor cores busy.
+// The scores and grad v^T of a tile are issued before dq += ds k of the previous tile completes. LEAN: after it, which saves BN / 4
+// registers and leaves it to the other warpgroups to keep the tensor cores busy.
 //
-// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; barriers.
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; mbarriers.
 //
-// Limits: shared memory (scores and v's products read both operands from it: 128 bytes a clock at BN = 64), then the
-// tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
+// Limits: shared memory (scores and grad v^T read both operands from it: 128 bytes a clock at BN = 64), then the tensor cores.
+// Registers: dq C / 2, scores and their gradient BN / 2 each.
 #pragma once
 #include "attention/mask_range.cuh"
 #include "attention/preprocess.cuh"

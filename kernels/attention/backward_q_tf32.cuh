@@ -1,11 +1,11 @@
-// Attention on tensors of f32, backward to the queries: what backward_q.cuh computes, with the products of tf32.cuh.
+// Computes the gradient of flash attention by the queries on f32 with TF32 tensor cores (tf32.cuh): results as in backward_q.cuh.
 //
-// One block takes BM queries of one head and walks over the keys that they see, BN at a time; q and grad stay. A warp, or two
-// side by side (SIDE), owns 16 MT of the rows.
+// Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time; q and grad stay in shared memory. A
+// warp, or two warps together (SIDE = 2), owns 16 MT rows.
 //
-// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; with SIDE = 2 the weights BM x BN.
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; with SIDE = 2 also weights BM x BN.
 //
-// Limits: as in forward_tf32.cuh. Registers: dq 16 MT C, scores and their gradient 16 MT BN each, one piece of a tile's sums
+// Limits: as in forward_tf32.cuh. Registers: dq 16 MT C, scores and their gradient 16 MT BN each, one chunk of a tile's sums
 // 16 MT 32, over 32 lanes.
 #pragma once
 #include "attention/tf32.cuh"

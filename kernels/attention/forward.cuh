@@ -1,20 +1,21 @@
-// Attention, forward: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the natural
-// logarithm of each row's sum of exponentials (0 for a row that sees no key; its out is 0).
+// Computes flash attention, forward, on 16-bit floats with mma.sync (sm_80 and later): q (B, H, T, D), k (B, G, S, D),
+// v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the logarithm of each row's sum of exponentials. A row that sees no key
+// has lse 0 and out 0.
 //
-// Dao et al., FlashAttention (arXiv:2205.14135) and Dao, FlashAttention-2 (arXiv:2307.08691); the online softmax is
-// Milakov and Gimelshein's (arXiv:1805.02867).
+// Dao et al., FlashAttention (arXiv:2205.14135); Dao, FlashAttention-2 (arXiv:2307.08691); online softmax after Milakov and
+// Gimelshein (arXiv:1805.02867).
 //
-// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time. A warp owns
-// 16 MT rows from the scores to the result, so rows never meet across warps; with MT = 2 each fragment of k and v that
-// ldmatrix fetches feeds two products, which is what keeps shared memory (128 bytes a clock) behind the tensor cores.
-// The weights go from accumulators to operands in registers.
+// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT
+// rows from the scores to the result, so rows are never reduced across warps. With MT = 2 each fragment of k and v that ldmatrix
+// loads feeds two mma.sync, which keeps shared memory (128 bytes a clock) from limiting the tensor cores. The softmax weights go
+// from accumulators to the next operand in registers.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step run under
-// the whole step before it, at one barrier a step; with one, v arrives under q k^T and k under the softmax and p v.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step overlap the whole
+// previous step, at one barrier a step. With one stage v is copied during q k^T, and k during the softmax and p v.
 //
-// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers).
-// Keys are walked in order from the first that the block sees. Only tiles that the edge of the mask or of the keys
-// crosses are masked; a warp sits out tiles that none of its rows sees.
+// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers). Keys are
+// visited in order from the first visible one. Only tiles on an edge of the mask or of the keys are masked; a warp skips tiles that
+// none of its rows sees.
 #pragma once
 #include "attention/mask_range.cuh"
 

@@ -1,19 +1,17 @@
-// Attention, forward, on sm_90a: what forward.cuh computes, with the products of warpgroups (wgmma) and tiles brought by
-// the copy engine.
+// Computes flash attention, forward, on 16-bit floats with wgmma and TMA (sm_90a): shapes and results as in forward.cuh.
 //
-// Dao et al., FlashAttention (arXiv:2205.14135); Shah et al., FlashAttention-3 (arXiv:2407.08608), from which comes the
-// order within a step: the scores of a tile are issued before the weights of the tile before it meet v, so that the
-// exponentials run under products.
+// Dao et al., FlashAttention (arXiv:2205.14135); Shah et al., FlashAttention-3 (arXiv:2407.08608), whose intra-warpgroup overlap is
+// used here: the scores of a tile are issued before p v of the previous tile, so that exponentials overlap wgmma.
 //
-// One block takes BM = 64 GROUPS queries of one head and walks over the keys that they see, BN at a time; each of its
-// warpgroups owns 64 rows. There is no warp that only copies: one thread of the last warpgroup, whose rows see the most
-// keys under a causal mask, also feeds the copy engine, two tiles behind what it has itself worked off, so that a block
-// keeps all registers for its rows and two blocks fit on a multiprocessor at D = 64.
+// Mapping: one block takes BM = 64 GROUPS queries of one head and loops over the visible keys, BN at a time; each warpgroup owns 64
+// rows. There is no producer warp: one thread of the last warpgroup, whose rows see the most keys under a causal mask, also
+// issues the TMA loads, two tiles behind the tile that it has consumed. So a block keeps all registers for its rows, and two
+// blocks fit a multiprocessor at D = 64.
 //
-// Shared memory: q BM x C; STAGES tiles of k and of v, BN x C each; barriers.
+// Shared memory: q BM x C; STAGES tiles of k and of v, BN x C each; mbarriers.
 //
-// Limits: exp2 and the tensor cores together at D = 64 (1,024 clocks each a 128 x 128 tile), the tensor cores at 128.
-// Keys are walked in order; a warpgroup passes over tiles that none of its rows sees.
+// Limits: exp2 and the tensor cores equally at D = 64 (1,024 clocks each for a 128 x 128 tile), the tensor cores at D = 128. Keys are
+// visited in order; a warpgroup skips tiles that none of its rows sees.
 #pragma once
 #include "attention/mask_range.cuh"
 #include "device/warpgroup.cuh"

@@ -1,14 +1,14 @@
-// Attention on tensors of f32, forward: what forward.cuh computes, with the products of tf32.cuh.
+// Computes flash attention, forward, on f32 with TF32 tensor cores (tf32.cuh): shapes and results as in forward.cuh.
 //
-// One block takes BM queries of one head and walks over the keys that they see, BN at a time. A warp owns 16 MT rows from the
-// scores to the result, and the weights of a tile never leave its registers; or two warps side by side (SIDE) do, which tell
-// each other their rows' peaks and weights.
+// Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT rows from the
+// scores to the result and keeps a tile's softmax weights in registers. With SIDE = 2 two warps share their rows and exchange row
+// maxima and weights through shared memory.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 the weights BM x BN and
-// two numbers a row.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 also weights BM x BN and
+// two floats a row.
 //
-// Limits: mma.sync of TF32 with three products, shared memory and the splitting of operands beside it with one. Registers: out
-// 16 MT C / SIDE, scores 16 MT BN / SIDE, one piece of a tile's sums 16 MT 32, over 32 lanes.
+// Limits: TF32 mma.sync with three products; with one product shared memory and operand conversion. Registers: out 16 MT C / SIDE,
+// scores 16 MT BN / SIDE, one chunk of a tile's sums 16 MT 32, over 32 lanes.
 #pragma once
 #include "attention/tf32.cuh"
 

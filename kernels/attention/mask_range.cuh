@@ -1,7 +1,8 @@
-// What a block of attention walks over: of the other side's positions, those that any of its rows sees, BN at a time; and what a group
-// of its rows (a warp, two side by side, a warpgroup) sees of them.
+// Computes which tiles of the other side a block of attention visits, and which of them a group of its rows sees: causal, window
+// and segment masks.
 //
-// BM rows of the block, ROWS of a group. `first` and `top` are the first row of each, `key` or `query` the first of a tile of BN.
+// BM rows of the block, ROWS of a group (a warp, two warps that share rows, or a warpgroup). `first` and `top` are the first row of
+// the block and of the group; `key` or `query` is the first position of a tile of BN.
 #pragma once
 #include "attention/segment_ids.cuh"
 

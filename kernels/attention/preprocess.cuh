@@ -1,4 +1,5 @@
-// What attention needs beside the big kernels, both limited by device memory.
+// Prepares attention's operands: the row sums delta of the backward pass, and contiguous copies of strided operands. Limited by
+// device memory.
 #pragma once
 #include "attention/tile.cuh"
 

@@ -1,12 +1,13 @@
-// Attention within documents: query i sees key j only if both positions have the same number, besides the other masks.
+// Masks attention by segment ids (packed documents): query i sees key j only if both positions have the same id, in addition to the
+// other masks.
 //
-// `segment_bounds` reads the numbers once and leaves what the big kernels go by: `labels`, the numbers in 32 bits, and for
-// each `BOUND_BLOCK` of positions the keys that it can see at all. Any numbers in any order come out right. What lies outside
-// the bounds is never brought; within them only tiles whose labels may differ are compared label by label. Numbers that
-// never decrease, as packed documents have, make the bounds tight.
+// `segment_bounds` reads the ids once and writes what the attention kernels read: `labels`, the ids in 32 bits, and for each
+// BOUND_BLOCK positions the range of keys that they can see. Ids may come in any order. Keys outside the bounds are never
+// loaded; within them only tiles whose labels may differ are compared label by label. Non-decreasing ids, as packed documents
+// have, give tight bounds.
 //
-// Both sides of attention have the same positions here, so that the bounds of a stretch of queries are also those of the
-// queries that see a stretch of keys.
+// Both sides of attention have the same positions, so the bounds of a block of queries are also those of the queries that see a block
+// of keys.
 #pragma once
 #include "attention/tile.cuh"
 

@@ -1,23 +1,22 @@
-// Tiles and products of attention on tensors of f32: mma.sync m16n8k8 on TF32, which every GPU since sm_80 has. Letters as in
-// tile.cuh.
+// Defines tiles and products of attention on f32: mma.sync m16n8k8 on TF32 (sm_80 and later). Letters as in tile.cuh.
 //
-// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi
-// rounded to TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 but for lo lo, 2^-22 of it at most, and
-// the last bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers, each
-// time they are read: on tensor cores the three products take longer.
+// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi rounded to
+// TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 except for lo lo, at most 2^-22 of it, and the last
+// bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers each time they are
+// read: the three products take longer on the tensor cores.
 //
 // Fragments, for lane = 4 g + t:
 //   A (16 x 8): a[0] row g, column t; a[1] row g+8; a[2], a[3] column t+4.   B (8 x 8): b[0] row t, column g; b[1] row t+4.
 //   C (16 x 8): c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
-// Which column of A and row of B is the k-th of a product is free, as long as both agree:
+// A column of A and the same row of B may be permuted together:
 //   Scores: lane t owns 8 columns of every 32 of the head, 4 at a time: one 16-byte read feeds two steps.
-//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores as they came out of their product are the left
-//   operand of the next. Columns of the result are free, too: column g of four B side by side is column 4 g + j, j < 4, which
-//   is one read of 16 bytes; a lane then has 8 neighbouring columns of the result.
+//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores are the left operand of the next product as they
+//   are. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4, which is one read of 16
+//   bytes; a lane then has 8 neighbouring columns of the result.
 // A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
 //
-// Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
-// head, of results one tile or less, the small products first; such sums are added with FADD, which rounds to nearest.
+// Sums: tensor cores truncate the sums they accumulate. So they accumulate few terms: 16 columns of the head for scores, at most one
+// tile for results, the small products first. Those partial sums are added with FADD, which rounds to nearest.
 #pragma once
 #include "attention/mask_range.cuh"
 

@@ -1,7 +1,7 @@
-// The problem as all kernels are told it, and the two products over tiles of rows in shared memory.
+// Defines attention's parameters and its two products over tiles in shared memory, for mma.sync.
 //
-// Letters: C the head size that a kernel is made for (the tensors' own D and E are at most that; the columns behind them
-// read as 0), B batch, H query heads, G key heads, r = H / G, T queries, S keys.
+// Letters: C the head size that a kernel is made for (the tensors' D and E are at most C; columns behind them read as 0), B batch, H
+// query heads, G key heads, r = H / G, T queries, S keys.
 #pragma once
 #include "device/tile.cuh"
 

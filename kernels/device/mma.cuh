@@ -1,12 +1,11 @@
-// The instructions that kernels for tensor cores are made of, as PTX: asynchronous copies to shared memory, ldmatrix and
-// mma.sync m16n8k16 (sm_80 and later). Addresses in shared memory are 32-bit.
+// Wraps the PTX of tensor-core kernels from sm_80: cp.async, ldmatrix and mma.sync m16n8k16. Addresses in shared memory are 32-bit.
 //
 // Fragments, for lane = 4 g + t:
 //   A (16 x 16): a[0] row g, columns 2t and 2t+1; a[1] row g+8; a[2] and a[3] the same 8 columns on.
 //   B (16 x 8):  b[0] rows 2t and 2t+1, column g; b[1] 8 rows on.
 //   C (16 x 8):  c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
-// Two C fragments side by side, rounded to 16 bits, are one A fragment: the weights of one product enter the next
-// without leaving the registers.
+// Two adjacent C fragments, rounded to 16 bits, are one A fragment: the result of a product is the left operand of the next one
+// without leaving the registers. PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
 #pragma once
 #include "device/base.cuh"
 

@@ -1,8 +1,10 @@
-// Reductions in the one order that generated kernels use, whatever strategy they choose (runtime/cuda/src/codegen/space.rs
-// states the law). A block of 256 neighbouring elements is held by 32 lanes, 8 elements each: `V` neighbours, and 8 / V such
-// runs, 32 * V apart. Element s of a block always meets its partners in the same order of the bits of s (`ORDER`), so the
-// result does not depend on V: a bit is folded in a thread or across lanes, as it lies. Rows of less than 256 elements take
-// G lanes, and the higher bits, which would meet nothing but the identity, are left out.
+// Reduces in the one order that all generated kernels share, whatever their strategy (runtime/cuda/src/schedule/reduction_order.rs
+// defines it).
+//
+// A block of 256 neighbouring elements is held by 32 lanes, 8 elements each: 8 / V vectors of `V` neighbours, 32 * V apart. Element s
+// of a block always meets its partners in the same order of the bits of s (`ORDER`), so the result does not depend on V: a bit
+// is reduced within a thread or by a shuffle, according to where it lies. Rows of less than 256 elements take G lanes; the
+// higher bits, which would only meet the identity, are left out.
 #pragma once
 #include "device/base.cuh"
 #include "device/vec.cuh"

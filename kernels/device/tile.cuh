@@ -1,4 +1,4 @@
-// Tiles of rows in shared memory, for ldmatrix and the tensor cores.
+// Loads and stores tiles of rows in shared memory, swizzled for ldmatrix and wgmma.
 #pragma once
 #include "device/mma.cuh"
 

@@ -1,4 +1,5 @@
-// Vectors of neighbouring elements, between memory and registers of the compute type: up to 16 bytes an access.
+// Moves vectors of neighbouring elements between memory and registers of the compute type: up to 16 bytes an access, with cp.async
+// copies to shared memory.
 #pragma once
 #include "device/base.cuh"
 #include "device/philox.cuh"

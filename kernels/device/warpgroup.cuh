@@ -1,9 +1,8 @@
-// The instructions that kernels for tensor cores on sm_90a are made of, as PTX: barriers in shared memory (mbarrier), the copy engine's
-// tiles (cp.async.bulk.tensor) and the tensor cores' products of a warpgroup (wgmma).
+// Wraps the PTX of tensor-core kernels on sm_90a: mbarriers, TMA loads (cp.async.bulk.tensor) and wgmma.
 //
-// A warpgroup is 4 warps; a product has 64 rows, 16 to a warp, and its accumulator lies as that of mma.m16n8k16 does
-// (see mma.cuh), 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which is what a tensor
-// map writes with a swizzle of 128 bytes.
+// A warpgroup is 4 warps; a wgmma has 64 rows, 16 for each warp, and its accumulator is laid out as that of mma.m16n8k16 (mma.cuh),
+// 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which a tensor map writes with a 128-byte
+// swizzle. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 #include "device/tile.cuh"
 

@@ -1,19 +1,18 @@
-// scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
+// Computes scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
 //
-// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes`
-// elements. Positions of src arrive sorted by bin, stably (`keys`, `order`: see sort/), so the contributions to a bin are
-// a run of the sorted list, in index order. `starts[b]` is where the run of bin b begins.
+// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes` elements.
+// Positions of src arrive stably sorted by bin (`keys`, `order`: see sort/), so the contributions to a bin are a run of the sorted
+// list, in index order. `starts[b]` is the first position of bin b.
 //
 // - A run of up to RUN contributions is added to x one by one in Acc: the bits of the CPU.
-// - Longer runs: the sorted list is cut into pieces of RUN positions; a piece adds what it holds of a long run in Acc
-//   (level 1). A piece meets at most two long runs, the one at its first position (slot 0) and the one at its last
-//   (slot 1). Runs of more than RUN pieces are folded again by RUN, in Sum, level by level, so that one hot token is not
-//   serial. The last kernel adds a bin's partials to x in order.
+// - Longer runs: the sorted list is cut into chunks of RUN positions; a chunk adds its part of a long run in Acc (level 1). A chunk
+//   meets at most two long runs, that of its first position (slot 0) and that of its last (slot 1). Runs of more than RUN chunks
+//   are reduced again by RUN, in Sum, level by level, so that one frequent token is not serial. The last kernel adds a bin's
+//   partial sums to x in order.
 //
-// Threads: one for V elements (16 bytes where slices are contiguous) of a bin or of a piece, 256 a block, no shared memory.
-// Limited by memory: src is read once and the result written once; partials only exist for long runs. Source: segmented
-// sums over a sorted list as in PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree
-// of fixed shape.
+// Mapping: one thread for V elements (16 bytes where slices are contiguous) of a bin or of a chunk, 256 a block. No shared memory.
+// Limited by device memory: src is read once and the result written once; partial sums exist only for long runs. After the segmented
+// sums of PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree of fixed shape.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

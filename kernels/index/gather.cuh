@@ -1,9 +1,9 @@
-// gather and index_select: out[p] = x[held(p) + index(p) * step].
+// Computes gather and index_select: out[p] = x[base(p) + index(p) * step], where base is the offset with the axis at 0.
 //
-// Shapes: everything over the shape of the result; `strided` yields (x with the axis held at 0, index). Where slices are
-// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in
-// 16-byte pieces. Threads: one a result element, 256 a block; no shared memory. Limited by memory: each result is written
-// once, coalesced; two dependent loads a thread, hidden by occupancy. Source: plain.
+// Mapping: one thread for each result element, 256 a block; `strided` yields (x with the axis at 0, index). Where slices are
+// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in 16-byte
+// accesses. No shared memory. Limited by device memory: each result is written once, coalesced; two dependent loads a thread, hidden
+// by occupancy.
 #pragma once
 #include "library/strided.cuh"
 

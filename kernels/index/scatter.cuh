@@ -1,9 +1,9 @@
-// scatter: x with elements replaced by those of src; of several writes to one place the last in index order stays.
+// Computes scatter: x with elements replaced by those of src; of several writes to one element the last in index order wins.
 //
-// Three launches over a table with one number for each place of the result: `clear` zeroes it, `claim` leaves in every
-// place the largest position (plus 1) that writes there, by integer maxima, whose result does not depend on their order;
-// `pick` then writes every place once. Threads: one an element, 256 a block; no shared memory. Limited by memory, and by
-// atomics where many writes meet. Source: plain.
+// Three launches over a table with one integer for each element of the result: `clear` zeroes it, `claim` stores in each entry the
+// largest position (plus 1) that writes there, by atomicMax, whose result does not depend on the order; `pick` then writes every
+// element once. Mapping: one thread an element, 256 a block. No shared memory. Limited by device memory, and by atomics where many
+// writes collide.
 #pragma once
 #include "library/strided.cuh"
 

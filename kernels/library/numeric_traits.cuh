@@ -1,7 +1,7 @@
-// The arithmetic and the order of Perilune's element types.
+// Defines the arithmetic and the ordering of each element type.
 //
-// `Acc` is the type that additions run in, `Sum` the one that joins partial results: f64 for all floats. Integers wrap,
-// so both are unsigned.
+// `Acc` is the type that additions run in, `Sum` the one that combines partial results: f64 for all floats. Integers wrap, so both are
+// unsigned.
 #pragma once
 #include "device/base.cuh"
 

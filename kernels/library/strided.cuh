@@ -1,8 +1,7 @@
-// How library kernels find elements: a shape with the strides of several operands, passed by value.
+// Turns an element's row-major index into the offsets of several strided operands.
 //
-// `Strided32` serves calls whose counts and offsets all lie below 2^31: quotients by multiplication. `Strided64` serves the rest.
-// Both turn the row-major number of an element into one offset for each operand. The host merges dims where all operands
-// allow it (`runtime/cuda/src/library/space.rs`), so ranks are small.
+// `Strided32` serves calls whose counts and offsets all lie below 2^31 and divides by multiplication. `Strided64` serves the rest. The
+// host merges dims where all operands allow it (runtime/cuda/src/library/strided.rs), so ranks are small. Both are passed by value.
 #pragma once
 #include "device/base.cuh"
 #include "device/fault.cuh"

@@ -1,13 +1,12 @@
-// Grouped products of 16-bit floats by warps of tensor cores, for every GPU since sm_80.
+// Computes grouped matrix products of 16-bit floats with mma.sync (sm_80 and later), as mixture-of-experts layers need.
 //
 // rows: x (T, K), w (E, K, N), ends (E) -> (T, N): the rows of group e times w[e]; rows behind the last end are 0.
 // sums: a (T, M), b (T, N), ends (E) -> (E, M, N): the rows of group e of a, transposed, times those of b.
 //
-// A block makes a tile of ROWS x COLS, each warp 64 x 64 of it, from strips of DEEP along the summed dim, STAGES of which
-// are in shared memory or on their way there (cp.async). A tile belongs to one group, which the block finds from the ends
-// (groups.cuh); a launch has as many blocks as any ends could need, and those without rows leave at once. Sums in f32, in
-// order of the summed dim. Limited by the tensor cores, which mma.sync feeds at about two thirds of their rate on sm_90
-// (see grouped_sm90.cuh).
+// Mapping: a block computes a tile of ROWS x COLS, each warp 64 x 64 of it, from slices of DEEP along K, with STAGES slices in shared
+// memory or in flight (cp.async). A tile belongs to one group, which the block finds from the ends (groups.cuh). The grid has as many
+// blocks as any ends could need; those without rows exit at once. Sums in f32, in order of K. Limited by the tensor cores, which
+// mma.sync drives at about two thirds of their rate on sm_90 (see grouped_sm90.cuh).
 #pragma once
 #include "device/tile.cuh"
 #include "matmul/groups.cuh"

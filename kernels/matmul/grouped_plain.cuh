@@ -1,4 +1,5 @@
-// Grouped products without tensor cores: f32, f64, integers, and 16-bit floats whose rows are too long for the others.
+// Computes grouped matrix products without tensor cores: f32, f64, integers, and 16-bit floats whose rows are too long for the other
+// kernels.
 //
 // Shapes as in grouped.cuh, operands through any strides; tiles, sums and limits as in plain.cuh.
 #pragma once

@@ -1,10 +1,9 @@
-// Grouped products of 16-bit floats by warpgroups, for sm_90a: as grouped.cuh, with wgmma in place of mma.sync.
+// Computes grouped matrix products of 16-bit floats with wgmma (sm_90a): results as in grouped.cuh.
 //
-// A block makes a tile of ROWS x COLS, each warpgroup 64 x COLS of it. Both operands are read from shared memory, where
-// cp.async puts them: unlike the copy engine's boxes, its copies end at a group's last row, so that the sums over a group's
-// rows need no care for what follows it. Products of one strip run while the next is waited for; a strip's place is filled
-// anew two steps later, when every warpgroup is known to be done with it. Limited by the tensor cores, then by shared memory
-// (COLS = 128: 96 bytes a clock).
+// Mapping: a block computes a tile of ROWS x COLS, each warpgroup 64 x COLS of it. Both operands are read from shared memory, where
+// cp.async writes them: unlike TMA boxes, its copies end at a group's last row, so that sums over a group's rows need no masking. wgmma
+// of one slice overlaps the wait for the next; a stage is refilled two steps later, when every warpgroup has consumed it. Limited by the
+// tensor cores, then by shared memory (COLS = 128: 96 bytes a clock).
 #pragma once
 #include "device/warpgroup.cuh"
 #include "matmul/grouped.cuh"

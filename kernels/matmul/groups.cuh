@@ -1,7 +1,7 @@
-// Groups of rows whose ends lie in memory: what the kernels of grouped products share.
+// Finds the rows of a tile in a grouped product, whose group ends lie in device memory.
 //
-// ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or beyond the
-// rows are reported and then taken for the nearest that are neither, so that nothing reads or writes out of bounds.
+// ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or exceed the rows are
+// reported and then clamped to the nearest valid ones, so that nothing is accessed out of bounds.
 #pragma once
 #include "device/base.cuh"
 #include "device/fault.cuh"

@@ -1,9 +1,9 @@
-// matmul and linear without tensor cores: integers, and floats where cuBLASLt has nothing.
+// Computes matmul and linear without tensor cores: integers, and floats that cuBLASLt does not support.
 //
-// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). A block of 256 threads makes a tile of 64 x 64, each thread
-// 4 x 4 of it, from strips of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in
-// order of K: f32 for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16
-// multiply-adds. Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra" (2008).
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). Mapping: a block of 256 threads computes a tile of 64 x 64, each thread
+// 4 x 4 of it, from slices of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in order of K: f32
+// for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16 multiply-adds. Volkov and Demmel,
+// "Benchmarking GPUs to tune dense linear algebra" (2008).
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

@@ -1,9 +1,9 @@
-// matmul and linear of so few numbers that starting cuBLASLt's kernels (about 9 us on an H200) takes longer than the work.
+// Computes matmul and linear of very small matrices, for which launching cuBLASLt's kernels (about 9 us on an H200) takes longer than
+// the arithmetic.
 //
-// a (B, M, K), b (B, K, N) through any strides -> (B, M, N); f32 and 16-bit floats. A block of 256 threads makes a tile of
-// 16 x 16, each thread one number of it, from strips of 64 along K in shared memory (8.5 KiB); the next strip is on its
-// way while one is worked off. Sums run in order of K, in f32, fused multiply-add by fused multiply-add. Limited by
-// latency: of the launch, of memory once a strip, of shared memory.
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N); f32 and 16-bit floats. Mapping: a block of 256 threads computes a tile of
+// 16 x 16, one element a thread, from slices of 64 along K in shared memory (8.5 KiB); the next slice is loaded while one is consumed.
+// Sums run in order of K, in f32, by fused multiply-adds. Limited by latency: of the launch, of memory once a slice, of shared memory.
 #pragma once
 #include "matmul/plain.cuh"
 

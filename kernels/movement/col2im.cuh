@@ -1,8 +1,8 @@
-// unwindow: windows of (outer, windows, inner, size) put back onto an axis, overlaps summed in order of windows.
+// Computes unwindow (col2im): adds windows (outer, windows, inner, size) back onto an axis, overlaps in order of windows.
 //
-// Window w holds positions w * step + s * dilation. Threads: one a result element, 256 a block; it visits the windows that
-// cover it, in order, so the bits are those of the CPU. No shared memory. Limited by memory: x is read once (neighbours
-// share cache lines across windows), the result written once. Source: col2im as in Caffe, gathering.
+// Window w holds positions w * step + s * dilation. Mapping: one thread for each result element, 256 a block; it visits the windows that
+// cover it, in order, so the bits are those of the CPU. No shared memory. Limited by device memory: x is read once (neighbours share
+// cache lines across windows), the result written once. A gathering form of Caffe's col2im.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

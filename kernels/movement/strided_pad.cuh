@@ -1,8 +1,7 @@
-// place: x at positions low + i * step along an axis, a number elsewhere; cat: one part of the result.
+// Computes place (strided padding: x at positions low + i * step along an axis, a constant elsewhere) and cat (one part of the result).
 //
-// Threads: one a result element, or a pack of them, 256 a block; no shared memory. T is as wide as 16 bytes where slices are
-// contiguous.
-// Limited by memory: the result is written once, coalesced, x read once. Source: plain.
+// Mapping: one thread for each result element, or for a vector of them, 256 a block. T is as wide as 16 bytes where slices are
+// contiguous. No shared memory. Limited by device memory: the result is written once, coalesced, x read once.
 #pragma once
 #include "library/strided.cuh"
 

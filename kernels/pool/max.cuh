@@ -1,9 +1,10 @@
-// max_pool2d of (N, C, H, W) in any layout, and its gradient: each element of the gradient of a window's maximum is shared by
-// the elements that attain it.
+// Computes max_pool2d of (N, C, H, W) in any layout, and its gradient: the gradient of a window's maximum is split equally among the
+// elements that attain it.
 //
-// Threads: one for V neighbouring channels (16 bytes where channels lie side by side, else 1) of one position, 256 a block. Forward reads each element once for each window it is in, from the caches all but once. Backward is two
-// walks: `share` divides each window's gradient by the number of its maxima, `spread` adds up, for each element of x, the shares
-// of the windows whose maximum it is, in order of windows and in f32; by a product, so that a NaN reaches its whole window. No shared memory; limited by memory.
+// Mapping: one thread for V neighbouring channels (16 bytes where channels are innermost, else 1) of one position, 256 a block. Forward
+// reads each element once for each window that contains it, mostly from cache. Backward takes two launches: `share` divides each
+// window's gradient by the number of its maxima; `spread` adds, for each element of x, the shares of the windows whose maximum it
+// is, in order of windows and in f32, by a product, so that a NaN reaches its whole window. No shared memory. Limited by device memory.
 #pragma once
 #include "device/vec.cuh"
 

@@ -1,12 +1,13 @@
-// cumsum and cumprod: each element joined with all before it along an axis.
+// Computes cumsum and cumprod: an inclusive scan along an axis.
 //
-// A unit is (chunk of a row, row); GROUP threads walk it from its start. 1: rows are short, or lie side by side in memory;
-// elements join one by one in Acc, as on the CPU. 32 or 256: a step takes STRIPS strips a warp of 32 * V elements, each
-// scanned by shuffles; strips, warps and steps join in Sum. Few long rows are cut into chunks: `scan_totals` joins each
-// chunk, shape (chunks, rows), then every chunk starts from the join of the totals before it, made in a fixed order.
-// Shared memory: one Sum a warp. Limited by memory: x is read once, or twice where rows are cut, and the result written
-// once. Source: reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back"
-// (2016), section 3; look-back itself is not used because its order of additions is not fixed.
+// Mapping: a unit is (chunk of a row, row); GROUP threads scan it from its start. 1: rows are short or adjacent in memory; elements
+// combine one by one in Acc, as on the CPU. 32 or 256: a step takes STRIPS strips a warp of 32 * V elements, each scanned by shuffles;
+// strips, warps and steps combine in Sum. Few long rows are cut into chunks: `scan_totals` reduces each chunk, shape (chunks, rows),
+// then every chunk starts from the combined totals before it, in a fixed order.
+//
+// Shared memory: one Sum a warp. Limited by device memory: x is read once, or twice where rows are cut, and the result written once.
+// Reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), section 3; look-back
+// itself is not used because its order of additions is not fixed.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

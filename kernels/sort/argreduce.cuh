@@ -1,9 +1,9 @@
-// argreduce: the position of the first largest (or smallest) element of each row; NaN beats all.
+// Computes argmax and argmin: the position of the first largest (or smallest) element of each row; NaN beats all.
 //
-// A unit is (chunk of a row, row); GROUP threads read it: 1 where rows are short or lie side by side in memory, a warp, or
-// a block of 256. A row with several chunks leaves partials (key, position) of shape (chunks, rows), which `arg_finish`
-// joins, a warp a row. The winner does not depend on the order of comparisons: the larger key, then the smaller position.
-// Limited by memory: x is read once. Source: plain.
+// Mapping: a unit is (chunk of a row, row); GROUP threads read it: 1 where rows are short or adjacent in memory, a warp, or a block of
+// 256. A row with several chunks leaves partial results (key, position) of shape (chunks, rows), which `arg_finish` reduces, one warp
+// a row. The winner does not depend on the order of comparisons: the larger key, then the smaller position. Limited by device memory:
+// x is read once.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

@@ -1,9 +1,8 @@
-// Sorting short rows: P = next power of two, at most 2048, all in shared memory.
+// Sorts short rows in shared memory: P = the next power of two, at most 2048.
 //
-// A block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs: positions
-// break ties, which makes it stable. Rows are padded with the largest pair. Shared memory: 8 bytes a pair (12 for 64-bit
-// elements), at most 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Source: Batcher, "Sorting
-// networks and their applications" (1968).
+// Mapping: a block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs: positions break
+// ties, which makes it stable. Rows are padded with the largest pair. Shared memory: 8 bytes a pair (12 for 64-bit elements), at most
+// 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Batcher, "Sorting networks and their applications" (1968).
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

@@ -1,15 +1,14 @@
-// Sorting long rows: least significant digit first, 8 bits a pass, stable.
+// Sorts long rows by a stable least-significant-digit radix sort, 8 bits a pass.
 //
-// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of
-// each tile of 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` makes
-// of them, for each digit, the sums over earlier tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks:
-// each of 8 warps takes ITEMS strips of 32 neighbouring pairs in order; lanes with one digit find each other by ballots,
-// so equal digits keep their order. Pairs pass through shared memory to be written in runs. Several rows of one length are
-// sorted at once: block (row, tile).
+// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of each tile of
+// 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` turns the counts of each digit
+// into exclusive prefix sums over the tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks: each of 8 warps takes ITEMS
+// strips of 32 neighbouring pairs in order; lanes with equal digits find each other by ballots, so equal digits keep their order. Pairs
+// go through shared memory to be written in runs. Several rows of one length are sorted at once: block (row, tile).
 //
-// Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by memory: a pass reads keys twice
-// and positions once, and writes both. Source: Merrill and Grimshaw, "High performance and scalable radix sorting" (2011),
-// with ranks as in Adinets and Merrill, "Onesweep" (2022).
+// Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by device memory: a pass reads keys twice and
+// positions once, and writes both. Merrill and Grimshaw, "High performance and scalable radix sorting" (2011), with ranks as in Adinets
+// and Merrill, "Onesweep" (2022).
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

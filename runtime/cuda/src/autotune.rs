@@ -1,11 +1,10 @@
-//! Which of cuBLASLt's algorithms a product takes.
+//! Chooses cuBLASLt algorithms by timing them, without changing bits.
 //!
-//! cuBLASLt orders its algorithms by a guess. Timed, another is often a few percent faster, but it may add in another order, and
-//! a clock that decides about bits makes two runs differ. Most algorithms add in the same order, though: those with tiles of
-//! other shapes do, those that split K do not. So a search runs each over the same random matrices and times only those
-//! whose result has the bits of the first one's. Which of them wins is then a matter of speed alone: a search that is left
-//! out, for want of memory say, changes no number either. `PERILUNE_TUNE=1` lets any algorithm win: the choice is kept on the
-//! disk then, and another machine may have other bits. `PERILUNE_TUNE=0` takes the first.
+//! cuBLASLt orders its algorithms by a heuristic. Another one is often a few percent faster, but may add in another order, and then
+//! timing noise would change results from run to run. Most algorithms add in the same order: those with other tile shapes do,
+//! split-K ones do not. So the search runs each algorithm on the same random matrices and times only those whose result has the
+//! bits of the first one's. Skipping a search, for lack of memory for instance, changes no result either. `PERILUNE_TUNE=1` lets any
+//! algorithm win and keeps the choice on disk: another machine may then get other bits. `PERILUNE_TUNE=0` takes the first.
 
 use crate::blas::{Addresses, Blas, Gemm};
 use crate::driver::{Address, Device, Event};

@@ -1,4 +1,4 @@
-//! The device itself: buffers, the arena that all programs share, and compiled programs.
+//! Implements the plan's backend on a GPU: buffers, the arena that all programs share, compilation and readings.
 
 use crate::autotune::Search;
 use crate::blas::{self, Blas};

@@ -1,7 +1,7 @@
-//! Convolutions over images as cuDNN runs them (`dnn`): 16-bit floats, channels last.
+//! Lowers convolutions over images to cuDNN calls: 16-bit floats, channels last.
 //!
-//! Plain data, as everything above `driver`: which nodes are kept, and what a call takes. An operand that does not lie
-//! channels last is copied to the workspace first; the planner sees to it that this is rare (`plan::channels`).
+//! Plain data that needs no device: which nodes have a kernel, and the problem and operands of a call. An operand that is not channels
+//! last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
 
 use crate::attention;
 use crate::dnn::ALIGNMENT;

@@ -1,9 +1,9 @@
-//! Convolutions through cuDNN, which is optional: without it they go by their decomposition.
+//! Runs convolutions through cuDNN's graph API. cuDNN is optional: without it convolutions are decomposed.
 //!
-//! Its backend interface: descriptors that are made, filled attribute by attribute, and finalized. A problem becomes a graph
-//! of one operation; cuDNN lists configurations of its engines for it, best first by its own heuristics, and the first one
-//! that is deterministic and sums in f32 is taken. So a problem has the same bits in every run with one cuDNN on one kind of
-//! GPU. Numbers of attributes and types are those of cudnn_graph_v9.h, which grows but does not change.
+//! Backend descriptors are created, filled attribute by attribute and finalized. A problem becomes a graph of one operation. cuDNN
+//! lists engine configurations for it, ordered by its heuristics, and the first one that is deterministic and accumulates in f32 is
+//! taken. So a problem has the same bits in every run with one version of cuDNN on one kind of GPU. Numbers of attributes and types
+//! are those of cudnn_graph_v9.h, which only grows.
 
 use crate::conv::{Kind, Problem};
 use crate::driver::{Address, Device};

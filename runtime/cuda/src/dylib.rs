@@ -1,8 +1,8 @@
-//! NVIDIA's libraries, found at run time: the loader's own paths, a toolkit, the `nvidia-*` wheels of a virtual environment
-//! or of the Python on the path.
+//! Opens NVIDIA's libraries at run time: from the loader's paths, a CUDA toolkit, or the `nvidia-*` wheels of a virtual environment or
+//! of the Python on the path.
 //!
-//! A library that was opened here by its full path is the one that the bindings get when they ask for it by name: the
-//! loader matches the SONAME of what is loaded already.
+//! A library opened here by its full path is also the one that cudarc gets by name: the loader matches the SONAME of libraries that are
+//! already loaded.
 
 use perilune_core::error::{Error, Result};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What a lab asks of a device: the times of all ways that cuDNN has for a convolution.
+//! Times every cuDNN plan of a convolution, for `examples/conv_lab.rs`.
 
 use crate::conv::{Kind, Problem};
 use crate::dnn::{Addresses, Dnn};

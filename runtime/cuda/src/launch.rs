@@ -1,7 +1,7 @@
-//! What code generation and the kernel library make, and the backend runs: functions, and how to launch them.
+//! Defines kernels and launches as plain data, which `emit`, `library` and `attention` make and `executable` runs.
 //!
-//! Everything here is plain data: no device is needed to make it, so plans are compiled and checked on machines without a
-//! GPU. Addresses are named (a value, the slots, a place in the workspace) and filled in at launch.
+//! No device is needed, so plans are compiled and checked on machines without a GPU. Addresses are symbolic (a value, the slots, an
+//! offset in the workspace) and are filled in at launch.
 
 use perilune_core::DType;
 use perilune_plan::ir::ValueId;

@@ -1,6 +1,6 @@
 //! Runs plans on NVIDIA GPUs, from sm_80.
 //!
-//! - `emit` generates CUDA C++ for fused regions, `library` and `attention` launch the hand-written kernels of `kernels/`, `blas`
+//! - `schedule` analyses fused regions and `emit` generates CUDA C++ for them, `library` and `attention` launch the hand-written kernels of `kernels/`, `blas`
 //!   calls cuBLASLt and `dnn` cuDNN, where it is found.
 //! - Generated and hand-written kernels are [`launch::Work`]: plain data that needs no device. `nvrtc` compiles it and caches the
 //!   machine code on disk.
@@ -30,6 +30,7 @@ pub mod nvml;
 pub mod nvrtc;
 pub mod offline_target;
 mod peak;
+mod schedule;
 
 pub use backend::Cuda;
 pub use offline_target::OfflineTarget;

@@ -1,8 +1,8 @@
-//! From CUDA text to machine code, and the cache of it on disk.
+//! Compiles CUDA C++ to machine code with NVRTC and caches it on disk.
 //!
-//! Functions that are not in the cache are compiled a batch at a time, a batch on each core: one program of many functions
-//! takes a fraction of what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
-//! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
+//! Functions that are not cached are compiled in batches, one batch per core: one program of many functions takes a fraction of the time
+//! of as many programs. A cache key is the BLAKE3 of everything that determines the code: text, headers, options, architecture,
+//! compiler version. A cached file holds its own hash and is renamed into place, so readers see all of it or nothing.
 
 use crate::dylib;
 use crate::headers::HEADERS;

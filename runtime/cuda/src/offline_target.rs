@@ -1,4 +1,4 @@
-//! Plans and texts without a device: what a GPU would run, for whoever wants to read it.
+//! Plans and prints kernels for a GPU that is not there: a backend that compiles and runs nothing.
 
 use crate::launch::{Arg, Props, Work};
 use crate::library::fp8;

@@ -1,5 +1,5 @@
-//! Attention's kernels as far as they can be tested without a GPU: what is launched for which operands, and that every
-//! function compiles without spilling a register. Their numbers are checked by `kernels/lab/attention_lab.py`.
+//! Tests attention without a GPU: which launches an operand layout gets, and that every kernel compiles without spilling registers.
+//! `kernels/lab/attention_lab.py` checks results.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Generated kernels of typical regions: that they compile without spills, and what their text depends on.
+//! Tests generated kernels of typical regions: that they compile without spills, and what their text depends on.
 #![allow(clippy::unwrap_used)]
 
 mod common;

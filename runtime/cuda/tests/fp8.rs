@@ -1,4 +1,4 @@
-//! Products of bytes: which ones cuBLASLt takes, and what is copied before.
+//! Tests fp8 products: which ones cuBLASLt takes, and which operands are copied first.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]

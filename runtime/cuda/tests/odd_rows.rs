@@ -1,5 +1,5 @@
-//! Rows of odd length between products, which want them at multiples of 16 bytes: what computes them reads and writes whole packs
-//! and fills them up with zeros, and no kernel does nothing else.
+//! Tests rows of odd length between matrix products, which need 16-byte aligned rows: their producers read and write whole vectors and
+//! pad rows with zeros, without separate padding kernels.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]

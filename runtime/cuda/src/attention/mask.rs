@@ -1,4 +1,4 @@
-//! Which keys a query sees, and what kernels with documents go by (`kernels/attention/segment_ids.cuh`).
+//! Describes attention masks and launches the preparation of segment ids (`kernels/attention/segment_ids.cuh`).
 
 use crate::launch::{Arg, Function, Launch};
 use perilune_core::Layout;

@@ -1,4 +1,4 @@
-//! Tiles of warps: kernels of mma.sync for every GPU since sm_80 (`kernels/attention/{forward,backward_q,backward_kv}.cuh`).
+//! Lists the tiles of attention with mma.sync (sm_80 and later) and emits its kernels (`kernels/attention/{forward,backward_q,backward_kv}.cuh`).
 
 use super::{Mask, Pass, element};
 use crate::launch::{Function, Props};

@@ -1,5 +1,5 @@
-//! Tiles of attention on tensors of f32: kernels of TF32 products, three of them for one of f32 or one for precision "tf32", for
-//! every GPU since sm_80 (`kernels/attention/*_tf32.cuh`).
+//! Lists the tiles of attention on f32 with TF32 tensor cores (sm_80 and later) and emits its kernels (`kernels/attention/*_tf32.cuh`):
+//! three TF32 products for one of f32, or one for precision "tf32".
 
 use super::{Mask, Pass};
 use crate::launch::{Function, Props};

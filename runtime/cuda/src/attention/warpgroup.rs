@@ -1,4 +1,4 @@
-//! Tiles of warpgroups: kernels of wgmma and the copy engine for sm_90a (`kernels/attention/*_sm90.cuh`).
+//! Lists the tiles of attention with wgmma and TMA (sm_90a) and emits its kernels (`kernels/attention/*_sm90.cuh`).
 
 use super::strides::Strides;
 use super::{Mask, Pass, When, element};

@@ -1,9 +1,11 @@
-//! Copies between host and device that hold nothing up. What goes in passes through pinned pieces, since from other memory the
-//! driver may wait for the stream before it copies. Small results come out on a stream of their own, behind the work that
-//! made them but not behind what was queued since: a training loop reads the loss of the step before while a step runs.
+//! Copies asynchronously between host and device, through pinned buffers and a second stream.
 //!
-//! What makes that right: everything queued has a number, a buffer knows the number of what wrote it last, and after each
-//! program a mark is left in the stream. A result is behind the first mark that is not older than its number.
+//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results are copied on a
+//! stream of their own, after the work that made them but not after work queued since: a training loop reads the loss of the
+//! previous step while a step runs.
+//!
+//! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
+//! program. A result waits for the first event that is not older than its number.
 
 use super::{Address, Device, Event, Pinned, check, sys};
 use perilune_core::error::Result;

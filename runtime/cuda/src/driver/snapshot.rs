@@ -1,9 +1,11 @@
-//! Snapshots of buffers for a checkpoint. The stream of all work only copies them on the device, at the speed of its memory;
-//! another thread brings the copies to the host, on a stream of its own through a few pinned pieces, and gives the
-//! memory back. Where there is no room for copies the caller waits while the buffers themselves come over.
+//! Takes snapshots of buffers for checkpoints.
 //!
-//! The copies lie in a mapping of their own, not in the heap: it is unmapped whole, and by another thread. What is sent to
-//! that thread are raw handles of the driver, which any thread may use once the context is current on it.
+//! The compute stream only copies buffers on the device, at the speed of its memory. Another thread transfers the copies to the host on
+//! a stream of its own, through a few pinned pieces, and frees them. Where there is no room for copies, the caller waits while the
+//! buffers themselves are transferred.
+//!
+//! The copies have a mapping of their own, outside the heap: another thread unmaps it as a whole. That thread receives raw driver
+//! handles, which any thread may use once the context is current on it.
 
 use super::{Address, Device, Range, check, sys};
 use perilune_core::byte_size;

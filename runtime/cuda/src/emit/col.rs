@@ -1,15 +1,17 @@
-//! Column reductions: a tile of columns for each warp or part of one, strands of rows side by side, chunks of rows in
-//! different blocks of threads. Partials of chunks go to the workspace and a second launch combines them.
+//! Emits column reductions.
+//!
+//! A warp, or part of one, takes a tile of columns; strands take interleaved rows; chunks of rows go to different blocks. The partial
+//! results of chunks go to the workspace, and a second launch combines them.
 
 use super::emitter::Emitter;
 use super::expr;
 use super::launch_template::LaunchTemplate;
 use super::loop_nest::{Indexing, LoopNest};
-use super::reduction_order::{self, Columns, OCTET};
-use super::region_analysis::RegionAnalysis;
 use super::row::row_vector_width;
 use super::split_row::{Saved, alloc_scratch, load_saved};
 use super::writer::Writer;
+use crate::schedule::reduction_order::{self, Columns, OCTET};
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_core::DType;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;

@@ -1,10 +1,10 @@
-//! Rows that wait in shared memory: which loads can, where they lie, and the copies that bring them there ahead of time.
+//! Emits cp.async copies that stage rows in shared memory: which loads qualify, their layout there, and the copies of the next row.
 
 use super::emitter::Emitter;
 use super::expr;
-use super::index::Access;
 use super::load::Coords;
 use super::loop_nest::Indexing;
+use crate::schedule::access::Access;
 use perilune_plan::ir::Source;
 
 /// A register that one pass leaves in shared memory for those after it: as f32, where a staged load lay.

@@ -1,19 +1,18 @@
-//! The generator that all strategies share: names and sizes. How it reads is in `load`, rows that wait in shared memory in
-//! `wait`, walks over elements in `pass`.
+//! Holds the state that all strategies share while they emit a kernel: names, sizes and launch parameters.
 //!
-//! Names in the text: `r5` is register 5, an array of a thread's elements or one number if it does not differ within a
-//! row; `s5` its value while a pass computes one element; `a5` the partial results of reduction 5; `o5` elements to be
-//! stored of a register that is one number. `row` and `cols` say where a thread works; `at` is a column, or in a pure map
-//! a position.
+//! Names in the text: `r5` is register 5, an array of a thread's elements, or one number if it does not vary within a row; `s5` its
+//! value for the element being computed; `a5` the accumulators of reduction 5; `o5` elements to be stored of a register that is one
+//! number. `row` and `cols` locate a thread; `at` is a column, or in a pure map a position.
 
 use super::cp_async::SmemIntermediate;
 use super::expr;
-use super::index::{self, Access};
 use super::launch_template::{LaunchTemplate, ParamValue, Params};
 use super::load::Load;
-use super::region_analysis::RegionAnalysis;
 use super::writer::Writer;
+use crate::schedule::access::{self, Access};
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_core::DType;
+use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
@@ -58,7 +57,7 @@ impl<'a> Emitter<'a> {
             text: Writer::default(),
             v,
             cols,
-            wide: index::is_wide(numel, layouts),
+            wide: access::is_wide(numel, layouts),
             loads: HashMap::new(),
             sizes: HashMap::new(),
             pitches: HashMap::new(),
@@ -161,7 +160,7 @@ impl<'a> Emitter<'a> {
 
     pub fn template(self, strategy: &str, blocks: usize, threads: usize, most_threads: usize) -> LaunchTemplate {
         LaunchTemplate {
-            label: self.analysis.label(strategy),
+            label: label(self.analysis, strategy),
             fields: self.fields.list,
             body: self.text.finish(),
             blocks: blocks as u64,
@@ -195,4 +194,40 @@ pub fn vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>, most: usiz
     let (low, high) = (sizes.iter().min().copied().unwrap_or(4), sizes.iter().max().copied().unwrap_or(4));
     let least = if random && high < 8 { 4 } else { 1 };
     (16 / low).min(32 / high).min(most).max(least)
+}
+
+/// The longest label of a kernel.
+const LABEL: usize = 48;
+
+/// The label of a kernel in profiles: its strategy and the region's operations, as many as fit.
+fn label(analysis: &RegionAnalysis, strategy: &str) -> String {
+    let mut words: Vec<String> = vec![strategy.to_string()];
+    for i in analysis.needed() {
+        let word = match analysis.code(i) {
+            Code::ReduceRow(f, _) => format!("row_{f:?}").to_lowercase(),
+            Code::ReduceCol(f, _) => format!("col_{f:?}").to_lowercase(),
+            Code::Map(MapFn::Copy, _) => continue,
+            Code::Map(f, _) => expr::snake(*f),
+            Code::Cast(_) => "cast".into(),
+            Code::Load { source: Source::Uniform { .. }, .. } => "uniform".into(),
+            _ => continue,
+        };
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    if words.len() == 1 {
+        words.push("copy".into());
+    }
+    let mut out = String::new();
+    for w in words {
+        if out.len() + w.len() + 1 > LABEL {
+            break;
+        }
+        if !out.is_empty() {
+            out.push('_');
+        }
+        out.push_str(&w);
+    }
+    out
 }

@@ -1,4 +1,4 @@
-//! Types, numbers and functions as CUDA text.
+//! Formats types, constants and functions as CUDA C++.
 
 use perilune_core::DType;
 use perilune_core::host_tensor;

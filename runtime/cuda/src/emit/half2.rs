@@ -1,4 +1,4 @@
-//! Maxima and minima of staged 16-bit floats, two at a time.
+//! Emits maxima and minima of staged 16-bit floats with packed instructions, two elements at a time.
 
 use super::emitter::Emitter;
 use super::expr;

@@ -1,8 +1,8 @@
-//! One launch in the making: a body of text, and the facts of a region that the text asks for.
+//! Turns emitted text into launches: the kernel's body, its parameters and its launch configuration.
 //!
-//! A body reads its facts (addresses, sizes, strides, slot numbers) by name. For one region they are parameters of the
-//! kernel; for many regions with one body they are rows of a table in device memory, and each block first finds its region
-//! by the table's prefix sums of blocks. The text says nothing about sizes, so kernels that differ in them share it.
+//! A body reads its parameters (addresses, sizes, strides, slots) by name. For one region they are kernel parameters. For many regions
+//! with one body they are rows of a table in device memory, and each block first finds its region by the table's prefix sums of
+//! blocks. The text contains no sizes, so kernels that differ only in sizes share machine code.
 
 use crate::launch::{Arg, Function, Launch, Word};
 use perilune_plan::ir::ValueId;

@@ -1,9 +1,9 @@
-//! How a kernel reads: the names and indices of loads, and the text that fills registers.
+//! Emits loads: index arithmetic, vector and scalar reads, and the registers that they fill.
 
 use super::emitter::Emitter;
 use super::expr;
-use super::index::{self, Access, Reading};
 use super::launch_template::ParamValue;
+use crate::schedule::access::{self, Access, Reading};
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,8 +39,8 @@ impl<'a> Emitter<'a> {
                 Source::Slot(_) | Source::Constant(_) => {
                     Reading { access: Access::Invariant, offset: 0, lead: vec![], tail: vec![], flat: false }
                 }
-                _ if region.body[i].level == Level::Row => index::row(layout),
-                _ => index::full(layout, self.cols, self.v),
+                _ if region.body[i].level == Level::Row => access::row(layout),
+                _ => access::full(layout, self.cols, self.v),
             };
             let mut load = Load {
                 source: *source,
@@ -130,7 +130,7 @@ impl<'a> Emitter<'a> {
                     if self.wide {
                         return [n, String::new(), String::new()];
                     }
-                    let (m, s) = index::reciprocal(d);
+                    let (m, s) = access::reciprocal(d);
                     let m = self.fields.number("m", ParamValue::U32(m));
                     [n, m, self.fields.number("h", ParamValue::U32(s))]
                 })

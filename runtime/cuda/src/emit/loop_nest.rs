@@ -1,11 +1,11 @@
-//! Walks over a thread's elements: load, compute, feed reductions, store.
+//! Emits loops over a thread's elements: load, compute, accumulate reductions, store.
 
 use super::emitter::Emitter;
 use super::expr;
-use super::index::Access;
 use super::load::Coords;
-use super::reduction_order::OCTET;
-use super::region_analysis::operands;
+use crate::schedule::access::Access;
+use crate::schedule::reduction_order::OCTET;
+use crate::schedule::region_analysis::operands;
 use perilune_core::DType;
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;

@@ -1,12 +1,13 @@
-//! Pure maps: a thread takes a pack of neighbours from each operand. Where that is little to ask memory for and much to
-//! compute, it takes a few packs at a time, all loads of them before the first use, and strides over the elements with the
-//! grid.
+//! Emits elementwise regions: each thread computes a vector of neighbouring elements.
+//!
+//! Where a thread loads few bytes and computes much, it takes several vectors at a time, issues all their loads before the first use, and
+//! strides over the elements with the grid.
 
 use super::emitter::{Emitter, vector_width};
 use super::launch_template::LaunchTemplate;
 use super::loop_nest::{Indexing, LoopNest};
-use super::region_analysis::RegionAnalysis;
 use crate::launch::Props;
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
@@ -42,8 +43,13 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, many: bool) -> Vec<Launch
     if partial {
         decl.push(format!("const {t} left = n - at;"));
     }
-    let indexing =
-        Indexing { decl, guard: "at < n".into(), partial, full: false, columns: super::reduction_order::OCTET };
+    let indexing = Indexing {
+        decl,
+        guard: "at < n".into(),
+        partial,
+        full: false,
+        columns: crate::schedule::reduction_order::OCTET,
+    };
     let none = BTreeSet::new();
     g.loop_nest(&LoopNest {
         packs: unroll,

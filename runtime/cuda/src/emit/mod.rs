@@ -1,23 +1,21 @@
-//! From regions to CUDA text.
+//! Emits CUDA C++ for fused regions.
 //!
-//! A region becomes one or more stages, each a launch: a pure map (`map`), rows with all their reductions (`row`, long
-//! ones `staged` in shared memory, or over several launches `split`), column reductions (`col`, with those of
-//! rows in one walk `both`). `space` fixes the order of additions, `emit`, `load`, `wait` and `pass` write what all of
-//! them have in common, `stage` turns text into launches, of one region or of many.
+//! A region becomes one or more launches. Strategies: `map` (elementwise), `row` (row reductions in registers), `row_smem` (long rows in
+//! shared memory), `split_row` (a row over several blocks), `col` (column reductions), `row_col_reduce` (both in one pass). Shared parts:
+//! `emitter` (names and sizes), `load` (reads), `loop_nest` (loops over a thread's elements), `cp_async`, `register_prefetch`,
+//! `smem_intermediates`, `half2` and `one_hot`. `launch_template` turns text into launches, of one region or of many. The order of
+//! additions comes from `schedule::reduction_order`.
 
 mod col;
 mod cp_async;
 mod emitter;
 mod expr;
 mod half2;
-mod index;
 mod launch_template;
 mod load;
 mod loop_nest;
 mod map;
 mod one_hot;
-mod reduction_order;
-mod region_analysis;
 mod register_prefetch;
 mod row;
 mod row_col_reduce;
@@ -29,10 +27,10 @@ mod writer;
 pub use expr::function;
 
 use crate::launch::{Props, Work};
+use crate::schedule::region_analysis::{RegionAnalysis, overlap};
 use launch_template::LaunchTemplate;
 use perilune_core::error::Result;
 use perilune_plan::ir::{Code, Level, Program, Region};
-use region_analysis::{RegionAnalysis, overlap};
 use std::collections::BTreeSet;
 
 /// The launches of regions with one body: one region, or the many of a `Kernel::Multi`.

@@ -1,10 +1,11 @@
-//! One element of a row by itself: where a comparison with the column's number holds for one column (`x[target]`, one-hot
-//! rows), passes go as if it held for none, and the thread that has the element sees to it.
+//! Computes the one column of a row where a comparison with the column index holds (`x[target]`, one-hot rows).
+//!
+//! The loops over the row assume that the comparison is false everywhere; the thread that owns the column corrects its element.
 
 use super::emitter::Emitter;
 use super::expr;
 use super::load::{Coords, element};
-use super::region_analysis::operands;
+use crate::schedule::region_analysis::operands;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 

@@ -1,12 +1,13 @@
-//! A staged row whose 16-bit elements wait in registers, as they come from memory, while what is kept of them fills the shared
-//! memory. The next row's loads are under way in the last passes, which read only what is kept. And the next row of a sum of
-//! columns, which waits so while this one is worked on.
+//! Prefetches rows into registers.
+//!
+//! A row of 16-bit floats stays packed in registers while an intermediate takes its place in shared memory; the loads of the next row are
+//! issued during the last passes, which read only the intermediate. Column sums prefetch their next row in the same way.
 
 use super::emitter::Emitter;
 use super::expr;
 use super::loop_nest::Indexing;
-use super::reduction_order::{self, BLOCK, CHUNK, OCTET};
 use crate::launch::Props;
+use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
 
 /// Registers that a thread works with; from sm_100 on, of what ptxas makes there.
 const WORK: [usize; 2] = [44, 52];

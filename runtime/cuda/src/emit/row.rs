@@ -1,20 +1,20 @@
-//! Regions over rows where each row has one block of threads, or part of one.
+//! Emits row reductions where one block, or part of one, computes a row.
 //!
-//! Two strategies, chosen by what a thread would have to hold. *Registers*: a thread loads its elements of the row once
-//! and keeps what later passes need. *Again*: each pass walks the row and computes again what it needs, from shared memory
-//! (`staged`) or, where a row does not fit there, from memory. All follow the order of `space.rs`.
+//! Two strategies, by the registers that a thread needs. *Registers*: a thread loads its elements once and keeps what later passes
+//! need. *Recompute*: each pass loops over the row and computes again what it needs, from shared memory (`row_smem`) or, where a row
+//! does not fit there, from device memory. Both follow `schedule::reduction_order`.
 
 use super::emitter::{Emitter, vector_width};
 use super::expr;
-use super::index::{self, Access, Reading};
 use super::launch_template::LaunchTemplate;
 use super::loop_nest::{Indexing, LoopNest};
-use super::reduction_order::{self, BLOCK, CHUNK, OCTET};
-use super::region_analysis::{RegionAnalysis, operands};
 use super::row_col_reduce;
 use super::row_smem;
 use super::split_row;
 use crate::launch::Props;
+use crate::schedule::access::{self, Access, Reading};
+use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
+use crate::schedule::region_analysis::{RegionAnalysis, operands};
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
@@ -50,7 +50,7 @@ pub fn row_vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usi
     let cols = analysis.region.cols;
     let read = |i: &usize| match analysis.code(*i) {
         Code::Load { source: Source::Value(_), layout } if analysis.level(*i) == Level::Full => {
-            Some(index::full(layout, Some(cols), v))
+            Some(access::full(layout, Some(cols), v))
                 .filter(|r| !matches!(r.access, Access::Invariant | Access::RowWise))
         }
         _ => None,

@@ -1,22 +1,22 @@
-//! Rows whose columns are reduced too, in one walk: what a norm's backward reads, it reads once. And rows with weights for
-//! their columns, which a thread loads once for all of its rows.
+//! Emits fused row and column reductions in one pass (norm backward), and rows with column weights that a thread loads once for all of
+//! its rows.
 //!
-//! A block of threads has a chunk of rows, as `space.rs` cuts them for column reductions. Strands of it take rows side by
-//! side; each holds its row in registers, as in `row`, and a partial of each of its columns beside it. Where there are not
-//! registers enough for both, the passes over a row compute again what they share, a pack at a time. While a row is worked
-//! on, `cp.async` brings the next one to shared memory, where each thread finds what it copied itself.
+//! A block takes a chunk of rows, cut as for column reductions. Strands of the block take interleaved rows; each holds its row in
+//! registers, as in `row`, together with accumulators of its columns. Where registers do not suffice for both, the passes over a row
+//! compute shared values again, one vector at a time. While a row is computed, cp.async stages the next ones in shared memory; each
+//! thread reads only what it copied itself.
 
 use super::col::{cell, col_stores, combine};
 use super::emitter::Emitter;
 use super::expr;
-use super::index::{self, Access};
 use super::launch_template::LaunchTemplate;
 use super::loop_nest::{Indexing, LoopNest};
-use super::reduction_order::{self, BLOCK, CHUNK, OCTET};
-use super::region_analysis::RegionAnalysis;
 use super::row::{live_across, passes, register_words, row_vector_width};
 use super::split_row::alloc_scratch;
 use crate::launch::Props;
+use crate::schedule::access::{self, Access};
+use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
@@ -213,7 +213,7 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
 fn vector_width_of_f32(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usize {
     let walked = |i: &usize| match analysis.code(*i) {
         Code::Load { source: Source::Value(_), layout } if analysis.level(*i) == Level::Full => {
-            let r = index::full(layout, Some(analysis.region.cols), 1);
+            let r = access::full(layout, Some(analysis.region.cols), 1);
             !matches!(r.access, Access::Invariant | Access::RowWise) && r.lead.iter().any(|d| d.1 != 0)
         }
         _ => false,

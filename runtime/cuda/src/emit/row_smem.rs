@@ -1,24 +1,23 @@
-//! Rows too long for registers that fit in shared memory: memory is read once, however many passes there are.
+//! Emits row reductions over rows that fit in shared memory but not in registers: device memory is read once, in any number of passes.
 //!
-//! A few blocks of threads on each multiprocessor take row after row. Each thread copies to shared memory what it alone
-//! reads there, in every pass, so that nobody waits for anybody: `cp.async` brings a pack of the next row as soon as the last
-//! pass is through with the one in its place, and one block computes while the other's row arrives. A barrier stands only
-//! where a reduction joins the warps.
+//! A few blocks on each multiprocessor loop over the rows. Each thread copies only what it reads itself, so copies need no barrier:
+//! cp.async loads a vector of the next row as soon as the last pass has consumed the one in its place, and one block computes
+//! while another's row arrives. Barriers stand only where a reduction combines warps.
 //!
-//! Rows of 16-bit floats with `exp` in them wait in registers instead (`held`), and shared memory keeps `exp` (`keep`). What
-//! holds for one column only is left to the thread that has it (`element`).
+//! Rows of 16-bit floats with `exp` in them stay in registers instead (`register_prefetch`), and shared memory keeps `exp`
+//! (`smem_intermediates`). One-hot columns are corrected by the thread that owns them (`one_hot`).
 
 use super::emitter::Emitter;
 use super::expr;
 use super::launch_template::LaunchTemplate;
 use super::loop_nest::{Indexing, LoopNest};
 use super::one_hot::LoopWork;
-use super::reduction_order::{self, BLOCK, CHUNK, OCTET};
-use super::region_analysis::RegionAnalysis;
 use super::register_prefetch::RegisterPrefetch;
 use super::row::{Passes, row_vector_width};
 use super::smem_intermediates;
 use crate::launch::Props;
+use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_core::ops::ReduceFn;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;

@@ -1,11 +1,11 @@
-//! What a staged row keeps of one pass for the next ones, in the shared memory that holds the row.
+//! Chooses a costly intermediate (`exp` in softmax) that one pass stores in shared memory for later passes, in place of the staged row.
 
 use super::cp_async::SmemIntermediate;
 use super::emitter::Emitter;
 use super::expr;
 use super::one_hot::{OneHotColumn, group_by_column};
-use super::region_analysis::RegionAnalysis;
 use super::row::Passes;
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 

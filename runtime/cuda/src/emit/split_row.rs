@@ -1,17 +1,16 @@
-//! Few rows, or rows of many regions at once: a block of threads for each chunk of a row.
+//! Emits row reductions over several blocks: few long rows, or rows of many regions in one launch.
 //!
-//! For each level of reductions one launch leaves a partial result for each chunk in the workspace and another combines
-//! them; a last launch maps the elements. What a launch needs of reductions before it, it reads from the workspace, and
-//! computes the maps over rows again. The number of warps that share a chunk is a fact here, so that rows of all lengths
-//! share the text.
+//! Each block takes a chunk of a row. For each level of reductions one launch stores partial results of the chunks in the workspace and
+//! another combines them; a last launch computes the elementwise results. A launch reads earlier reductions from the workspace and
+//! computes per-row maps again. The number of warps per chunk is a kernel parameter, so that rows of all lengths share the text.
 
 use super::emitter::Emitter;
 use super::expr;
 use super::launch_template::{LaunchTemplate, ParamValue};
 use super::loop_nest::{Indexing, LoopNest};
-use super::reduction_order::{self, BLOCK, CHUNK, OCTET};
-use super::region_analysis::RegionAnalysis;
 use super::row::{passes, row_vector_width};
+use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
+use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level};
 use std::collections::{BTreeSet, HashMap};
 

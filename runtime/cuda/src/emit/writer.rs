@@ -1,4 +1,4 @@
-//! Writing CUDA text: lines with their indentation.
+//! Writes indented CUDA text.
 
 /// Text under construction, inside a function.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! scatter_add and index_add: contributions sorted by where they go, then added in order.
+//! Launches scatter_add and index_add: sorts contributions by destination, then adds each run in index order.
 
 use super::call::{BLOCK, Call, Input, by_value, sum_type, typed, without};
 use super::index::check_indices;

@@ -1,4 +1,4 @@
-//! A library call being turned into launches.
+//! Builds the launches of a library call: its operands, workspace, kernel text and arguments.
 
 use super::strided::Strided;
 use crate::launch::{Arg, Function, Launch, Word, Work};

@@ -1,7 +1,7 @@
-//! matmul_fp8 by cuBLASLt: which products it takes, and what a call reads.
+//! Lowers matmul_fp8 to cuBLASLt: which products it supports, and which operands are copied first.
 //!
-//! Its kernels want both operands with K along memory, since that is how the tensor cores read bytes. An operand that lies
-//! otherwise, as those of a backward pass do, is written so into the workspace first.
+//! cuBLASLt's fp8 kernels need both operands with K contiguous. Other operands, as in a backward pass, are transposed or copied
+//! into the workspace first.
 
 use super::call::{Call, Input};
 use crate::blas::{ALIGNMENT, Problem};

@@ -1,4 +1,4 @@
-//! Grouped products: which kernel of `kernels/matmul/grouped*.cuh` runs, with operands that it can read.
+//! Launches grouped matrix products: chooses the kernel of `kernels/matmul/grouped*.cuh` and copies operands that it cannot read.
 
 use super::call::{Call, Input, typed};
 use crate::launch::{Arg, Props};

@@ -1,4 +1,4 @@
-//! gather, index_select, scatter.
+//! Launches gather, index_select, scatter and the checks of indices.
 
 use super::call::{Call, Input, by_value, sized};
 use super::strided::Strided;

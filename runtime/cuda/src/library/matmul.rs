@@ -1,4 +1,4 @@
-//! matmul and linear without cuBLASLt: where it has nothing, and where products are so small that starting it takes longer.
+//! Launches matmul and linear without cuBLASLt: dtypes that it does not support, and products so small that its launch takes longer.
 
 use super::call::{Call, Input, by_value, typed};
 use super::strided::Strided;

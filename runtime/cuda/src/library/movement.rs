@@ -1,4 +1,4 @@
-//! place, unwindow, cat.
+//! Launches place (strided padding), unwindow (col2im) and cat.
 
 use super::call::{Call, Input, by_value, sized, stored, typed};
 use super::strided::Strided;

@@ -1,4 +1,4 @@
-//! max_pool2d and its gradient over images in any layout: `kernels/pool/max.cuh`.
+//! Launches max_pool2d and its gradient over images in any layout (`kernels/pool/max.cuh`).
 
 use super::call::{Call, typed};
 use crate::launch::Arg;

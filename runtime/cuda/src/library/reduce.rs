@@ -1,4 +1,4 @@
-//! argreduce.
+//! Launches argmax and argmin.
 
 use super::call::{BLOCK, Call, Input, by_value, typed, without};
 use super::strided::Strided;

@@ -1,4 +1,4 @@
-//! cumsum, cumprod.
+//! Launches cumsum and cumprod.
 
 use super::call::{BLOCK, Call, by_value, sum_type, typed, without};
 use super::reduce::{BUSY, Share};

@@ -1,4 +1,4 @@
-//! argsort, and sorting of indices.
+//! Launches argsort and the stable sorts of index lists: bitonic for short rows, radix for long ones.
 
 use super::call::{BLOCK, Call, by_value, typed, without};
 use super::strided::Strided;

@@ -1,4 +1,4 @@
-//! Shapes with the strides of several operands, as `kernels/library/strided.cuh` has them.
+//! Describes iteration spaces with the strides of several operands, as `kernels/library/strided.cuh` reads them.
 
 use crate::launch::Arg;
 

@@ -1,4 +1,4 @@
-//! What the code generation tests share: planning without a device, and compiling with NVRTC where it is installed.
+//! Shares planning without a device and compilation with NVRTC among the tests of generated kernels.
 
 pub mod nvrtc;
 

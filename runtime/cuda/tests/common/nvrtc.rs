@@ -1,4 +1,4 @@
-//! NVRTC for tests on machines without a GPU: compiles text for any architecture and reads what ptxas says of each function.
+//! Wraps NVRTC for tests on machines without a GPU: compiles text for any architecture and parses ptxas's report.
 #![allow(unsafe_code, dead_code, clippy::unwrap_used)] // NVRTC is C; each test uses some of this
 
 use libloading::{Library, Symbol};

@@ -1,15 +1,15 @@
-//! How an iteration space is cut, and with it the order in which reductions add: functions of its shape alone.
+//! Fixes how an iteration space is cut, and thereby the order of additions, as a function of its shape alone.
 //!
-//! Rows. A row is cut into chunks of [`CHUNK`] elements, a chunk into blocks of [`BLOCK`] neighbours, and block `b` belongs
-//! to warp `b % warps(cols)`. Element `s` of each block of a warp goes to slot `s`, in order of the blocks, from the
-//! identity. The 256 slots of a warp fold in the order of `kernels/device/reduce.cuh`, then the warps in a balanced tree, all
-//! in the compute type. Chunk `m` is added to strip `m % 256`, in order, and strips fold in a balanced tree: f32 in f64.
+//! Rows. A row is cut into chunks of [`CHUNK`] elements, a chunk into blocks of [`BLOCK`] neighbours; block `b` belongs to warp
+//! `b % warps(cols)`. Element `s` of each block of a warp accumulates in slot `s`, in order of the blocks, from the identity. The 256
+//! slots of a warp reduce in the order of `kernels/device/reduce.cuh`, then the warps in a balanced tree, all in the compute type.
+//! Chunk `m` is added to strip `m % 256`, in order, and strips reduce in a balanced tree: f32 in f64.
 //!
-//! Columns. Rows are cut into chunks, a chunk into `strands`: row `r` of it belongs to strand `r % strands`, which adds in
-//! order from the identity, in the compute type. Strands of a chunk combine in order, chunk `k` is added to strip `k % 16`,
-//! and strips fold in a balanced tree: f32 in f64.
+//! Columns. Rows are cut into chunks, a chunk into `strands`: row `r` of it belongs to strand `r % strands`, which adds in order from
+//! the identity, in the compute type. Strands of a chunk combine in order, chunk `k` is added to strip `k % 16`, and strips reduce in a
+//! balanced tree: f32 in f64.
 //!
-//! Who holds which element (registers, one block or many, vectors of which length) is left to the kernels.
+//! Where each element lives (registers, one block or several, vectors of which width) is left to the kernels.
 
 use std::cmp::max;
 

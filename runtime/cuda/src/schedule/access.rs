@@ -1,8 +1,8 @@
-//! Where a load finds its elements: layouts as index arithmetic over the position that a kernel walks.
+//! Classifies how a kernel reads a layout, and turns layouts into index arithmetic.
 //!
-//! A layout is cut at the border of rows into *lead* dims, whose part of the index is fixed for a row, and *tail* dims,
-//! walked by the column. A layout that cannot be cut there is walked by the flat position instead. In a pure map all is
-//! tail. What the text then says depends on how many dims there are and which strides are 0 or 1, never on sizes.
+//! A layout is split at the row boundary into *lead* dims, whose part of the index is constant within a row, and *tail* dims, indexed by
+//! the column. A layout that cannot be split there is indexed by the flat position. In a pure map all dims are tail. The emitted text
+//! depends on the number of dims and on which strides are 0 or 1, never on sizes.
 
 use perilune_core::Layout;
 

@@ -1,7 +1,6 @@
-//! What a region's instructions depend on, before any text is written.
+//! Analyses a region's instructions: dependences on reductions, aliasing of stores and loads, and which values are needed.
 
-use perilune_core::ops::elementwise::MapFn;
-use perilune_plan::ir::{Code, Level, Program, Region, Source, Storage, ValueId};
+use perilune_plan::ir::{Code, Level, Program, Region, Storage, ValueId};
 use std::collections::BTreeSet;
 
 /// Facts about the instructions of a region.
@@ -102,39 +101,6 @@ impl<'a> RegionAnalysis<'a> {
         let (reg, v) = self.region.stores[k];
         let full = self.level(reg as usize) == Level::Full;
         self.region.pitch(&self.program.values[v.0 as usize]).filter(|_| full)
-    }
-
-    /// A short name: what the region does, for profiles.
-    pub fn label(&self, strategy: &str) -> String {
-        let mut words: Vec<String> = vec![strategy.to_string()];
-        for i in self.needed() {
-            let word = match self.code(i) {
-                Code::ReduceRow(f, _) => format!("row_{f:?}").to_lowercase(),
-                Code::ReduceCol(f, _) => format!("col_{f:?}").to_lowercase(),
-                Code::Map(MapFn::Copy, _) => continue,
-                Code::Map(f, _) => super::expr::snake(*f),
-                Code::Cast(_) => "cast".into(),
-                Code::Load { source: Source::Uniform { .. }, .. } => "uniform".into(),
-                _ => continue,
-            };
-            if !words.contains(&word) {
-                words.push(word);
-            }
-        }
-        if words.len() == 1 {
-            words.push("copy".into());
-        }
-        let mut out = String::new();
-        for w in words {
-            if out.len() + w.len() + 1 > 48 {
-                break;
-            }
-            if !out.is_empty() {
-                out.push('_');
-            }
-            out.push_str(&w);
-        }
-        out
     }
 }
 
