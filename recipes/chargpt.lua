@@ -18,7 +18,7 @@ local recipe = pl.recipe {
     text = "data/alice.txt",           -- any UTF-8 text
     layers = 4, heads = 4, width = 128, context = 64, dropout = 0.0,
     checkpoint = false,                -- recompute blocks in the backward pass instead of keeping their activations
-    batch = 12, steps = 2000, lr = 2e-3, seed = 1337,
+    batch = 12, steps = 2000, lr = 2e-3, warmup = 100, seed = 1337,
     samples = 2, sample_length = 300, temperature = 0.8,
   },
 }
@@ -68,7 +68,7 @@ function recipe.optimizer(p, model)
     { params = function(_, w) return #w.shape >= 2 end, weight_decay = 0.1 },
     { weight_decay = 0 },                                       -- the norms' scales
   }
-  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = 100, steps = p.steps }
+  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = p.warmup, steps = p.steps }
   return optim.AdamW(groups, { lr = lr, betas = { 0.9, 0.99 }, clip_norm = 1.0 })
 end
 

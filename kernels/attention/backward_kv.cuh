@@ -49,7 +49,7 @@ __device__ __forceinline__ void backward_kv(
     v += batch * p.v.batch + group * p.v.head;
     q += batch * p.q.batch + group * p.group * p.q.head;
     grad += batch * p.grad.batch + group * p.group * p.grad.head;
-    // The first BN threads bring the numbers of lse, the next BN those of delta.
+    // The first BN threads copy lse, the next BN copy delta.
     const f32* stats_from = (threadIdx.x < BN ? lse : delta) + (i64)at.pair * p.group * p.t;
 
     const u32 lane = threadIdx.x & 31, warp = warp_index();
@@ -72,7 +72,7 @@ __device__ __forceinline__ void backward_kv(
 #pragma unroll
             for (int i = 0; i < 4; i++) ak[m][j][i] = av[m][j][i] = 0.0f;
 
-    // Brings the tile of queries at `ahead`; `q`, `grad` and `stats_from` point to its head.
+    // Copies the tile of queries at `ahead`; `q`, `grad` and `stats_from` point to its head.
     auto fetch = [&](u32 to, i32 ahead) {
         Queries::template load<THREADS>(to, q, p.q.row, ahead, p.t, p.d);
         Queries::template load<THREADS>(to + Queries::BYTES, grad, p.grad.row, ahead, p.t, p.e);

@@ -42,7 +42,7 @@ __device__ __forceinline__ void backward_kv_sm90(
     const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES;
     const u32 sq = sv + Keys::BYTES, sg = sq + STAGES * Queries::BYTES, sn = sg + STAGES * Queries::BYTES;
-    // Barriers: k and v; q, grad and numbers brought; the same used up.
+    // Barriers: k and v loaded; q, grad and stats loaded; the same consumed.
     const u32 rows_here = sn + STAGES * STATS;
     const Pipeline<STAGES, GROUPS, 32> pipe(rows_here + 8);
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;

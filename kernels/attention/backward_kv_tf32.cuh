@@ -33,7 +33,7 @@ __device__ __forceinline__ void backward_kv_tf32(
     v += batch * p.v.batch + group * p.v.head;
     q += batch * p.q.batch + group * p.group * p.q.head;
     grad += batch * p.grad.batch + group * p.group * p.grad.head;
-    // The first BN threads bring the numbers of lse, the next BN those of delta.
+    // The first BN threads copy lse, the next BN copy delta.
     const f32* stats_from = (threadIdx.x < BN ? lse : delta) + (i64)at.pair * p.group * p.t;
 
     f32* const sk = shared_f32();
@@ -49,7 +49,7 @@ __device__ __forceinline__ void backward_kv_tf32(
     clear(ak);
     clear(av);
 
-    // Brings the tile of queries at `ahead`; `q`, `grad` and `stats_from` point to its head.
+    // Copies the tile of queries at `ahead`; `q`, `grad` and `stats_from` point to its head.
     auto fetch = [&](f32* to, i32 ahead) {
         load_tile_f32<P, BN>(to, q, p.q.row, ahead, p.t, p.d);
         load_tile_f32<P, BN>(to + TILE, grad, p.grad.row, ahead, p.t, p.e);

@@ -41,7 +41,7 @@ __device__ __forceinline__ void backward_q_sm90(
     const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
-    // Barriers: q and grad; k and v brought; k and v used up.
+    // Barriers: q and grad loaded; k and v loaded; k and v consumed.
     const u32 rows_here = sv + STAGES * Keys::BYTES;
     const Pipeline<STAGES, GROUPS> pipe(rows_here + 8);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;

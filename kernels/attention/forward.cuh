@@ -130,7 +130,7 @@ __device__ __forceinline__ void forward(
                         }
                     sum[m][h] = sum[m][h] * rescale[m][h] + add;
                 }
-            // Once the peaks have settled nothing fades any more, and most tiles skip this.
+            // Once the row maxima stop growing no rescale is needed, and most tiles skip this.
             if (__any_sync(0xffffffffu, max_grew)) {
 #pragma unroll
                 for (int m = 0; m < MT; m++)

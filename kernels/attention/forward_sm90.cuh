@@ -38,7 +38,7 @@ __device__ __forceinline__ void forward_sm90(
 
     const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + STAGES * Keys::BYTES;
-    // Barriers: q; k and v brought; k and v used up.
+    // Barriers: q loaded; k and v loaded; k and v consumed.
     const u32 q_here = sv + STAGES * Keys::BYTES;
     const Pipeline<STAGES, GROUPS> pipe_k(q_here + 8), pipe_v(q_here + 8 + pipe_k.BYTES);
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void forward_sm90(
     }
     __syncthreads();
 
-    // The tile being worked on; the place of the one two before it is filled anew.
+    // The tile being consumed; the stage of the one two before it is refilled.
     PipelineState<STAGES> now;
     i32 step = 0;
     auto feed = [&] {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void forward_sm90(
     sum[0] = sum[1] = 0.0f;
     const f32 scale2 = p.scale * LOG2E;
 
-    // Scores to weights, with the row's running peak and sum; `rescale` is what was added up so far times.
+    // Online softmax: scores to weights with the row's running maximum and sum; `rescale` multiplies what was accumulated so far.
     f32 rescale[2];
     bool max_grew;
     auto softmax_step = [&](i32 key) {

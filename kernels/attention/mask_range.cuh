@@ -8,13 +8,13 @@
 
 namespace attention {
 
-// The part that both have.
+// The part that both directions share.
 template <int BM, int BN, typename D>
 struct MaskRange {
     D ids;           // the documents of the batch
     i32 begin, end;   // of the block; `begin` is a multiple of BN
     i32 top;
-    int4 near = {};   // documents: seen from, seen to, of any row of the group; the same of all of them
+    int4 near = {};   // segments: keys visible to any row of the group, and to all of them
 
     __device__ __forceinline__ void clamp_to_segments(const Problem& p, i32 first) {
         if constexpr (D::ON) {

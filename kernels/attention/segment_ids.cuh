@@ -15,7 +15,7 @@ namespace attention {
 
 constexpr i32 BOUND_BLOCK = 64;
 
-// Read where they stand, not before.
+// Volatile loads: the compiler must not hoist them, registers are scarce.
 __device__ __forceinline__ i32 load_label(const i32* at) {
     i32 y;
     asm volatile("ld.global.s32 %0, [%1];" : "=r"(y) : "l"(at));
@@ -37,13 +37,13 @@ struct NoSegmentIds {
 struct SegmentIds {
     static constexpr bool ON = true;
     const i32* labels;   // (B, padded)
-    const int4* bounds;  // (B, T / STRETCH rounded up): seen from, seen to, all seen from, all seen to
+    const int4* bounds;  // (B, T / BOUND_BLOCK rounded up): first and last + 1 visible key, the same of keys visible to all
 
     // Those of one batch.
     __device__ __forceinline__ SegmentIds of(i32 batch, const Problem& p) const {
         return {labels + batch * p.padded, bounds + batch * ((p.t + BOUND_BLOCK - 1) / BOUND_BLOCK)};
     }
-    // Keys that the ROWS rows from `first` on, a multiple of ROWS, can see: whole stretches, or one that the rows lie in.
+    // Keys that the ROWS rows from `first` on, a multiple of ROWS, can see: of whole blocks, or of the one that contains the rows.
     template <int ROWS>
     __device__ __forceinline__ int2 span(i32 first, i32 t) const {
         static_assert(ROWS % BOUND_BLOCK == 0 || BOUND_BLOCK % ROWS == 0);
@@ -57,7 +57,7 @@ struct SegmentIds {
             }
         return y;
     }
-    // The bounds of the stretch that `row` is in; none behind the last.
+    // The bounds of the block that contains `row`; empty behind the last.
     __device__ __forceinline__ int4 at(i32 row, i32 t) const {
         return row < t ? bounds[row / BOUND_BLOCK] : make_int4(0, 0, 0, 0);
     }
@@ -94,9 +94,9 @@ struct SegmentParams {
 __device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 most(i64 a, i64 b) { return a > b ? a : b; }
 
-// A block of 256 threads takes one stretch of one batch and reads all of its T numbers.
+// A thread block of 256 takes one block of positions of one batch and reads all of its T ids.
 //
-// Numbers beyond 32 bits are labelled with the first place that has the same one, so that labels stay exact.
+// Ids beyond 32 bits are labelled with the first position that has the same id, so that labels stay exact.
 __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4* bounds, const SegmentParams& p) {
     __shared__ i64 low[8], high[8];
     __shared__ i32 ends[8][4];
@@ -113,7 +113,7 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
     labels += (i64)batch * p.padded;
     const i32 first = block * BOUND_BLOCK, last = min(first + BOUND_BLOCK, p.t) - 1;
 
-    // The range of the stretch's own numbers.
+    // The range of the block's own ids.
     i64 lo = ids[min(first + tid, last) * p.stride], hi = lo;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
@@ -125,8 +125,8 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
 #pragma unroll
     for (int w = 0; w < 8; w++) lo = least(lo, low[w]), hi = most(hi, high[w]);
 
-    // From the first to the last place with a number in the range; if the stretch has but one number, the places around
-    // it without another.
+    // From the first to the last position with an id in the range; if the block has a single id, the positions around it
+    // without another.
     i32 from = p.t, to = 0, left = 0, right = p.t;
     bool wide = false;
     for (i32 i = tid; i < p.t; i += 256) {
@@ -173,7 +173,7 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
             if (lane == 0) labels[row] = place + __ffs(found) - 1;
         }
     }
-    // What tiles read behind the last position, and never use.
+    // Tiles read behind the last position and never use it.
     if (last == p.t - 1)
         for (i32 i = p.t + tid; i < p.padded; i += 256) labels[i] = 0;
 }

@@ -218,14 +218,14 @@ struct SharedWeights {
     }
 };
 
-// Until both warps that share rows are here.
+// Barrier of the two warps that share rows.
 template <typename P>
 __device__ __forceinline__ void pair_sync() {
     asm volatile("bar.sync %0, 64;" ::"r"(P::rows(read_tid()) + 1) : "memory");
 }
 
 // For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
-// races across barriers of the block if they do not (docs/decisions.md).
+// races across barriers of the block if they do not (docs/adr/078-racecheck-clean.md).
 template <typename P, int TIMES>
 __device__ __forceinline__ void pair_sync_idle() {
     if constexpr (P::SIDE == 2) {
@@ -302,7 +302,7 @@ __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4]
     }
 }
 
-// Without fading.
+// Without rescaling.
 struct NoRescale {
     __device__ __forceinline__ f32 operator()(int, int) const { return 1.0f; }
 };

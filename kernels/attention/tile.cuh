@@ -18,7 +18,7 @@ struct Strides {
     i64 batch, head, row;
 };
 
-// What all kernels are told.
+// The parameters of all kernels.
 struct Problem {
     Strides q, k, v, out, grad, dq, dk, dv;
     i32 t, s;        // queries, keys

@@ -11,8 +11,8 @@
 
 namespace tensor {
 
-// threadIdx.x and blockIdx.x, read when asked for: what is worked out from them anew behind a loop need not live in
-// registers through it.
+// threadIdx.x and blockIdx.x by volatile reads: values that are computed from them again after a loop need no registers
+// during it.
 __device__ __forceinline__ u32 read_tid() {
     u32 x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));

@@ -23,7 +23,7 @@ FN f32 min_nan(f32 a, f32 b) {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
-// Which of +0 and -0 comes out must not depend on who asks.
+// The choice between +0 and -0 must not depend on the order of operands.
 FN f64 max_nan(f64 a, f64 b) {
     if (a != a || b != b) return __longlong_as_double(0x7ff8000000000000);
     if (a == b) return __longlong_as_double(__double_as_longlong(a) & __double_as_longlong(b));

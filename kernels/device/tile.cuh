@@ -7,7 +7,7 @@ namespace tensor {
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // ROWS rows of C elements, in panels of 64 columns (of 32 where C is no multiple of 64), each a dense ROWS x panel block.
-// Within a panel the 16-byte chunk c of row i lies at chunk c ^ i (c ^ i/2), so that the 8 rows that a phase of ldmatrix
+// Within a panel the 16-byte chunk c of row i is stored at chunk c ^ i (c ^ i/2), so that the 8 rows that a phase of ldmatrix
 // reads fall on all 32 banks.
 template <int C, int ROWS>
 struct Tile {
@@ -38,7 +38,7 @@ struct Tile {
         return at + column / (PANEL * 8) * (ROWS * PITCH);
     }
 
-    // Rows `first` on of a tensor: `n` is its number of rows, `width` of columns; what lies outside becomes 0. Offsets
+    // Rows `first` on of a tensor: `n` is its number of rows, `width` of columns; 0 outside. Offsets
     // within a tile are 32-bit (a row is at most 2^22 elements from the next), which saves the registers of as many
     // addresses as a thread has copies.
     template <int THREADS, typename T>
@@ -75,7 +75,7 @@ struct Tile {
     }
 
     // Writes a warp's accumulator (16 MT rows from `row`, columns from `column`) to its rows of the tensor, by way of its
-    // own rows of the tile: nobody else may use these rows any more.
+    // own rows of the tile: no other warp may still use these rows.
     template <typename T, int MT, int N>
     static __device__ __forceinline__ void store(
         const f32 (&c)[MT][N / 8][4], u32 tile, T* x, i64 stride, i32 first, i32 n, i32 width, int row, int column) {

@@ -184,7 +184,7 @@ FN void uniform_vec(f32* o, u64 seed, u64 counter, u64 at) {
     }
 }
 
-// `B` bytes (4, 8 or a multiple of 16) to shared memory while the thread goes on. Who copied may read them after `cp_async_wait`.
+// Copies `B` bytes (4, 8 or a multiple of 16) to shared memory asynchronously. The copying thread may read them after `cp_async_wait`.
 template <int B>
 FN void cp_async(void* to, const void* from) {
     const u32 at = (u32)__cvta_generic_to_shared(to);
@@ -203,14 +203,14 @@ template <int N>
 FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 FN void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Asks that `bytes` (a multiple of 16, as is the address) come to L2: one instruction, where there is one.
+// Prefetches `bytes` (a multiple of 16, as is the address) to L2 by one instruction, from sm_90.
 FN void prefetch_l2(const void* p, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 #endif
 }
 
-// V results of a thread as f32, where V elements of type S lay that it alone reads. What 16 bits have no room for lies
+// Stores V results of a thread as f32 in place of V elements of type S that it alone reads. What 16 bits cannot hold is stored
 // `plane` elements of S further on: each access takes as many bytes of neighbouring threads as the load of S did.
 template <int V, class S>
 FN void smem_store_f32(S* p, u32 plane, const f32* x) {
@@ -234,7 +234,7 @@ FN void smem_load_f32(f32* x, const S* p, u32 plane) {
         for (int i = 0; i < N; i++) x[N * j + i] = __uint_as_float(w[i]);
     }
 }
-// Element `at` of a row so kept.
+// Element `at` of a row stored so.
 template <int V, class S>
 FN f32 smem_load_f32_at(const S* row, u32 plane, u32 at) {
     constexpr int N = V * (int)sizeof(S) / 4;

@@ -8,7 +8,7 @@
 
 namespace tensor {
 
-// A tensor map of the driver: where the copy engine finds a tensor, and the box it takes from it.
+// A tensor map of the driver: a tensor and the box that TMA loads from it.
 struct __align__(64) TensorMap {
     u64 words[16];
 };
@@ -19,7 +19,7 @@ struct __align__(64) TensorMap {
 __device__ __forceinline__ void mbarrier_init(u32 at, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-// Lets the copy engine see barriers that were made.
+// Makes initialized barriers visible to TMA.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -46,9 +46,9 @@ __device__ __forceinline__ void warpgroup_sync(u32 group) {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-// ---- the copy engine -----------------------------------------------------------------------------------------------
+// ---- TMA -----------------------------------------------------------------------------------------------------------
 
-// One box of a tensor (column, row, head, batch); what lies outside of the tensor becomes 0.
+// Loads one box of a tensor (column, row, head, batch); 0 outside of the tensor.
 __device__ __forceinline__ void tma_load_box(u32 to, const TensorMap& map, i32 column, i32 row, i32 head, i32 batch, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
@@ -93,7 +93,7 @@ __device__ __forceinline__ void fence_registers(f32 (&x)[N][4]) {
 __device__ __forceinline__ u64 k_major_descriptor(u32 at) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
-// K down the rows (MN-major): panels of 64 columns lie `panel` bytes apart.
+// K down the rows (MN-major): panels of 64 columns are `panel` bytes apart.
 __device__ __forceinline__ u64 mn_major_descriptor(u32 at, u32 panel) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }

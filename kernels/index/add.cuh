@@ -25,7 +25,7 @@ constexpr u32 RUN_BITS = 6, RUN = 1 << RUN_BITS;
 // bin with the axis held at 0).
 template <typename Key, typename Strided>
 __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Strided& strided, i64 n,
-                                         i64 step, i64 size, i64 bins, Fault* fault, u32 kernel) {
+                                         i64 step, i64 size, i64 bins, Fault* fault) {
     typedef typename Strided::Index Index;
     Index p = global_thread<Index>();
     if (p >= (Index)n) return;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __r
     if ((u64)i < (u64)size) {
         key = (Key)(at[1] + i * step);
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
     keys[p] = key;
 }
@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_starts(const Key* __restrict__ keys, u32* __
     starts[b] = low;
 }
 
-// Where position k of the index lies in src: k * step, for most.
+// The offset in src of position k of the index: k * step, for most.
 struct alignas(8) LinearPosition {
     i64 step;
     __device__ __forceinline__ i64 operator()(u32 k) const { return (i64)k * step; }
@@ -180,7 +180,7 @@ __device__ __forceinline__ void reduce_chunks(const Sum* __restrict__ below, Sum
 }
 
 // Thread: V elements of the result. `strided` over the result, V elements at once: (x, src with the axis held at 0, bin,
-// lane); `positions` of the sorted list. XV: x lies along V elements; else they are `x_step` apart.
+// lane); `positions` of the sorted list. XV: the V elements of x are contiguous; else they are `x_step` apart.
 template <typename T, int V, bool XV, typename Strided, typename Position>
 __device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __restrict__ src,
                                          const u32* __restrict__ order, const u32* __restrict__ starts,
@@ -207,7 +207,7 @@ __device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __res
     if (end - start <= RUN) {
         add_run<T, V>(sum, src + at[1], order, position, start, end);
     } else {
-        // The lowest level at which the run has few pieces; levels lie one after the other.
+        // The lowest level at which the run has few chunks; levels are stored consecutively.
         u32 unit = RUN_BITS;
         u64 chunks = (positions + RUN - 1) / RUN;
         while (((end - 1) >> unit) - (start >> unit) >= RUN) {

@@ -11,7 +11,7 @@ namespace library {
 
 template <typename T, typename Strided>
 __device__ __forceinline__ void gather(const T* __restrict__ x, const i64* __restrict__ index, T* __restrict__ out,
-                                       const Strided& strided, i64 n, i64 step, i64 size, Fault* fault, u32 kernel) {
+                                       const Strided& strided, i64 n, i64 step, i64 size, Fault* fault) {
     typedef typename Strided::Index Index;
     Index p = global_thread<Index>();
     if (p >= (Index)n) return;
@@ -22,28 +22,27 @@ __device__ __forceinline__ void gather(const T* __restrict__ x, const i64* __res
     if ((u64)i < (u64)size) {
         value = x[at[0] + i * step];
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
     out[p] = value;
 }
 
 // Where a result has no elements, indices are still checked. `strided` yields (index).
 template <typename Strided>
-__device__ __forceinline__ void check(const i64* __restrict__ index, const Strided& strided, i64 n, i64 size, Fault* fault,
-                                      u32 kernel) {
+__device__ __forceinline__ void check(const i64* __restrict__ index, const Strided& strided, i64 n, i64 size, Fault* fault) {
     typedef typename Strided::Index Index;
     Index p = global_thread<Index>();
     if (p >= (Index)n) return;
     typename Strided::Offset at[1];
     strided.offsets(p, at);
     i64 i = index[at[0]];
-    if ((u64)i >= (u64)size) report(fault, kernel, i, size);
+    if ((u64)i >= (u64)size) report(fault, i, size);
 }
 
 // class_ids: the ids as they are; one that names none of `size` classes and is not `ignored` is reported and left out.
 template <typename Strided>
 __device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __restrict__ out, const Strided& strided, i64 n,
-                                          i64 size, i64 ignored, Fault* fault, u32 kernel) {
+                                          i64 size, i64 ignored, Fault* fault) {
     typedef typename Strided::Index Index;
     Index p = global_thread<Index>();
     if (p >= (Index)n) return;
@@ -51,7 +50,7 @@ __device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __re
     strided.offsets(p, at);
     i64 id = ids[at[0]];
     if ((u64)id >= (u64)size && id != ignored) {
-        report(fault, kernel, id, size);
+        report(fault, id, size);
         id = ignored;
     }
     out[p] = id;

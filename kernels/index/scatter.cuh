@@ -18,7 +18,7 @@ __device__ __forceinline__ void clear(Word* __restrict__ table, i64 n) {
 // `strided` over the shape of the index: (index, place with the axis held at 0).
 template <typename Strided>
 __device__ __forceinline__ void claim(const i64* __restrict__ index, typename Strided::Index* __restrict__ table,
-                                      const Strided& strided, i64 n, i64 step, i64 size, Fault* fault, u32 kernel) {
+                                      const Strided& strided, i64 n, i64 step, i64 size, Fault* fault) {
     typedef typename Strided::Index Index;
     Index p = global_thread<Index>();
     if (p >= (Index)n) return;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void claim(const i64* __restrict__ index, typename St
     if ((u64)i < (u64)size) {
         atomicMax(&table[at[1] + i * step], p + 1);
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
 }
 

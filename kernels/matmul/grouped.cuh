@@ -93,7 +93,7 @@ struct Warps {
         u32 now = 0, next = STAGES - 1;
         for (i32 step = 0; step < steps; step++) {
             cp_async_wait<STAGES - 2>();
-            // Everybody's copies are there, and nobody reads the strip before any more.
+            // All copies have arrived, and no warp still reads the previous slice.
             __syncthreads();
             fetch(step + STAGES - 1, shared + next * (LEFT + RIGHT));
             const u32 here = shared + now * (LEFT + RIGHT);
@@ -156,11 +156,10 @@ struct Warps {
     }
 };
 
-// w[e] lies with its columns along memory (W_DOWN), or with K.
+// w[e] has contiguous columns (W_DOWN), or contiguous K.
 template <typename W, typename T, bool W_DOWN>
-__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
+__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
     const TileCoord coord(p, blockIdx.x);
     const i32 col = coord.col * W::COLS;
     const RowRange at = find_tile<W::ROWS>(ends, p.ends, coord.row);
@@ -175,9 +174,8 @@ __device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* 
 }
 
 template <typename W, typename T>
-__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
+__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
     const u32 each = p.tiles_m * p.tiles_n, group = blockIdx.x / each;
     const TileCoord coord(p, blockIdx.x - group * each);
     const i32 row = coord.row * W::ROWS, col = coord.col * W::COLS;

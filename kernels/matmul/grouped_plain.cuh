@@ -11,8 +11,8 @@ namespace library {
 // `p.m` is T; a_row, a_col are those of x, b_row, b_col those of one matrix of w.
 template <typename T>
 __device__ __forceinline__ void grouped_rows_plain(const T* x, const T* w, const i64* ends, T* out, const GroupEnds& e, Product p,
-                                                   i64 matrix, Fault* fault, u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, e, fault, kernel);
+                                                   i64 matrix, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, e, fault);
     const u32 tile = blockIdx.x / (u32)p.tiles_n;
     const i64 col = (i64)(blockIdx.x - tile * (u32)p.tiles_n) * PLAIN_SIDE;
     const RowRange at = find_tile<PLAIN_SIDE>(ends, e, (i32)tile);
@@ -27,8 +27,8 @@ __device__ __forceinline__ void grouped_rows_plain(const T* x, const T* w, const
 // `p.k` is T; a_row, a_col are those of a transposed, so that a_col goes from row to row of a.
 template <typename T>
 __device__ __forceinline__ void grouped_sums_plain(const T* a, const T* b, const i64* ends, T* out, const GroupEnds& e, Product p,
-                                                   Fault* fault, u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, e, fault, kernel);
+                                                   Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, e, fault);
     const u32 above = blockIdx.x / (u32)p.tiles_n, group = above / (u32)p.tiles_m;
     const i64 col = (i64)(blockIdx.x - above * (u32)p.tiles_n) * PLAIN_SIDE;
     const i64 row = (i64)(above - group * (u32)p.tiles_m) * PLAIN_SIDE;

@@ -19,7 +19,7 @@ struct Warpgroups {
     static_assert(AHEAD >= 1 && DEEP % 64 == 0);
     typedef f32 Sum[PARTS][1][16][4];
 
-    // Where 16 of the summed dim of 64 rows, or 128 columns, of a strip lie: those from `from` on, step `d`.
+    // The wgmma descriptor of 16 along K of 64 rows, or 128 columns, of a slice: those from `from` on, step `d`.
     template <bool DOWN, int WIDE>
     static __device__ __forceinline__ u64 operand(u32 tile, int from, int d) {
         if constexpr (DOWN) return tensor::mn_major_descriptor(tile + from / 64 * DEEP * 128 + d * 16 * 128, DEEP * 128);
@@ -50,7 +50,7 @@ struct Warpgroups {
         u32 now = 0, next = AHEAD;
         for (i32 step = 0; step < steps; step++) {
             cp_async_wait<AHEAD - 1>();
-            // What was copied is there for the tensor cores of everybody.
+            // Makes the copies visible to the tensor cores of all warps.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
             const u32 here = shared + now * (LEFT + RIGHT);

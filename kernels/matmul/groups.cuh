@@ -20,10 +20,10 @@ __device__ __forceinline__ i32 end_of(const i64* ends, const GroupEnds& p, i32 g
 }
 
 // The threads of a block look at all ends: one block of a launch does.
-__device__ __forceinline__ void check_ends(const i64* ends, const GroupEnds& p, Fault* fault, u32 kernel) {
+__device__ __forceinline__ void check_ends(const i64* ends, const GroupEnds& p, Fault* fault) {
     for (i32 e = threadIdx.x; e < p.groups; e += blockDim.x) {
         i64 end = ends[e * p.step], before = e > 0 ? ends[(e - 1) * p.step] : 0;
-        if (end < before || end < 0 || end > p.rows) report(fault, kernel, end, p.rows);
+        if (end < before || end < 0 || end > p.rows) report(fault, end, p.rows);
     }
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ void product_sums(typename Numeric<T>::Acc (&sum)[4][
 #pragma unroll
         for (int j = 0; j < 4; j++) sum[i][j] = 0;
     }
-    // Threads run along whichever dim of an operand lies closer together.
+    // Threads run along the dim of an operand with the smaller stride.
     bool a_along = p.a_col == 1 || p.a_row != 1, b_along = p.b_col == 1 || p.b_row != 1;
     for (i64 k = 0; k < p.k; k += DEEP) {
 #pragma unroll

@@ -24,7 +24,7 @@ __device__ __forceinline__ void product_small(const T* __restrict__ a, const T* 
     a += at[0];
     b += at[1];
     u32 t = threadIdx.x, y = t / SIDE, x = t % SIDE;
-    // Threads run along whichever dim of an operand lies closer together.
+    // Threads run along the dim of an operand with the smaller stride.
     bool a_along = p.a_col == 1 || p.a_row != 1, b_along = p.b_col == 1 || p.b_row != 1;
     f32 l[EACH], r[EACH];
     auto fetch = [&](i64 k) {

@@ -38,7 +38,7 @@ __device__ __forceinline__ void strided_pad(const T* __restrict__ x, T* __restri
     out[p] = value;
 }
 
-// The same along the last dim with step 1, a pack of V result elements a thread: those of x lie anyhow. `strided` over packs.
+// The same along the last dim with step 1, a vector of V result elements a thread; x need not be aligned. `strided` over vectors.
 template <typename T, int V, typename Strided>
 __device__ __forceinline__ void strided_pad_vec(const T* __restrict__ x, T* __restrict__ out, const Strided& strided, i64 n, i64 low,
                                             i64 count, u64 fill) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy(const T* __restrict__ x, T* __restrict__ ou
     out[at[1]] = x[at[0]];
 }
 
-// cat of many small inputs that lie in the output one after another: a block an input. table: address, first place, count.
+// cat of many small inputs that are consecutive in the output: one block an input. table: address, first element, count.
 template <typename T>
 __device__ __forceinline__ void cat_small(const u64* __restrict__ table, T* __restrict__ out) {
     const u64* part = table + 3 * (u64)blockIdx.x;

@@ -48,7 +48,7 @@ __device__ __forceinline__ bool place(Place& at, const Problem& p, i32 rows, i32
     return true;
 }
 
-// Where a window's share lies: in the order of threads.
+// The offset of a window's share: in the order of threads.
 template <bool LAST>
 __device__ __forceinline__ i64 cell(const Problem& p, i32 n, i32 c, i32 y, i32 x) {
     return LAST ? (((i64)n * p.oh + y) * p.ow + x) * p.c + c : (((i64)n * p.c + c) * p.oh + y) * p.ow + x;

@@ -48,7 +48,7 @@ __device__ __forceinline__ A warp_scan(A x) {
     return x;
 }
 
-// V elements from `i` on, the identity beyond `end`. VX: they lie in one aligned pack.
+// V elements from `i` on, the identity beyond `end`. VX: they are one aligned vector.
 template <typename T, typename Op, int V, bool VX>
 __device__ __forceinline__ void load(typename Op::template Local<T> (&x)[V], const T* from, i64 i, i64 end, i64 step) {
     if (VX && i + V <= end) {

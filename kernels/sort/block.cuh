@@ -49,7 +49,7 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
     __shared__ Key keys[L];
     __shared__ u32 at[L];
     u64 first = (u64)blockIdx.x * (L / P);
-    // Rows that lie side by side are read side by side: neighbours in a column of the shared memory's rows.
+    // Rows that are adjacent in memory are read together: neighbours in a column of the rows in shared memory.
     for (u32 t = threadIdx.x; t < L; t += 256) {
         u32 row, i;
         if (inner > 1) {

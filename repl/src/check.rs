@@ -85,7 +85,7 @@ impl Report<'_> {
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
         let mut warnings = self.params(&params, &reads);
-        warnings.append(&mut runtime.host().engine.borrow_mut().notices.take());
+        warnings.append(&mut runtime.host().engine.borrow_mut().diagnostics.notices.take());
         for text in &warnings {
             self.screen.warn(text);
         }

@@ -1,6 +1,7 @@
 //! `--device`, `--precision`, `--threads`: from words to a backend.
 
 use crate::failure::Failure;
+use perilune_core::byte_size::amount;
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_plan::Backend;
@@ -92,12 +93,6 @@ impl PlaceArgs {
 /// `0` or `0,1`.
 fn is_list(text: &str) -> bool {
     !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
-}
-
-/// An amount of memory of the command line.
-fn amount(text: &str) -> Result<usize, String> {
-    let found = perilune_core::byte_size::parse(text).filter(|n| *n > 0);
-    found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
 }
 
 /// A `key=value` of the command line.

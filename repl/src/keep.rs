@@ -18,27 +18,14 @@ pub struct KeepArgs {
     /// Keep the best by a metric of an evaluation, too, and write one when it gets better: valid/loss, valid/accuracy:max
     #[arg(long, value_name = "METRIC[:max]")]
     keep_best: Option<String>,
-    /// Cut files of checkpoints that would be larger into shards with an index (5GB, 500MB, …)
+    /// Cut files of checkpoints that would be larger into shards with an index (5GB, 512M, …)
     #[arg(long, value_name = "SIZE", value_parser = size, default_value_t = SHARD_LIMIT, hide_default_value = true)]
     pub shard_size: u64,
 }
 
-/// `5GB`, `500MB`, `1GiB` or bytes.
+/// Bytes, in the grammar of every other amount of memory.
 pub fn size(text: &str) -> Result<u64, String> {
-    let units = [
-        ("KiB", 1u64 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("KB", 1000),
-        ("MB", 1_000_000),
-        ("GB", 1_000_000_000),
-    ];
-    let found = units.iter().find_map(|(unit, n)| Some((text.strip_suffix(unit)?, *n)));
-    let (number, unit) = found.unwrap_or((text, 1));
-    match number.trim().parse::<f64>() {
-        Ok(x) if x > 0.0 && (x * unit as f64) < 1e18 && x * unit as f64 >= 1.0 => Ok((x * unit as f64) as u64),
-        _ => Err(format!("'{text}' is no size; write 5GB, 500MB or 1GiB")),
-    }
+    perilune_core::byte_size::amount(text).map(|n| n as u64)
 }
 
 /// The best checkpoint by a metric.
@@ -182,6 +169,7 @@ mod tests {
         let of = |text| size(text).ok();
         assert_eq!((of("5GB"), of("1GiB"), of("12")), (Some(5_000_000_000), Some(1 << 30), Some(12)));
         assert_eq!((of("0.5KB"), of("0"), of("x"), of("-1MB")), (Some(500), None, None, None));
+        assert_eq!((of("512M"), of("512MiB"), of("2gib")), (Some(512 << 20), Some(512 << 20), Some(2 << 30)));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `perilune profile`: where the time of a training step goes, by recipe line and kernel by kernel, and what bounds it.
 //!
-//! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; then each kernel is timed by
-//! itself (by events on a GPU), which costs the overlap that a plain run has. Waits of the host are those of plain steps before
-//! that. What the device reaches is measured first, in memory that is none of the recipe's.
+//! A few steps warm up, so that compiling and choosing algorithms stay out of the tables; as many plain steps are measured,
+//! with the waits of the host in them; then each kernel is timed by itself (by events on a GPU), which costs the overlap that
+//! a plain run has. All figures are medians. What the device reaches is measured first, in memory that is none of the recipe's.
 //! Nothing is written but the timeline, if one is asked for.
 
 use crate::device::{DeviceArgs, key_value};
@@ -11,7 +11,8 @@ use crate::screen::{Mode, Screen};
 use crate::source::{Source, calls_recipe};
 use crate::told;
 use perilune_core::byte_size::show;
-use perilune_lua::profile::{self, Ceiling};
+use perilune_lua::profile::{self, Bound, Ceiling};
+use perilune_lua::step_parts::{Rounds, median};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -66,33 +67,55 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
     let ceiling = ceiling(&args.device, &run.precision())?;
     let steps = args.steps.max(1);
-    let mut seconds = 0.0;
     let splits = |runtime: &Runtime| runtime.host().engine.borrow().stats().splits;
     let before = splits(&runtime);
-    for pass in 0..2 {
-        // The second pass without events: what a step takes in a plain run, and what the host waits for in it.
-        runtime.host().engine.borrow_mut().host_stalls = (pass == 1).then(Default::default);
-        let start = Instant::now();
-        for k in 0..steps {
-            let result = run.step()?;
-            if k + 1 == steps {
-                run.read(&result)?;
+    let mut rounds = Rounds::default();
+    for k in 0..steps {
+        let result = run.step()?;
+        if k + 1 == steps {
+            run.read(&result)?;
+        }
+    }
+    // Without events: what a step takes in a plain run, which reads the results of one step while the next is computed.
+    let (mut last, mut owed) = (Instant::now(), None);
+    for _ in 0..=steps {
+        let begun = Instant::now();
+        let result = run.step()?;
+        let call = begun.elapsed().as_secs_f64();
+        if let Some(result) = owed.replace(result) {
+            run.read(&result)?;
+        }
+        let now = Instant::now();
+        match &mut runtime.host().engine.borrow_mut().diagnostics.host_stalls {
+            Some(stalls) => {
+                stalls.end_step();
+                rounds.steps.push((now - last).as_secs_f64());
+                rounds.calls.push(call);
             }
+            // The first step has no results before it to read.
+            stalls => *stalls = Some(Default::default()),
         }
-        if pass == 1 {
-            seconds = start.elapsed().as_secs_f64() / f64::from(steps);
-        }
+        last = now;
     }
-    let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps);
-    let waits = runtime.host().engine.borrow_mut().host_stalls.take().unwrap_or_default();
-    runtime.host().engine.borrow_mut().profile = Some(Default::default());
+    let waits = runtime.host().engine.borrow_mut().diagnostics.host_stalls.take().unwrap_or_default();
+    if let Some(result) = owed {
+        run.read(&result)?;
+    }
+    (rounds.data, rounds.sync) = (waits.by_step(Bound::Data), waits.by_step(Bound::Sync));
+    let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps + 1);
+    let profiled =
+        |runtime: &Runtime| runtime.host().engine.borrow().diagnostics.profile.as_ref().map_or(0.0, |p| p.total());
+    runtime.host().engine.borrow_mut().diagnostics.profile = Some(Default::default());
     for _ in 0..steps {
+        let before = profiled(&runtime);
         run.step()?;
+        rounds.kernels.push(profiled(&runtime) - before);
     }
+    let (seconds, kernels) = (median(&rounds.steps), median(&rounds.kernels));
     let engine = runtime.host().engine.borrow();
-    let timings = engine.profile.as_ref().map(|p| p.timings(&engine.source_map)).unwrap_or_default();
-    let waits = waits.list(&engine.source_map);
-    let kernels: f64 = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
+    let timings =
+        engine.diagnostics.profile.as_ref().map(|p| p.timings(&engine.recorder.source_map)).unwrap_or_default();
+    let waits = waits.list(&engine.recorder.source_map);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     screen.line(&format!(
         "ceiling, measured: {:.0} GB/s through memory, {:.0} GFLOP/s in {} products",
@@ -109,10 +132,12 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         screen.line(&format!("{reads:.1} reads a step wait for the device while the step is recorded"));
     }
     screen.line("");
+    // A CPU runs kernels within the call that queues them on a GPU.
+    screen.line(&rounds.table(backend.name() == "cpu"));
     screen.line(&profile::by_line(&timings, &waits, &ceiling, steps));
     screen.line(&profile::by_kernel(&timings, &ceiling));
     if let Some(path) = &args.trace {
-        let text = profile::trace(&timings, &waits, &ceiling, steps);
+        let text = profile::trace(&timings, &waits, &ceiling);
         std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;
         screen.note(&format!("timeline written to {}", path.display()));
     }

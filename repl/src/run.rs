@@ -184,7 +184,7 @@ fn with(args: &RunArgs, events: &mut Events, signals: &Signals, begun: Instant) 
         runtime.set_texts(&script.files);
     }
     if let Some(seed) = seed {
-        runtime.host().engine.borrow_mut().seed(seed as u64);
+        runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
     }
     let mut about = about(args, &source, backend.as_ref(), args.device.threads());
     about.insert("set".into(), Value::Object(set));

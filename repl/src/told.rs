@@ -10,16 +10,28 @@ use std::rc::Rc;
 pub fn plans(runtime: &Runtime, screen: &Rc<Screen>) {
     on_paper(runtime);
     let screen = screen.clone();
-    runtime.host().engine.borrow_mut().plans_shown.listen(Some(Rc::new(move |plan| screen.note(plan.trim_end()))));
+    runtime
+        .host()
+        .engine
+        .borrow_mut()
+        .diagnostics
+        .plans_shown
+        .listen(Some(Rc::new(move |plan| screen.note(plan.trim_end()))));
 }
 
 /// Whatever else the engine notices is a warning of the run.
 pub fn notices(runtime: &Runtime, screen: &Rc<Screen>) {
     let screen = screen.clone();
-    runtime.host().engine.borrow_mut().notices.listen(Some(Rc::new(move |text| events::warn(&screen, text))));
+    runtime
+        .host()
+        .engine
+        .borrow_mut()
+        .diagnostics
+        .notices
+        .listen(Some(Rc::new(move |text| events::warn(&screen, text))));
 }
 
 /// Lets plans be shown with the texts of a GPU.
 pub fn on_paper(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
+    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
 }

@@ -209,7 +209,7 @@ impl<'a> Trainer<'a> {
 
     /// FLOP of all products so far.
     fn products(&self) -> f64 {
-        self.run.host().engine.borrow().products
+        self.run.host().engine.borrow().executor.products
     }
 
     /// The evaluation and the checkpoint that are due after a step.

@@ -62,7 +62,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
             }
             let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&dims), &values)).unwrap();
             let axes: Vec<usize> = (0..rank).rev().collect();
-            e.graph.permute(x, &axes).unwrap()
+            e.recorder.graph.permute(x, &axes).unwrap()
         }
         Layout::Sliced => {
             let mut wide: Vec<usize> = d.dims.clone();
@@ -87,7 +87,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
                 values[offset(&at, &wide)] = *v;
             }
             let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&wide), &values)).unwrap();
-            let g = &mut e.graph;
+            let g = &mut e.recorder.graph;
             match rank {
                 0 => {
                     let y = g.slice(x, 0, 1, 2, 1).unwrap();
@@ -112,7 +112,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
             }
             let mut x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&d.dims), &values)).unwrap();
             for k in ends {
-                x = e.graph.flip(x, k).unwrap();
+                x = e.recorder.graph.flip(x, k).unwrap();
             }
             x
         }
@@ -172,7 +172,7 @@ pub fn run(e: &mut Engine, case: &Case, layout: Layout) -> Outcome {
 
 /// Records with `f` on a clean engine, reads the nodes it gives, and clears the engine.
 pub fn run_with(e: &mut Engine, f: impl FnOnce(&mut Engine) -> Result<Vec<NodeId>, String>) -> Outcome {
-    e.seed(7);
+    e.recorder.seed(7);
     let done = catch_unwind(AssertUnwindSafe(|| {
         let ids = f(e)?;
         read_all(e, &ids)
@@ -269,7 +269,7 @@ pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
             one.dims[0] = 1;
             one.values.truncate(d.values.len() / d.dims[0]);
             let x = e.from_host(&one.host()).unwrap();
-            e.graph.expand(x, Shape::of(&d.dims)).unwrap()
+            e.recorder.graph.expand(x, Shape::of(&d.dims)).unwrap()
         };
         let values: Vec<Value> = case
             .args

@@ -5,6 +5,7 @@
 //! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
 //! - [`machine`] compiles plans for GPUs that are not there;
 //! - [`random`] makes random graphs;
+//! - [`skip`] reports tests that this machine cannot run;
 //! - [`scripts`] runs Lua files and compares what they say with golden texts.
 #![allow(clippy::unwrap_used)]
 
@@ -16,3 +17,4 @@ pub mod reference;
 pub mod rng;
 pub mod sample;
 pub mod scripts;
+pub mod skip;

@@ -169,7 +169,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
         // Every line is something new.
         engine.switches.report_misses = false;
         if let Some(seed) = args.seed {
-            engine.seed(seed as u64);
+            engine.recorder.seed(seed as u64);
         }
     }
     runtime.offer_params(args.seed.map(|n| ("seed".to_string(), n.to_string())).into_iter().collect());

@@ -13,6 +13,7 @@ pub mod grad;
 pub mod graph;
 pub mod host_tensor;
 pub mod interrupt;
+pub mod modes;
 pub mod ops;
 pub mod philox;
 pub mod scalar;

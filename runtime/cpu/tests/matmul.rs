@@ -1,6 +1,8 @@
 //! The bits of a product are a function of shape and dtype: not of how the operands lie, nor of the thread count.
 
 mod common;
+#[path = "../../../tests/src/skip.rs"]
+mod skip;
 
 use common::{Build, Rng, device, same};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
@@ -218,7 +220,7 @@ fn narrow_products_add_in_the_stated_order() {
 #[test]
 fn dense_products_add_in_the_stated_order() {
     if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")) {
-        return; // `gemm` has an order of its own.
+        return skip::skipped("no AVX2, FMA and F16C: `gemm` has an order of its own");
     }
     let mut rng = Rng(4);
     for (m, n, k, chunk) in

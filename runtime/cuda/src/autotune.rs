@@ -15,15 +15,15 @@ use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Result;
 use std::path::PathBuf;
 
-/// Of a result so many pieces of so many bytes are compared.
+/// How many pieces of a result are compared, and their bytes.
 const PIECES: usize = 16;
 const PIECE: usize = 64 << 10;
-/// Random numbers that matrices are filled with, again and again.
+/// Bytes of random numbers that matrices are filled with, repeated.
 const NOISE: usize = 1 << 20;
-/// Runs that are timed, the fastest of which counts; one that is so much slower than the best is not tried again.
+/// Timed runs, of which the fastest counts; an algorithm slower than the best by this factor is not run again.
 const RUNS: usize = 3;
 const HOPELESS: f64 = 1.1;
-/// Another algorithm is taken if it is at least so much faster than the first.
+/// An algorithm replaces the first one if its time is below this fraction.
 const WORTH: f64 = 0.99;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ impl Search {
     }
 }
 
-/// Memory that a product may be tried in.
+/// Memory in which a product's algorithms are timed.
 pub struct Trial {
     pub search: Search,
     pub dtype: DType,

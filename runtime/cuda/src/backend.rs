@@ -4,6 +4,7 @@ use crate::autotune::Search;
 use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
 use crate::driver::{self, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
+use crate::dylib;
 use crate::executable::{CudaExecutable, DeviceErrors};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
@@ -24,13 +25,15 @@ pub struct Cuda {
     shared: Rc<DeviceContext>,
 }
 
-/// What all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+/// State that all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
 pub(crate) struct DeviceContext {
     pub compiler: RefCell<Compiler>,
     pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
     pub blas: Blas,
     /// cuDNN, opened when the first convolution asks for it; `None` without it.
     dnn: OnceCell<Option<Dnn>>,
+    /// Faults that have not been reported yet.
+    notices: RefCell<Vec<String>>,
     /// Where bad indices are reported, of every program alive.
     pub cells: RefCell<Vec<Weak<DeviceErrors>>>,
     pub heap: Rc<Heap>,
@@ -43,7 +46,7 @@ pub(crate) struct DeviceContext {
     pub replay: bool,
     /// How products find their algorithms.
     pub search: Search,
-    /// Copies that do not wait for the stream.
+    /// Copies that do not wait for the compute stream.
     pub beside: CopyStreams,
     pub device: Rc<Device>,
 }
@@ -60,6 +63,7 @@ impl Cuda {
             blas: Blas::new(&device, workspace.address)?,
             beside: CopyStreams::new(&device)?,
             dnn: OnceCell::new(),
+            notices: RefCell::default(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
@@ -94,7 +98,7 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Notes that what has this number writes the buffer.
+/// Records operation `number` as the buffer's last writer.
 pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
         b.written.set(number);
@@ -185,6 +189,10 @@ impl Backend for Cuda {
         Some(crate::offline_target::text(program, k, &self.shared.device.props))
     }
 
+    fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.notices.borrow_mut())
+    }
+
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
         let functions = crate::executable::functions(&self.shared, program)?;
         Ok(self.shared.compiler.borrow().prepare(&functions))
@@ -197,9 +205,18 @@ impl Backend for Cuda {
 }
 
 impl DeviceContext {
-    /// cuDNN, if it is there and wanted.
+    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
+    /// `doctor` reports.
     pub fn dnn(&self) -> Option<&Dnn> {
-        self.dnn.get_or_init(|| if env_flags::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        let open = || {
+            if !env_flags::CUDNN.is_on(true) || dylib::load("cuDNN").is_err() {
+                return None;
+            }
+            let made = Dnn::new(&self.device);
+            let failed = |e| self.notices.borrow_mut().push(crate::dnn::left_out(&e));
+            made.map_err(failed).ok()
+        };
+        self.dnn.get_or_init(open).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

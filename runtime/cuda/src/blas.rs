@@ -16,15 +16,17 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::fp8::Format;
 use problem::Side;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// What a product may use as scratch, as NVIDIA advises for Hopper.
+/// Bytes of workspace for products, as NVIDIA recommends for Hopper.
 pub const WORKSPACE: usize = 64 << 20;
 /// Algorithms that are timed against each other.
 const CANDIDATES: usize = 8;
-/// Bytes that bytes lie at multiples of, rows of them too: what their kernels ask for.
+/// The alignment in bytes of fp8 operands and of their rows.
 pub const ALIGNMENT: u32 = 16;
 
 /// cuBLASLt on one device.
@@ -34,6 +36,19 @@ pub struct Blas {
     workspace: Address,
     /// Algorithms found by the clock, kept for later processes.
     found: Table,
+    /// Algorithms chosen in this process.
+    chosen: RefCell<HashMap<Choice, sys::cublasLtMatmulAlgo_t>>,
+}
+
+/// All that the choice of an algorithm depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Choice {
+    problem: Problem,
+    tf32: bool,
+    epilogue: Epilogue,
+    bias_align: u32,
+    /// Whether there was memory to time algorithms in.
+    tried: bool,
 }
 
 fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
@@ -54,7 +69,7 @@ impl Blas {
         let version = unsafe { sys::cublasLtGetVersion() };
         let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
         let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
-        Ok(Blas { device: device.clone(), handle, workspace, found })
+        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: RefCell::default() })
     }
 }
 
@@ -95,7 +110,7 @@ pub struct Addresses {
     pub out: Address,
     pub bias: Address,
     pub residual: Address,
-    /// What 1 is worth in bytes of A and of B: an f32 each.
+    /// The f32 scales of fp8 operands A and B.
     pub scales: [Address; 2],
 }
 
@@ -134,9 +149,8 @@ impl Blas {
         };
         let scale = if double { sys::cudaDataType_t::CUDA_R_64F } else { sys::cudaDataType_t::CUDA_R_32F };
         use sys::cublasLtMatmulDescAttributes_t::*;
-        use sys::cublasLtMatmulPreferenceAttributes_t::*;
         // SAFETY: out-pointers are to locals; attributes are passed with their sizes; what is made here is destroyed by
-        // `Gemm` or below.
+        // `Gemm`.
         unsafe {
             let mut desc = null_mut();
             check(sys::cublasLtMatmulDescCreate(&mut desc, compute, scale), "describing a product")?;
@@ -178,6 +192,49 @@ impl Blas {
                 set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.workspace, 8)?;
                 set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.workspace, 8)?;
             }
+            let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
+            if epilogue.bias && !epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
+                // A choice is made for some address; `run` names the right one.
+                set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
+            }
+            let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+            let mut gemm = Gemm { desc, layouts, algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
+            let choice = Choice { problem: *p, tf32, epilogue, bias_align, tried: trial.is_some() };
+            let known = self.chosen.borrow().get(&choice).copied();
+            match known {
+                Some(algo) => gemm.algo = algo,
+                None => {
+                    self.choose(&mut gemm, &choice, trial)?;
+                    self.chosen.borrow_mut().insert(choice, gemm.algo);
+                }
+            }
+            if epilogue.bias && epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
+                let status = sys::cublasLtMatmulAlgoCheck(
+                    self.handle,
+                    desc,
+                    layouts[0],
+                    layouts[1],
+                    layouts[2],
+                    layouts[2],
+                    &gemm.algo,
+                    &mut std::mem::zeroed(),
+                );
+                check(status, "adding a bias in the product")?;
+            }
+            Ok(gemm)
+        }
+    }
+
+    /// Asks cuBLASLt for algorithms, and with a trial times them. Asking is slow for products of bytes, so the
+    /// answer is kept (`chosen`): the layers of a model share few kinds of products.
+    fn choose(&self, gemm: &mut Gemm, choice: &Choice, trial: Option<&Trial>) -> Result<()> {
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        let Choice { problem: p, tf32, epilogue, bias_align, .. } = choice;
+        let [a, b, out] = gemm.layouts;
+        // SAFETY: as in `gemm`; the preference is destroyed below.
+        unsafe {
             let mut preference = null_mut();
             check(sys::cublasLtMatmulPreferenceCreate(&mut preference), "choosing an algorithm")?;
             let prefer = |attribute, value: u64, size: usize| {
@@ -192,64 +249,38 @@ impl Blas {
             let out_align = 1u64 << (p.m * p.n * p.dtype.size()).trailing_zeros().min(8);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_align, 4);
             // It stands for the bias too, which has no preference of its own.
-            let bias_align = if epilogue.bias { u64::from(bias_align) } else { 256 };
+            let bias_align = if epilogue.bias { u64::from(*bias_align) } else { 256 };
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align.min(bias_align), 4);
-            let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
-            if epilogue.bias && !epilogue.plain_sums {
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
-                // A choice is made for some address; `run` names the right one.
-                set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
-            }
             let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
             let mut count = 0;
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
-                desc,
-                layouts[0],
-                layouts[1],
-                layouts[2],
-                layouts[2],
+                gemm.desc,
+                a,
+                b,
+                out,
+                out,
                 preference,
                 CANDIDATES as i32,
                 found.as_mut_ptr(),
                 &mut count,
             );
             sys::cublasLtMatmulPreferenceDestroy(preference);
-            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
             check(status, "choosing an algorithm")?;
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
             }
-            if let (Some(trial), true) = (trial, count > 1) {
-                let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {bias_align} {:?}", trial.search));
-                match self.found.get(&key).filter(|algo| self.takes(&gemm, algo)) {
-                    Some(algo) => gemm.algo = algo,
-                    None => {
-                        let found: Vec<_> = found[..count as usize].iter().map(|f| f.algo).collect();
-                        // A search that fails (a driver too old to time with) leaves the first.
-                        if trial.pick(self, &mut gemm, &found).is_ok() {
-                            self.found.put(&key, &gemm.algo);
-                        } else {
-                            gemm.algo = found[0];
-                        }
-                    }
-                }
+            let found: Vec<_> = found[..count as usize].iter().map(|f| f.algo).collect();
+            gemm.algo = found[0];
+            let Some(trial) = trial.filter(|_| count > 1) else { return Ok(()) };
+            let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {} {:?}", choice.bias_align, trial.search));
+            match self.found.get(&key).filter(|algo| self.takes(gemm, algo)) {
+                Some(algo) => gemm.algo = algo,
+                // A search that fails (a driver too old to time with) leaves the first.
+                None if trial.pick(self, gemm, &found).is_ok() => self.found.put(&key, &gemm.algo),
+                None => gemm.algo = found[0],
             }
-            if epilogue.bias && epilogue.plain_sums {
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
-                let status = sys::cublasLtMatmulAlgoCheck(
-                    self.handle,
-                    desc,
-                    layouts[0],
-                    layouts[1],
-                    layouts[2],
-                    layouts[2],
-                    &gemm.algo,
-                    found.as_mut_ptr(),
-                );
-                check(status, "adding a bias in the product")?;
-            }
-            Ok(gemm)
+            Ok(())
         }
     }
 

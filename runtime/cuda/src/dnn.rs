@@ -137,6 +137,43 @@ pub struct Addresses {
     pub scratch: Address,
 }
 
+/// Why configurations were passed over, for the error where none is left.
+#[derive(Default, Debug)]
+pub struct Refusals {
+    /// Not deterministic, or with sums below f32.
+    inexact: usize,
+    /// More scratch than allowed.
+    large: usize,
+    failures: usize,
+    /// The first error, with the status of cuDNN in it.
+    first: Option<String>,
+}
+
+impl Refusals {
+    /// Counts an error; nothing comes of what failed.
+    fn failed<T>(&mut self, what: &str, e: Error) -> Vec<T> {
+        self.failures += 1;
+        self.first.get_or_insert_with(|| format!("{what}: {}", e.message));
+        Vec::new()
+    }
+}
+
+impl std::fmt::Display for Refusals {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} inexact, {} of too much workspace, {} failed", self.inexact, self.large, self.failures)?;
+        self.first.as_ref().map_or(Ok(()), |first| write!(f, ", first {first}"))
+    }
+}
+
+/// What is reported where cuDNN is there and does not start, with its status and what that means for the run.
+pub fn left_out(e: &Error) -> String {
+    let hint = e.hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default();
+    format!(
+        "cuDNN is left out: {}{hint}. 16-bit convolutions are unfolded and multiplied instead, which is slower",
+        e.message
+    )
+}
+
 impl Api {
     fn check(&self, status: c_int, what: &str) -> Result<()> {
         if status == 0 {
@@ -290,36 +327,55 @@ impl Dnn {
         Ok(Plan { desc, workspace: workspace[0].max(0) as usize, engine, _parts: parts.clone() })
     }
 
-    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it.
-    pub fn plans(&self, p: &Problem, most: usize) -> Result<Vec<Plan>> {
+    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it; and why others
+    /// were passed over.
+    pub fn plans(&self, p: &Problem, most: usize) -> Result<(Vec<Plan>, Refusals)> {
         let mut parts = Vec::new();
         let graph = self.graph(p, &mut parts)?;
-        let mut found = Vec::new();
+        let (mut found, mut refused) = (Vec::new(), Refusals::default());
         let modes = MODES.map(|mode| self.configs(&graph, mode));
         parts.push(graph);
         let parts = Rc::new(parts);
         for configs in modes {
-            // A mode that knows nothing of a problem says so by an error.
-            for config in configs.unwrap_or_default() {
-                let Ok((engine, true)) = self.engine(&config) else { continue };
+            // A mode that knows nothing of a problem returns an error.
+            for config in configs.unwrap_or_else(|e| refused.failed("a heuristic", e)) {
+                let engine = match self.engine(&config) {
+                    Ok((engine, true)) => engine,
+                    Ok((_, false)) => {
+                        refused.inexact += 1;
+                        continue;
+                    }
+                    Err(e) => {
+                        refused.failed::<()>("an engine", e);
+                        continue;
+                    }
+                };
                 match self.plan_of(config, engine, &parts) {
                     Ok(plan) if plan.workspace <= MOST_WORKSPACE => found.push(plan),
-                    _ => continue,
+                    Ok(_) => {
+                        refused.large += 1;
+                        continue;
+                    }
+                    Err(e) => {
+                        refused.failed::<()>(&format!("engine {engine}"), e);
+                        continue;
+                    }
                 }
                 if found.len() >= most {
-                    return Ok(found);
+                    return Ok((found, refused));
                 }
             }
         }
-        Ok(found)
+        Ok((found, refused))
     }
 
     /// The way a problem is run.
     pub fn plan(&self, p: &Problem) -> Result<Plan> {
-        match self.plans(p, 1)?.pop() {
+        let (mut found, refused) = self.plans(p, 1)?;
+        match found.pop() {
             Some(plan) => Ok(plan),
             None => {
-                let message = format!("cuDNN {} has no deterministic kernel for {p:?}", self.version());
+                let message = format!("cuDNN {} has no deterministic kernel for {p:?}: {refused}", self.version());
                 Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 leaves cuDNN out"))
             }
         }
@@ -342,5 +398,35 @@ impl Drop for Dnn {
     fn drop(&mut self) {
         // SAFETY: made by `new`.
         unsafe { (self.api.destroy)(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> Error {
+        Error::system("cuda", "starting cuDNN failed: CUDNN_STATUS_NOT_INITIALIZED (cuDNN error 1001)")
+    }
+
+    #[test]
+    fn a_failure_names_its_status_and_what_runs_instead() {
+        let text = left_out(&failure());
+        for part in ["cuDNN is left out", "(cuDNN error 1001)", "unfolded and multiplied instead"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = left_out(&Error::system("cuda", "cuDNN lacks a function: cudnnX").hint("cuDNN 9 is needed"));
+        assert!(text.contains("cuDNN lacks a function: cudnnX (cuDNN 9 is needed). 16-bit"), "{text}");
+    }
+
+    #[test]
+    fn refusals_are_counted_and_the_first_failure_is_kept() {
+        let mut r = Refusals { inexact: 2, ..Refusals::default() };
+        let none: Vec<()> = r.failed("engine 7", failure());
+        r.failed::<()>("engine 8", Error::system("cuda", "another"));
+        assert!(none.is_empty());
+        let want = "2 inexact, 0 of too much workspace, 2 failed, first engine 7: starting cuDNN failed: \
+                    CUDNN_STATUS_NOT_INITIALIZED (cuDNN error 1001)";
+        assert_eq!(r.to_string(), want);
     }
 }

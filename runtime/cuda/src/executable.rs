@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 /// Whether a fused op has a kernel of its own here.
 pub fn has_kernel(node: &Node, props: &Props) -> bool {
-    // In f64 a sum is not rounded before its bias is added, whoever adds it.
+    // In f64 a sum is not rounded before its bias is added, in a kernel or in a map.
     (node.op == &LINEAR && node.dtype != DType::F64)
         || attention::has_kernel(node)
         || library::pool::has_kernel(node)
@@ -51,7 +51,7 @@ pub(crate) fn routine(program: &Program, l: &Library, props: &Props) -> Result<W
         name if name == ATTENTION_BACKWARD.name => attention::backward(program, l, props)?,
         _ => return library::routine(program, l, props),
     };
-    // These state their own arithmetic.
+    // These kernels define their own arithmetic, with contraction.
     let contract = |f: &Function| Function { label: f.label.clone(), text: format!("{}{}", nvrtc::CONTRACT, f.text) };
     let launches = work.launches.into_iter();
     let launches = launches.map(|l| Launch { function: Arc::new(contract(&l.function)), ..l }).collect();

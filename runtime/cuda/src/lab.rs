@@ -37,7 +37,7 @@ pub fn convolutions(problems: &[Problem], most: usize) -> Result<String> {
         let bytes = 2.0 * (numel(p.x) + numel(p.w) + numel(p.y)) as f64;
         let _ = write!(out, "{:?} x{:?} w{:?} {:.1} GF {:.1} MB:", p.kind, p.x, p.w, flops / 1e9, bytes / 1e6);
         let plans = match dnn.plans(p, most) {
-            Ok(plans) => plans,
+            Ok((plans, _)) => plans,
             Err(e) => {
                 let _ = writeln!(out, " {e}");
                 continue;

@@ -38,7 +38,7 @@ fn read(nvml: &Nvml, pci: &str) -> Option<Readings> {
     })
 }
 
-/// What keeps the clocks below what they could be. An idle GPU, or clocks that somebody set, are no reason.
+/// The reasons that throttle the clocks. An idle GPU and user-set clocks do not count.
 fn reasons(r: ThrottleReasons) -> Vec<&'static str> {
     let known = [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),

@@ -57,7 +57,7 @@ fn kernels_take_f32_whose_products_may_be_tf32() {
     let g = &mut Graph::new();
     let q = g.leaf(&create::LEAF, Shape::of(&[2, 5, 64]), DType::F32, &[], 0);
     for tf32 in [false, true] {
-        g.tf32 = tf32;
+        g.modes.tf32 = tf32;
         let a = g.push(&ATTENTION, &[q, q, q], &[1, bits(0.125), 0, 64, 64, 0]).unwrap();
         assert_eq!((g.node(a).tf32, attention::has_kernel(g.node(a))), (tf32, true));
     }

@@ -18,12 +18,38 @@ const OLDEST: &str = "sm_80";
 const NEWEST: &str = "sm_90a";
 const COMING: &str = "sm_100a";
 
+/// Compiles a call of each map's device function on every type it computes in, by overload: no conversion may hide a missing
+/// one.
 #[test]
 fn every_map_has_a_device_function() {
-    let text = include_str!("../../../kernels/device/ops.cuh");
+    let Some(nvrtc) = nvrtc::Nvrtc::open() else { return };
+    let mut calls = String::new();
+    let mut n = 0;
     for f in MapFn::ALL {
-        let name = format!(" {}(", emit::function(*f));
-        assert!(text.contains(&name), "kernels/device/ops.cuh lacks {name}");
+        let types: &[&str] = match f.domain() {
+            Domain::Float | Domain::Code => &["f32", "f64"],
+            Domain::Logic => &["u8"],
+            Domain::Number | Domain::Any | Domain::Compare => &["f32", "f64", "i64", "i32", "u8"],
+        };
+        for t in types {
+            let kinds: Vec<&str> =
+                (0..f.arity()).map(|k| if (*f, k) == (MapFn::Where, 0) { "u8" } else { t }).collect();
+            let args: String = kinds.iter().enumerate().map(|(k, t)| format!(", ((const {t}*)in)[{k}]")).collect();
+            calls += &format!("    out[{n}] = (f64)exact<{}>({}{args});\n", kinds.join(", "), emit::function(*f));
+            n += 1;
+        }
+    }
+    // Takes the overload of exactly these types, and whatever it returns.
+    let exact = "template <typename A, typename R> __device__ R exact(R (*f)(A), A x) { return f(x); }\n\
+        template <typename A, typename B, typename R> __device__ R exact(R (*f)(A, B), A x, B y) { return f(x, y); }\n\
+        template <typename A, typename B, typename C, typename R>\n\
+        __device__ R exact(R (*f)(A, B, C), A x, B y, C z) { return f(x, y, z); }\n";
+    let source = format!(
+        "#include \"device/ops.cuh\"\n{exact}extern \"C\" __global__ void maps(const void* in, f64* out) {{\n{calls}}}\n"
+    );
+    assert!(n > MapFn::ALL.len());
+    for arch in [OLDEST, NEWEST, COMING] {
+        nvrtc.compile(&source, arch, &["--fmad=false"]).unwrap_or_else(|log| panic!("{arch}: {log}"));
     }
 }
 

@@ -64,7 +64,7 @@ fn head(d: DType, [rows, width, classes]: [usize; 3], smoothing: f64, biased: bo
 /// Two products with something between them that keeps the odd width, with or without gradients.
 fn between(d: DType, rows: usize, width: usize, trains: bool, f: impl Fn(&mut Sketch, NodeId) -> NodeId) -> Program {
     let mut s = Sketch::default();
-    s.g.tf32 = d == F32;
+    s.g.modes.tf32 = d == F32;
     let (x, up, down) = (s.leaf(d, &[rows, 1024]), s.leaf(d, &[1024, width]), s.leaf(d, &[width, 1024]));
     let y = s.call("matmul", &[t(x), t(up)]);
     let y = f(&mut s, y);

@@ -53,11 +53,11 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
     let engine = host.engine.borrow();
     let own = fault.loc.filter(|s| *s != SourceLoc::NONE);
     let loc = own.unwrap_or(here);
-    let (file, line) = match engine.source_map.get(loc) {
+    let (file, line) = match engine.recorder.source_map.get(loc) {
         Some((file, line)) => (Some(file.to_string()), line),
         None => (None, 0),
     };
-    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.source_map.show(here));
+    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.recorder.source_map.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
     let system = matches!(e.kind, perilune_core::Kind::System | perilune_core::Kind::Memory);

@@ -137,6 +137,12 @@ pub trait Backend {
         None
     }
 
+    /// What the device has to report since the last call, each fault once: a library that is there and failed, and what runs
+    /// in its place.
+    fn take_notices(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Begins to make, in a thread of its own, the machine code that `compile` would make anew for this program. `None`: there
     /// is nothing of the kind to wait for.
     fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {

@@ -157,7 +157,7 @@ impl Cache {
         };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let last_use = std::cell::Cell::new(self.clock);
-        let products = trace.order.iter().map(|id| crate::show::products(g, *id)).sum();
+        let products = trace.order.iter().filter_map(|id| crate::show::products(g, *id)).sum();
         let key = trace.key.clone();
         let plan = Rc::new(Plan { step, exec, key, options, products, last_use });
         self.bytes += weight(&plan);

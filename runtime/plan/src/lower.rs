@@ -113,7 +113,7 @@ fn first(g: &Graph, trace: &Trace, position: impl Fn(NodeId) -> usize, request: 
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
         // SourceMap of the lowered graph name positions in the trace: see `ir::Origin`.
-        out.graph.loc = perilune_core::source_loc::SourceLoc(k as u32 + 1);
+        out.graph.modes.loc = perilune_core::source_loc::SourceLoc(k as u32 + 1);
         let new = match leaves[k] {
             Some(source) => {
                 let input = by_source[&source];
@@ -148,7 +148,7 @@ fn select(out: &mut Lowered, ok: NodeId, guarded: &[bool], inputs: &[u32]) -> Re
     for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {
         let new = out.state_writes[i];
         let (shape, dtype) = (out.graph.shape(new), out.graph.dtype(new));
-        out.graph.loc = out.graph.loc_of(new);
+        out.graph.modes.loc = out.graph.loc_of(new);
         let old = match leaves.get(input).filter(|leaf| out.graph.shape(**leaf) == shape) {
             Some(leaf) => *leaf,
             None => {
@@ -229,13 +229,13 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut parts: HashMap<NodeId, SmallVec<[NodeId; 2]>> = HashMap::new();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match node.op.class {
             Class::Fused(decompose) if !backend.has_kernel(node) => {
                 let inputs = to.inputs(node);
-                to.out.graph.tf32 = node.tf32;
+                to.out.graph.modes.tf32 = node.tf32;
                 let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;
-                to.out.graph.tf32 = false;
+                to.out.graph.modes.tf32 = false;
                 let first = outs[0];
                 parts.insert(id, outs);
                 first
@@ -260,7 +260,7 @@ fn merge(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
             to.map.push(NodeId(0));
             continue;
         }
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let node = from.graph.node(id);
         let inputs = to.inputs(node);
         if let Some(same) = trivial(&to.out, node, &inputs) {

@@ -24,6 +24,7 @@ pub static GROUPED_MATMUL: Op = Op {
           it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are\n\
           an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).",
     results: Results::One,
+    flops: Some(super::product_flops),
     class: Class::Library,
     infer: |i| {
         let (x, w) = (i.shape(0), i.shape(1));
@@ -70,6 +71,7 @@ pub static GROUPED_MATMUL: Op = Op {
 /// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): the rows of a transposed times the rows of b, group by group.
 pub static GROUPED_SUMS: Op = Op {
     name: "grouped_sums",
+    flops: Some(|w| 2 * w.numel(0) * w.dim(1, 0)),
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));

@@ -18,6 +18,7 @@ pub static MATMUL: Op = Op {
           Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
     results: crate::ops::Results::One,
     class: Class::Library,
+    flops: Some(super::product_flops),
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));
         let r = a.rank();
@@ -187,6 +188,7 @@ pub static LINEAR: Op = Op {
         let y = g.add_(y, b)?;
         g.cast(y, dtype).map(one)
     }),
+    flops: Some(super::product_flops),
     results: Results::One,
     infer: |i| {
         i.float(0)?;
@@ -210,7 +212,7 @@ pub static LINEAR: Op = Op {
             given.push(b);
         }
         // Before they are viewed: the gradient of a weight then comes back as it lies in memory (see `product`).
-        if let Some(low) = g.autocast {
+        if let Some(low) = g.modes.autocast {
             given = crate::amp::cast_inputs(g, Amp::Low, low, &given)?;
         }
         let dtype = DType::promote(g.dtype(given[0]), g.dtype(given[1]));

@@ -42,7 +42,7 @@ pub use cast::cast;
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::{HostTensor, Layout};
+use crate::{HostTensor, Layout, Shape};
 use elementwise::MapFn;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -64,6 +64,8 @@ pub struct Op {
     pub call: Option<fn(&mut Graph, &Args) -> Result<Out>>,
     pub grad: Grad,
     pub amp: Amp,
+    /// Operations of its matrix products, a multiplication and an addition each counted; `None`: it makes none.
+    pub flops: Option<fn(&Work) -> u64>,
     /// Calls to test with, in the sampler's language (see `tests/src/sample.rs`): `"f(2,3), 1, keepdim=true"`.
     pub samples: &'static [&'static str],
     /// Whether the value is differentiable twice everywhere the samples look.
@@ -82,6 +84,7 @@ impl Op {
         call: None,
         grad: Grad::Zero,
         amp: Amp::Keep,
+        flops: None,
         samples: &[],
         smooth: false,
     };
@@ -90,6 +93,42 @@ impl Op {
     pub fn code(&self) -> u32 {
         self.name.bytes().fold(0x811c_9dc5, |h, b| (h ^ b as u32).wrapping_mul(0x0100_0193))
     }
+}
+
+/// Which operations [`Op::flops`] counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Count {
+    /// Those that the op means. What is computed a second time to save memory does not count, and attention counts whole, also
+    /// where it is causal (Chowdhery et al., arXiv:2204.02311, appendix B).
+    Meant,
+    /// Those that a kernel of the op's own executes.
+    Executed,
+}
+
+/// A node whose operations are counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    pub inputs: &'a [Shape],
+    pub out: Shape,
+    pub attrs: &'a [i64],
+    pub count: Count,
+}
+
+impl Work<'_> {
+    /// Elements of input `k`.
+    pub fn numel(&self, k: usize) -> u64 {
+        self.inputs.get(k).map_or(0, |s| s.numel() as u64)
+    }
+
+    /// The size of input `k`'s dim, counted from the last.
+    pub fn dim(&self, k: usize, from_last: usize) -> u64 {
+        self.inputs.get(k).and_then(|s| s.dims().iter().rev().nth(from_last)).map_or(1, |d| *d as u64)
+    }
+}
+
+/// Of a product (..., M, K) by (K, N), or by its transpose, to (..., M, N).
+pub(crate) fn product_flops(w: &Work) -> u64 {
+    2 * w.out.numel() as u64 * w.dim(0, 0)
 }
 
 impl PartialEq for Op {

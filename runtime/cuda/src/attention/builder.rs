@@ -269,7 +269,7 @@ impl<'a> Builder<'a> {
         Ok(Some((Arg::Value(v, layout.offset as i64 * self.dtype.size() as i64), strides)))
     }
 
-    /// The same, or room for what nobody wants.
+    /// The same, or workspace for an output that the program does not have.
     pub fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
         let contiguous = Strides::contiguous(heads, rows, width);
         let found = self.output(i)?;

@@ -42,7 +42,7 @@ fn bounds_function() -> Function {
     Function { label: "attention_segment_bounds".into(), text: text.into() }
 }
 
-/// Makes labels, `padded` for each batch, and bounds of the numbers, i64 (leading dims, t) that lie as `layout`.
+/// Computes labels, `padded` for each batch, and bounds from ids, i64 (leading dims, t) with `layout`.
 pub(super) fn bounds([ids, labels, bounds]: [Arg; 3], layout: &Layout, t: usize, padded: usize) -> Launch {
     let lead = layout.shape.rank() - 1;
     let (mut dims, mut strides) = ([1i64; 7], [0i64; 7]);

@@ -5,9 +5,9 @@ use crate::launch::{Function, Props};
 use perilune_core::DType;
 use std::fmt::Write;
 
-/// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `held`: the left operands (for dk and dv: of k) stay in registers; `split`: blocks that share a
-/// tile's columns; `blocks`: how many are to fit on a multiprocessor, which bounds the registers.
+/// The tile of one kernel: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` buffers for them;
+/// `held`: the left operands (k for dk and dv) stay in registers; `split`: blocks that share a tile's columns; `blocks`: blocks per
+/// multiprocessor, which bounds the registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MmaTile {
     pub warps: u32,
@@ -19,7 +19,7 @@ pub struct MmaTile {
     pub blocks: u32,
 }
 
-/// Where a row of [`MMA_TILES`] holds. Some tiles that pay need more registers than one of the masks leaves.
+/// When a row of [`MMA_TILES`] applies. Some of the fastest tiles need more registers than certain masks leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     Always,
@@ -56,7 +56,7 @@ const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32,
 /// Head sizes that kernels are made for.
 pub const SIZES: [u32; 5] = [32, 64, 96, 128, 256];
 
-/// (pass, head size, when, tile); the first that holds is taken.
+/// (pass, head size, when, tile); the first that applies is taken.
 #[rustfmt::skip]
 pub const MMA_TILES: &[(Pass, u32, When, MmaTile)] = &[
     (Pass::Forward, 32, When::Always, tile(4, 2, 64, 2, true, 1, 2)),

@@ -41,7 +41,7 @@ pub(crate) fn bits_of(bits: u64, dtype: DType) -> u32 {
     }
 }
 
-/// Copies elements of 16 or 32 bits that lie as `layout` from `from` on, or are all `fill` if that is null, to plain memory.
+/// Copies elements of 16 or 32 bits with `layout` at `from` to contiguous memory; fills it with `fill` if `from` is null.
 pub(crate) fn copy(dtype: DType, from: Arg, layout: &Layout, fill: u32, to: Arg) -> Launch {
     let shape = layout.shape;
     let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);

@@ -4,8 +4,8 @@
 use super::{Mask, Pass};
 use crate::launch::{Function, Props};
 
-/// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `side`: so many warps share their rows; `blocks` as in [`MmaTile`](super::MmaTile).
+/// The tile of one kernel: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` buffers for them;
+/// `side`: warps that share their rows; `blocks` as in [`MmaTile`](super::MmaTile).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tf32 {
     pub warps: u32,

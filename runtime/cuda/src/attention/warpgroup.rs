@@ -5,8 +5,8 @@ use super::{Mask, Pass, When, element};
 use crate::launch::{Function, Props, TmaDesc};
 use perilune_core::DType;
 
-/// How one kernel of warpgroups is cut up (sm_90a): 64 rows for each of `groups`, steps of `bn` along the other side, with
-/// `stages` copies of what is stepped over; `lean`: fewer registers for less overlap; `blocks` as in [`MmaTile`].
+/// The tile of one wgmma kernel: 64 rows for each of `groups` warpgroups, steps of `bn` along the other side, with `stages` buffers for
+/// them; `lean`: fewer registers for less overlap; `blocks` as in [`MmaTile`](super::MmaTile).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WarpgroupTile {
     pub groups: u32,
@@ -107,9 +107,8 @@ impl WarpgroupTile {
     }
 }
 
-/// The tma_desc of `rows` rows and 64 columns that the copy engine takes from (batch, heads, length, width) through
-/// `strides`; `None` where it cannot: a dim of 0, a stride that is no positive multiple of 16 bytes (of a dim that has
-/// more than one place).
+/// The tensor map of boxes of `rows` rows and 64 columns over (batch, heads, length, width) through `strides`. `None` where TMA does not
+/// support it: a dim of 0, or a stride that is no positive multiple of 16 bytes (of a dim above 1).
 pub(super) fn tma_desc(strides: Strides, dims: [usize; 4], rows: u32, dtype: DType) -> Option<TmaDesc> {
     let [batch, heads, length, width] = dims;
     let mut bytes = [0; 3];

@@ -7,7 +7,7 @@ use perilune_core::{DType, Layout, Shape};
 /// Separate calls that one product may take, where batch strides are not regular.
 const MOST_CALLS: usize = 4096;
 
-/// How one operand lies: column-major after the change of places.
+/// The layout of one operand: column-major after the exchange of operands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Side {
     pub(super) transposed: bool,

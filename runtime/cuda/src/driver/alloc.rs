@@ -80,7 +80,7 @@ impl Range {
         unsafe {
             let mut handle = 0;
             let mut take = || sys::cuMemCreate(&mut handle, more, &prop, 0) as u32 == 0;
-            // A checkpoint's copies are on their way out, and need not be why a step finds no room.
+            // A checkpoint's copies will be freed soon: wait for them before failing.
             let taken = take() || (self.device.snapshots.wait() && take());
             if !taken {
                 return Err(out(self.device.free_bytes()));
@@ -154,7 +154,7 @@ impl Drop for Pinned {
     }
 }
 
-/// What vector loads and TMA want.
+/// The alignment that vector loads and TMA need.
 const ALIGN: usize = 512;
 
 pub struct Heap {
@@ -187,7 +187,7 @@ impl Heap {
         let mut range = self.range.borrow_mut();
         if let Err(e) = range.ensure(places.end) {
             places.give(at, room);
-            // Nothing lies behind the last place: what is asked for next need not start there.
+            // Nothing is allocated behind the last place: the next allocation need not start there.
             places.trim();
             return Err(e);
         }
@@ -205,7 +205,7 @@ pub struct CudaBuffer {
     room: usize,
     nbytes: usize,
     pub address: Address,
-    /// The number of what was queued last that writes here (`driver/copy_streams.rs`).
+    /// The number of the last queued operation that writes here (`copy_streams`).
     pub written: Cell<u64>,
 }
 

@@ -17,14 +17,14 @@ use std::rc::Rc;
 /// Bytes of a pinned piece for inputs, and how many there are at most.
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
-/// Inputs smaller than this the driver takes along at once, without waiting.
+/// The driver copies smaller inputs into its own buffer at once, without waiting.
 const TAKEN_ALONG: usize = 16 << 10;
-/// The largest result that comes out beside the stream.
+/// The largest result that uses the second stream.
 const SMALL: usize = 64 << 10;
 /// Marks that are kept: of the last programs.
 const MARKS: usize = 8;
 
-/// The lanes beside a device's stream.
+/// Copies of a device that do not wait for its compute stream.
 pub struct CopyStreams {
     device: Rc<Device>,
     stream: sys::CUstream,

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// One GPU with a stream of its own; all work of it goes there, in order. (Copies out may go beside it: `driver/copy_streams.rs`.)
+/// One GPU with a stream of its own, on which all work runs in order. (Small results use a second stream: `copy_streams`.)
 pub struct Device {
     pub ordinal: usize,
     pub name: String,
@@ -19,7 +19,7 @@ pub struct Device {
     pub(super) device: sys::CUdevice,
     /// As 13000 for CUDA 13.0.
     pub driver_version: i32,
-    /// What checkpoints copy through, on threads of their own.
+    /// Snapshots for checkpoints, which are transferred on threads of their own.
     pub snapshots: Arc<Snapshots>,
 }
 
@@ -92,7 +92,7 @@ impl Device {
         (status as i32 == 0 && khz > 0).then(|| f64::from(khz) * 1e3)
     }
 
-    /// Bytes nobody has taken.
+    /// Bytes of device memory that are free.
     pub fn free_bytes(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         // SAFETY: out-pointers are to locals.

@@ -23,10 +23,10 @@ const PIECE: usize = 8 << 20;
 const PIECES: usize = 3;
 /// Device memory that copies leave to others: what a step asks for next, libraries, modules.
 const LEFT: usize = 512 << 20;
-/// How long somebody who finds no memory waits for copies to go.
+/// How long an allocation that finds no memory waits for copies to be freed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a device has for snapshots.
+/// A device's state for snapshots.
 #[derive(Default)]
 pub struct Snapshots {
     /// Kept from one snapshot to the next.
@@ -97,12 +97,12 @@ pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<
     }
 }
 
-/// Room of a part in a copy: addresses that the copy engine likes.
+/// Bytes that a part takes in a copy: keeps parts aligned.
 fn padded(nbytes: usize) -> usize {
     nbytes.next_multiple_of(512)
 }
 
-/// Queues copies into `mapped`, which another thread brings over.
+/// Queues copies into `mapped`, which another thread transfers to the host.
 fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
     let snapshots = device.snapshots.clone();
     let held = Arc::new(AtomicUsize::new(mapped.nbytes));
@@ -129,7 +129,7 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     Ok(Snapshot { held, waited: None, bytes: Box::new(bring) })
 }
 
-/// A lane in use, and the copies that it brings over. Dropped, it gives the memory and the lane back.
+/// A lane in use, and the copies that it transfers. Drop frees the copies and returns the lane.
 struct Held {
     lane: Option<Lane>,
     snapshots: Arc<Snapshots>,
@@ -312,7 +312,7 @@ impl Drop for Lane {
     }
 }
 
-/// Device memory of its own that any thread may unmap; whoever does sees to it that nobody uses it.
+/// Device memory with a mapping of its own. Any thread may unmap it, once nothing uses it.
 struct Mapped {
     base: Address,
     nbytes: usize,

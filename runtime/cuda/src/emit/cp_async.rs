@@ -48,7 +48,7 @@ impl<'a> Emitter<'a> {
         (self.analysis.region.cols.next_multiple_of(self.v) * size).next_multiple_of(16)
     }
 
-    /// Where kept results of the columns from `at` on lie: the arguments of functions of `device/vec.cuh`.
+    /// The arguments that address the intermediate from column `at` on, for the functions of `device/vec.cuh`.
     pub(super) fn smem_args(&self, k: SmemIntermediate, at: &str) -> String {
         format!("stage{}{at}, {}", k.load, self.plane_bytes(k.load) / self.dtype(k.load).size())
     }

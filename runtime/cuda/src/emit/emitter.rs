@@ -22,7 +22,7 @@ pub struct Emitter<'a> {
     pub text: Writer,
     /// Elements of a pack.
     pub v: usize,
-    /// Row length, if rows are walked one by one.
+    /// Row length, if rows are processed one by one.
     pub(super) cols: Option<usize>,
     pub(super) wide: bool,
     pub(super) loads: HashMap<usize, Load>,

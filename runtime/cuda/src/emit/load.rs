@@ -22,7 +22,7 @@ pub(super) struct Load {
     pub(super) tail: Vec<String>,
     /// The offset: empty, or a name.
     pub(super) from: String,
-    /// What to add to the walked part of the index: empty, or a name.
+    /// The constant part of the index: empty, or a name.
     pub(super) base: String,
 }
 
@@ -116,7 +116,7 @@ impl<'a> Emitter<'a> {
         }
         let sizes: Vec<usize> = dims.iter().map(|d| d.0).collect();
         let mut key = sizes.clone();
-        // Positions of rows and of columns are told apart.
+        // Positions of rows and of columns have different keys.
         key.push(usize::from(pos == "row"));
         key.push(usize::from(pos == "flat"));
         if let Some(found) = memo.get(&key) {

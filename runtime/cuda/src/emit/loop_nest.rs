@@ -12,23 +12,23 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
-/// Where the packs of a pass lie. Lines of `decl` may use `k`, the number of the pack, and must declare `at`.
+/// Which elements the vectors of a loop cover. Lines of `decl` may use `k`, the number of the vector, and must declare `at`.
 pub struct Indexing {
     pub decl: Vec<String>,
     pub guard: String,
     /// The last pack may be partial: `decl` declares how many elements are `left`.
     pub partial: bool,
-    /// The guard fails only where nothing is stored of what is computed: rows that there are not.
+    /// The guard is false only for out-of-range rows, which store nothing.
     pub full: bool,
     /// Elements of a row that a thread has in a pass, if column reductions are fed: the next are of another row.
     pub columns: usize,
 }
 
-/// One walk over a thread's elements.
+/// One loop over a thread's elements.
 pub struct LoopNest<'p> {
     pub packs: usize,
     pub indexing: &'p Indexing,
-    /// Registers that arrays hold already, and those that must be arrays afterwards.
+    /// Registers that are arrays before the loop, and those that must be arrays after it.
     pub live_in: &'p BTreeSet<usize>,
     pub live_out: &'p BTreeSet<usize>,
     /// Reductions to feed.
@@ -264,8 +264,8 @@ impl<'a> Emitter<'a> {
         format!("(i64)({base}({t}){at})")
     }
 
-    /// For a comparison of the column's number with one number a row: how far after column `at` the one lies where it holds.
-    /// A number too large where none does.
+    /// For a comparison of the column index with one number a row: the distance from column `at` to the column where it holds.
+    /// Too large a number if there is none.
     pub fn column(&self, i: usize, at: &str) -> Option<String> {
         let Code::Map(MapFn::Eq, args) = self.analysis.code(i) else { return None };
         let column_index = |a: u32| self.is_column_index(a as usize).then_some(a as usize);

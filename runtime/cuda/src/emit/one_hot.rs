@@ -9,7 +9,7 @@ use crate::schedule::region_analysis::operands;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
-/// Comparisons that hold for the same column.
+/// Comparisons that hold for the same column of a row.
 pub struct OneHotColumn {
     /// The first of them, by which the text names the column.
     pub name: usize,
@@ -30,7 +30,7 @@ pub fn group_by_column(g: &Emitter, hits: &BTreeSet<usize>) -> Vec<OneHotColumn>
     out
 }
 
-/// What a pass makes: reductions, and stores (positions in the region's).
+/// The work of a pass: reductions, and stores (positions in the region's list).
 pub struct LoopWork<'p> {
     pub feeds: &'p [usize],
     pub stores: &'p [usize],

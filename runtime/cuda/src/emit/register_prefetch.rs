@@ -9,7 +9,7 @@ use super::loop_nest::Indexing;
 use crate::launch::Props;
 use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
 
-/// Registers that a thread works with; from sm_100 on, of what ptxas makes there.
+/// Registers that a thread needs for the rest; ptxas needs more from sm_100 on.
 const WORK: [usize; 2] = [44, 52];
 
 pub struct RegisterPrefetch {

@@ -312,7 +312,7 @@ struct RowLoop<'a> {
     spread: &'a str,
 }
 
-/// Pass `d` as a walk over the row.
+/// Emits pass `d` as a loop over the row.
 fn recompute_pass(g: &mut Emitter, passes: &Passes, d: usize, w: RowLoop) {
     let t = g.position();
     let (feeds, stores) = (&passes.feeds[d], &passes.stores[d]);

@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 const ROOM: [usize; 2] = [96, 192];
 /// The same where only one pack of a row is in registers at a time.
 const PACKED: [usize; 2] = [112, 208];
-/// Shared memory of a block that rows do not lie in.
+/// Shared memory of a block that staged rows leave free.
 const RESERVED: usize = 2048;
 /// Threads of a block, and fewer for which it is not worth while.
 const THREADS: [usize; 2] = [64, 256];

@@ -216,7 +216,7 @@ pub fn lower(
         for c in &columns {
             c.after(&mut g, &asked);
         }
-        // The partials of a row lie where those of the last but one did: a barrier was between.
+        // Partial results are double buffered by row, so one barrier a row suffices.
         if !feeds.is_empty() {
             g.text.line("__syncthreads();");
         }

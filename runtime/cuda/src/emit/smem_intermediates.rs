@@ -9,7 +9,7 @@ use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
-/// Work of an element from which on it is kept. To keep it takes a store and a load for each four.
+/// FLOPs of an element from which on it is stored. Storing takes one store and one load for every four elements.
 const COSTLY: usize = 8;
 
 /// The roots of pass `d`.

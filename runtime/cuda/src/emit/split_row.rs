@@ -25,7 +25,7 @@ pub fn alloc_scratch(scratch: &mut usize, nbytes: usize) -> usize {
     at
 }
 
-/// Where results lie that are saved one after the other from byte `at` on, for `rows` rows each.
+/// The offset of the `n`-th saved result from byte `at` on, each of `rows` rows.
 pub fn cell(at: usize, n: usize, rows: usize) -> usize {
     at + n * (rows * CELL).next_multiple_of(256)
 }
@@ -81,7 +81,7 @@ pub fn lower(analysis: &RegionAnalysis, live_out: &BTreeSet<usize>, scratch: &mu
     let chunks = reduction_order::chunks(cols);
     let passes = passes(analysis);
     let v = row_vector_width(analysis, &analysis.needed());
-    // Results that the caller wants come first and in order: see `Emit::save`.
+    // The caller's results come first and in order: see `Emitter::save`.
     let mut saved = Saved::new();
     for &i in live_out {
         saved.insert(i, alloc_scratch(scratch, rows * CELL));
@@ -107,7 +107,7 @@ pub fn lower(analysis: &RegionAnalysis, live_out: &BTreeSet<usize>, scratch: &mu
         let roots = full.iter().map(|k| r.stores[*k].0 as usize).chain(row_values);
         let set = dependencies(analysis, roots);
         let mut g = start(analysis, &set, &saved, v);
-        walk(&mut g, &[], &full);
+        loop_chunk(&mut g, &[], &full);
         if analysis.stores(Level::Row).next().is_some() {
             g.text.open("if (m == 0 && threadIdx.x == 0)");
             g.row_stores();
@@ -136,7 +136,7 @@ fn start<'a>(analysis: &'a RegionAnalysis<'a>, set: &BTreeSet<usize>, saved: &Sa
     g
 }
 
-fn walk(g: &mut Emitter, feeds: &[usize], stores: &[usize]) {
+fn loop_chunk(g: &mut Emitter, feeds: &[usize], stores: &[usize]) {
     let (t, v, unroll) = (g.position(), g.v, 2);
     let runs = OCTET / v;
     g.text.line(format!("const {t} stride = warps * {BLOCK};"));
@@ -165,7 +165,7 @@ fn partial(analysis: &RegionAnalysis, saved: &Saved, feeds: &[usize], partials: 
     let set = dependencies(analysis, feeds.iter().map(|i| analysis.operand(*i)));
     let mut g = start(analysis, &set, saved, v);
     g.partials(feeds);
-    walk(&mut g, feeds, &[]);
+    loop_chunk(&mut g, feeds, &[]);
     for &i in feeds {
         let (f, c) = (expr::functor(g.reduction(i)), expr::computed(g.dtype(i)));
         g.text.line(format!("const {c} w{i} = reduce_lanes<{f}, {v}, 32>(a{i});"));

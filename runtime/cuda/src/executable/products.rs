@@ -115,7 +115,7 @@ pub(crate) fn product(program: &Program, l: &Library) -> Option<Product> {
     if dense { blas::product(a, &b.permute(&[1, 0]), dtype) } else { None }
 }
 
-/// Bytes that element `n` of a buffer lies at a multiple of.
+/// The alignment in bytes of element `n` of a buffer.
 fn alignment(n: isize, size: usize) -> u32 {
     match n.unsigned_abs() * size {
         0 => 256,

@@ -25,7 +25,7 @@ struct Bins {
     strided: Strided,
     /// Over the lanes of a bin: (src).
     lane: Strided,
-    /// Where position k of the index lies in src.
+    /// The offset in src of position k of the index.
     place: Strided,
 }
 
@@ -86,7 +86,6 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     let (key, key_bytes) = key_for(b.count);
     let keys = c.scratch(n * key_bytes);
     let narrow = b.keys.narrow();
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* index", index.pointer.clone()),
         (&*format!("{key}* keys"), Arg::Scratch(keys)),
@@ -95,10 +94,9 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
         ("i64 step", Arg::I64(b.step as i64)),
         ("i64 size", long(size)),
         ("i64 bins", long(b.count)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = "library::bin_keys(index, keys, strided, n, step, size, bins, fault, kernel);";
+    let body = "library::bin_keys(index, keys, strided, n, step, size, bins, fault);";
     c.each("bin_keys", header, &params, body, n)?;
     let sorted = sort(c, keys, n, b.count)?;
     let keys = (&*format!("const {key}* keys"), Arg::Scratch(sorted.keys));

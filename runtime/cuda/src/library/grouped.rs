@@ -75,7 +75,7 @@ struct Side {
     /// From one row to the next, and from one matrix to the next.
     row: usize,
     matrix: usize,
-    /// Whether its last dim lies along memory, rather than the one before.
+    /// Whether its last dim is contiguous, rather than the one before.
     down: bool,
 }
 
@@ -102,14 +102,12 @@ fn most_tiles(rows: usize, groups: usize, side: usize) -> usize {
 
 /// Launches only the check of the ends, for results without elements.
 fn check(c: &mut Call, e: &Input, rows: usize) -> Result<()> {
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* ends", e.pointer.clone()),
         ("const __grid_constant__ library::GroupEnds p", Arg::Bytes(bytes_of(e, rows)?)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault, kernel);", 1, 256)
+    c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault);", 1, 256)
 }
 
 /// `x`, a stack of matrices, where its last dim (or, if `either`, the one before) lies along memory in whole units; else a
@@ -225,17 +223,15 @@ fn launch(
     bytes.extend([left.row, right.row, right.matrix].into_iter().flat_map(|n| (n as i64).to_ne_bytes()));
     bytes.extend(sizes.into_iter().chain([0]).flat_map(|n| (n as i32).to_ne_bytes()));
     let params = [format!("const {t}* {}", names[0]), format!("const {t}* {}", names[1]), format!("{t}* out")];
-    let [fault, kernel] = c.fault();
     let params = [
         (&*params[0], left.pointer),
         (&*params[1], right.pointer),
         ("const i64* ends", e.pointer.clone()),
         (&*params[2], c.output(0)),
         ("const __grid_constant__ library::Grouped p", Arg::Bytes(bytes)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = format!("library::{call}({}, {}, ends, out, p, fault, kernel);", names[0], names[1]);
+    let body = format!("library::{call}({}, {}, ends, out, p, fault);", names[0], names[1]);
     let shape = [blocks, tile.threads, tile.shared_bytes()];
     c.launch_shared(c.name(), tile.header, &params, &body, shape, tile.resident)
 }
@@ -252,7 +248,6 @@ fn plain(
     let t = typed(c.out_dtype());
     let given = [format!("const {t}* {}", names[0]), format!("const {t}* {}", names[1]), format!("{t}* out")];
     let bytes = numbers.iter().chain([&0]).flat_map(|n| (*n as i64).to_ne_bytes()).collect();
-    let [fault, kernel] = c.fault();
     let mut params = vec![
         (&*given[0], a.pointer.clone()),
         (&*given[1], b.pointer.clone()),
@@ -263,8 +258,8 @@ fn plain(
     ];
     let (which, more) = if matrix.is_some() { ("rows", " matrix,") } else { ("sums", "") };
     params.extend(matrix);
-    params.extend([("Fault* fault", fault), ("u32 kernel", kernel)]);
+    params.push(("Fault* fault", Arg::Fault));
     let [x, w] = names;
-    let body = format!("library::grouped_{which}_plain({x}, {w}, ends, out, e, p,{more} fault, kernel);");
+    let body = format!("library::grouped_{which}_plain({x}, {w}, ends, out, e, p,{more} fault);");
     c.launch(c.name(), "matmul/grouped_plain.cuh", &params, &body, blocks, 256)
 }

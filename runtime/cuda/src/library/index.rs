@@ -10,16 +10,14 @@ use perilune_core::error::Result;
 pub fn check_indices(c: &mut Call, index: &Input, size: usize) -> Result<()> {
     let space = Strided::new(index.shape().dims(), &[index.strides()]);
     let (n, narrow) = (space.numel(), space.narrow());
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* index", index.pointer.clone()),
         (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         ("i64 n", Arg::I64(n as i64)),
         ("i64 size", Arg::I64(size as i64)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    c.each("check_indices", "index/gather.cuh", &params, "library::check(index, strided, n, size, fault, kernel);", n)
+    c.each("check_indices", "index/gather.cuh", &params, "library::check(index, strided, n, size, fault);", n)
 }
 
 /// `attrs`: [classes, which loss, the id that is ignored].
@@ -27,7 +25,6 @@ pub fn class_ids(c: &mut Call) -> Result<()> {
     let ids = c.input(0)?;
     let space = Strided::new(ids.shape().dims(), &[ids.strides()]);
     let (n, narrow) = (space.numel(), space.narrow());
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* ids", ids.pointer.clone()),
         ("i64* out", c.output(0)),
@@ -35,10 +32,9 @@ pub fn class_ids(c: &mut Call) -> Result<()> {
         ("i64 n", Arg::I64(n as i64)),
         ("i64 size", Arg::I64(c.attr(0))),
         ("i64 ignored", Arg::I64(c.attr(2))),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = "library::class_ids(ids, out, strided, n, size, ignored, fault, kernel);";
+    let body = "library::class_ids(ids, out, strided, n, size, ignored, fault);";
     c.each("class_ids", "index/gather.cuh", &params, body, n)
 }
 
@@ -63,7 +59,7 @@ fn by_index(c: &mut Call, x: &Input, index: &Input, axis: usize, strides: &[isiz
     let (shape, size) = (c.out_shape(), x.dtype.size());
     let mut space = Strided::new(shape.dims(), &[&x.held(axis), strides]);
     let mut step = x.strides()[axis];
-    // Slices that lie together move in pieces of up to 16 bytes.
+    // Contiguous slices move in accesses of up to 16 bytes.
     let most = x.aligned.min(c.out_aligned()) / size;
     let v = [16, 8, 4, 2]
         .into_iter()
@@ -74,7 +70,6 @@ fn by_index(c: &mut Call, x: &Input, index: &Input, axis: usize, strides: &[isiz
     }
     let t = sized(size * v.unwrap_or(1));
     let (n, narrow) = (space.numel(), space.narrow());
-    let [fault, kernel] = c.fault();
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         ("const i64* index", index.pointer.clone()),
@@ -83,10 +78,9 @@ fn by_index(c: &mut Call, x: &Input, index: &Input, axis: usize, strides: &[isiz
         ("i64 n", Arg::I64(n as i64)),
         ("i64 step", Arg::I64(step as i64)),
         ("i64 size", Arg::I64(x.shape().dims()[axis] as i64)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = "library::gather(x, index, out, strided, n, step, size, fault, kernel);";
+    let body = "library::gather(x, index, out, strided, n, step, size, fault);";
     c.each(c.name(), "index/gather.cuh", &params, body, n)
 }
 
@@ -107,7 +101,6 @@ pub fn scatter(c: &mut Call) -> Result<()> {
     let table = c.scratch(n * if narrow { 4 } else { 8 });
     let params = [(&*format!("{word}* table"), Arg::Scratch(table)), ("i64 n", Arg::I64(n as i64))];
     c.each("scatter_clear", "index/scatter.cuh", &params, "library::clear(table, n);", n)?;
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* index", index.pointer.clone()),
         (&*format!("{word}* table"), Arg::Scratch(table)),
@@ -115,10 +108,9 @@ pub fn scatter(c: &mut Call) -> Result<()> {
         ("i64 n", Arg::I64(writes as i64)),
         ("i64 step", Arg::I64(out.strides[axis] as i64)),
         ("i64 size", Arg::I64(shape.dims()[axis] as i64)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = "library::claim(index, table, strided, n, step, size, fault, kernel);";
+    let body = "library::claim(index, table, strided, n, step, size, fault);";
     c.each("scatter_claim", "index/scatter.cuh", &params, body, writes)?;
     let t = sized(x.dtype.size());
     let params = [

@@ -26,15 +26,12 @@ use perilune_core::error::{Error, Result};
 use perilune_core::ops::source::KERNEL as KERNEL_FROM_SOURCE;
 use perilune_plan::ir::{Library, Program};
 
-/// What kernels write beside a bad index. Nobody reads it: each kernel of a plan has a cell of its own.
-const KERNEL: u32 = 0;
-
 /// The launches of a library call, without its epilogue.
 pub fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     if l.op == &KERNEL_FROM_SOURCE {
         return source::work(program, l, props);
     }
-    let mut c = Call::new(program, l, KERNEL)?;
+    let mut c = Call::new(program, l)?;
     match l.op.name {
         "matmul" => matmul::product(&mut c)?,
         "linear" => matmul::linear(&mut c)?,

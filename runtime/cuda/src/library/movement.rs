@@ -40,7 +40,7 @@ pub fn place(c: &mut Call) -> Result<()> {
         x_step /= v as i64;
         v
     } else if step == 1 && x_step == 1 {
-        // The axis itself is the last dim: groups lie inside x or outside.
+        // The axis itself is the last dim: groups are inside x or outside.
         let v = group(size, aligned, |v| {
             let all = [low, count, space.dims[last] as i64];
             all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
@@ -144,7 +144,7 @@ pub fn cat(c: &mut Call) -> Result<()> {
     Ok(())
 }
 
-/// Address and elements of each input, where all are small and follow each other in the output as they lie in memory.
+/// Address and element count of each input, if all are small and contiguous in the output.
 fn small_parts(c: &Call) -> Option<Vec<(Word, usize)>> {
     let outer: usize = c.out_shape().dims()[..c.axis()].iter().product();
     let part = |x: &Input| match x.pointer {

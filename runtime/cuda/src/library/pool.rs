@@ -17,7 +17,7 @@ pub fn can_store_layout(node: &Node, output: usize, _: &Layout) -> bool {
     output == 0 && POOLS.contains(&node.op)
 }
 
-/// An image: where it lies, and how.
+/// An image: address and layout.
 struct Image {
     pointer: Arg,
     strides: [i64; 4],

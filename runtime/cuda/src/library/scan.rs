@@ -28,9 +28,9 @@ pub fn scan(c: &mut Call) -> Result<()> {
         2 if c.name() == "cumprod" => 4,
         size => 16 / size,
     };
-    // Where rows alone keep the GPU busy a warp takes one, however long: it waits for nobody.
+    // Where rows alone fill the GPU, one warp takes a row of any length: it needs no barrier.
     let warp = if rows * 32 >= BUSY { usize::MAX } else { 2048 };
-    // By the shape alone, however x lies in memory: how a row is shared decides what is added to what.
+    // By the shape alone, not the strides: how a row is divided fixes the order of additions.
     let share = Share::new(rows, n, rows > 1 && out_step > 1, v * STRIPS, warp);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)

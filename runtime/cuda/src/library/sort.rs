@@ -175,7 +175,7 @@ pub fn key_for(largest: usize) -> (&'static str, usize) {
     if largest < u32::MAX as usize { ("u32", 4) } else { ("u64", 8) }
 }
 
-/// Sorts `n` keys of up to `largest` that lie in the workspace.
+/// Sorts `n` keys of at most `largest` in the workspace.
 pub fn sort(c: &mut Call, keys: usize, n: usize, largest: usize) -> Result<Sorted> {
     sortable(c, n)?;
     let (key, bytes) = key_for(largest);

@@ -83,7 +83,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
 
 fn text(body: &Body, key: source::Key, params: &[String], given: &[String], threads: i64) -> String {
     let Body { name, text, .. } = body;
-    // Ours, unless the recipe brings NVIDIA's.
+    // Perilune's types, unless the recipe includes NVIDIA's.
     let types = params.iter().any(|p| p.contains("bf16*") || p.contains("f16*"));
     let base = if types { "#include \"device/base.cuh\"\n" } else { "" };
     let bounds = bounds(text, name).map_or_else(|| threads.to_string(), str::to_string);

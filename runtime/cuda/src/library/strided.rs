@@ -2,7 +2,7 @@
 
 use crate::launch::Arg;
 
-/// Dims that a kernel walks in row-major order, and for each operand how far a step along each dim moves.
+/// Dims that a kernel iterates in row-major order, with the strides of each operand.
 #[derive(Clone, Debug)]
 pub struct Strided {
     pub dims: Vec<usize>,
@@ -52,7 +52,7 @@ impl Strided {
         self.dims.len() - 1
     }
 
-    /// Whether `v` neighbouring elements of operand `k` lie side by side wherever a group of them starts.
+    /// Whether every group of `v` neighbouring elements of operand `k` is contiguous and aligned.
     pub fn packs(&self, k: usize, v: usize) -> bool {
         let (s, last) = (&self.strides[k], self.last());
         self.dims[last].is_multiple_of(v)

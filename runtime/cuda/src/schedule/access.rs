@@ -13,9 +13,9 @@ pub enum Access {
     Invariant,
     /// One number for each row.
     RowWise,
-    /// Packs of neighbours, aligned.
+    /// Aligned vectors of neighbouring elements.
     Vector,
-    /// Packs whose elements lie a constant distance apart.
+    /// Vectors whose elements are a constant distance apart.
     Run,
     /// Each element on its own.
     Each,
@@ -67,7 +67,7 @@ fn split(layout: &Layout, cols: usize) -> Option<(Dims, Dims)> {
     (left == 1).then_some((lead, tail))
 }
 
-/// How packs of `v` read a layout over the elements of a space. `cols`: the row length where rows are walked one by one.
+/// How vectors of `v` read a layout over a space. `cols`: the row length where rows are processed one by one.
 pub fn full(layout: &Layout, cols: Option<usize>, v: usize) -> Reading {
     let layout = layout.collapse();
     let dims: Dims = layout.shape.dims().iter().copied().zip(layout.strides().iter().copied()).collect();

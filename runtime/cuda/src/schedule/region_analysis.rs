@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 pub struct RegionAnalysis<'a> {
     pub program: &'a Program,
     pub region: &'a Region,
-    /// How many row reductions an instruction lies behind. A reduction of depth d + 1 is fed by pass d.
+    /// How many row reductions an instruction depends on in sequence. Pass d computes a reduction of depth d + 1.
     pub depth: Vec<usize>,
-    /// Which stores overwrite something that the region loads. They must wait until no pass will load it again.
+    /// Which stores alias a load of the region. They must wait until no pass loads it again.
     pub over_load: Vec<bool>,
-    /// Instructions wanted beside what is stored.
+    /// Instructions needed in addition to those that are stored.
     pub roots: BTreeSet<usize>,
 }
 

@@ -10,6 +10,7 @@
 
 use crate::cache::Failed;
 use crate::ir::Program;
+use crate::show::products;
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
@@ -180,7 +181,7 @@ impl Forward {
         let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
         for at in 0..n {
             // An op and the parts of its result stay together.
-            behind = product(g, self.ids[at]).is_some() || (behind && part(at));
+            behind = products(g, self.ids[at]).is_some() || (behind && part(at));
             if !behind {
                 bytes += self.bytes[at];
                 work += self.work[at];
@@ -232,23 +233,5 @@ impl Forward {
 
 /// About how much a node costs to compute again.
 fn flops(g: &Graph, id: NodeId) -> f64 {
-    product(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
-}
-
-/// The same of products, convolutions and attention.
-fn product(g: &Graph, id: NodeId) -> Option<f64> {
-    let node = g.node(id);
-    let n = node.shape.numel() as f64;
-    let inner = |x: usize, dim: usize| {
-        let dims = g.shape(node.inputs[x]);
-        dims.dims().iter().rev().nth(dim).copied().unwrap_or(1) as f64
-    };
-    match node.op.name {
-        "matmul" | "linear" | "matmul_fp8" | "grouped_matmul" => Some(2.0 * n * inner(0, 0)),
-        "grouped_sums" => Some(2.0 * g.shape(node.inputs[0]).numel() as f64 * inner(1, 0)),
-        // Both products over the length of the keys.
-        "scaled_dot_product_attention" => Some(4.0 * n * inner(1, 1)),
-        "conv1d" | "conv2d" => Some(2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64),
-        _ => None,
-    }
+    products(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
 }

@@ -43,7 +43,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let wanted = wanted(g, backend);
     let mut to = Turned { from: &from, to: Rewriter::new(&from), turned: vec![None; g.len()] };
     for id in g.ids() {
-        to.to.out.graph.loc = g.loc_of(id);
+        to.to.out.graph.modes.loc = g.loc_of(id);
         let (new, turned) = to.visit(id, wanted[id.index()], backend)?;
         to.to.map.push(new);
         to.turned[id.index()] = turned;

@@ -23,7 +23,7 @@ const LEAST_FLOPS: f64 = 1e9;
 /// 3 TB/s, padding begins to pay at about 200.
 const FLOPS_A_BYTE: f64 = 300.0;
 
-/// Bytes of memory's lines: rows that begin at such are written faster than others (see `docs/decisions.md`).
+/// Bytes of memory's lines: rows that begin at such are written faster than others (`docs/adr/030-pad-gemm.md`).
 pub const LINE: usize = 128;
 /// Part of a dim that it may grow by for whole lines, or halves or quarters of them.
 const SLACK: usize = 32;
@@ -57,7 +57,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut to = Rewriter::new(&from);
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
                 let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
@@ -114,7 +114,7 @@ fn is_computed(g: &Graph, x: NodeId) -> bool {
 fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<NodeId> {
     let r = node.shape.rank();
     let a = grow(g, inputs[0], [to.m, to.k])?;
-    let tf32 = std::mem::replace(&mut g.tf32, node.tf32);
+    let tf32 = std::mem::replace(&mut g.modes.tf32, node.tf32);
     let y = if node.op == &LINEAR {
         let w = grow(g, inputs[1], [to.n, to.k])?;
         let bias = movement::place(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
@@ -123,7 +123,7 @@ fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<
         let b = grow(g, inputs[1], [to.k, to.n])?;
         g.push(&MATMUL, &[a, b], &[])
     };
-    g.tf32 = tf32;
+    g.modes.tf32 = tf32;
     let y = g.slice(y?, r - 2, 0, node.shape.dims()[r - 2], 1)?;
     g.slice(y, r - 1, 0, node.shape.dims()[r - 1], 1)
 }

@@ -123,11 +123,11 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
             Some(span) => {
                 let pass = g.remat.pass_of(order[at]);
                 let inputs = p.inputs(at, span, pass);
-                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.add(at, inputs)
             }
             None => {
-                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.to.copy(from, NodeId(at as u32))
             }
         };
@@ -247,7 +247,7 @@ impl Pass<'_> {
                 continue;
             }
             let inputs = self.inputs(at, span, pass);
-            self.to.out.graph.loc = self.from.graph.loc_of(NodeId(at as u32));
+            self.to.out.graph.modes.loc = self.from.graph.loc_of(NodeId(at as u32));
             let new = self.add(at, inputs);
             self.copies.entry((span, pass)).or_default().map.insert(at, new);
         }

@@ -1,9 +1,8 @@
-//! What the watch over NaN costs a step on the CPU: blocks of steps with and without it in turn, in one process, by the CPU
-//! time of the one thread. A measurement, not a check:
+//! Measures what the watch over NaN costs a step on the CPU: blocks of steps with and without it in turn, in one process, by
+//! the CPU time of the one thread. Linux only; from the folder `tests`:
 //!
-//! `RECIPE=digits.lua PAIRS=100 cargo test -p perilune-tests --test watch_cost -- --ignored --nocapture`
+//! `cargo run --release --example watch_cost [RECIPE.lua [PAIRS]]`
 #![allow(clippy::unwrap_used)]
-#![cfg(target_os = "linux")]
 
 use perilune_lua::Run;
 use perilune_tests::scripts;
@@ -33,11 +32,10 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-#[test]
-#[ignore = "a measurement"]
-fn watch_cost() {
-    let file = std::env::var("RECIPE").unwrap_or("digits.lua".into());
-    let pairs: usize = std::env::var("PAIRS").map_or(100, |n| n.parse().unwrap());
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let file = args.next().unwrap_or("digits.lua".into());
+    let pairs: usize = args.next().map_or(100, |n| n.parse().unwrap());
     let s = scripts::script(1, &[("steps", "1000000")]).unwrap();
     let recipe = s.recipe(&Path::new("../recipes").join(&file)).unwrap();
     let run = recipe.start(None, None, None).unwrap();
