@@ -188,7 +188,7 @@ __device__ __forceinline__ void wgmma_mn_major(f32 (&d)[N / 8][4], const u32 (&w
         Product<T, N>::template registers<1>(d, w[k], mn_major_descriptor(b + k * 16 * 128, K * 128), true);
 }
 
-// Where a ring of STAGES tiles is: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
+// The position in a ring buffer of STAGES tiles: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
 // this is kept, so that they take no registers.
 template <int STAGES>
 struct PipelineState {
@@ -209,7 +209,7 @@ struct PipelineState {
     }
 };
 
-// The barriers of a ring of STAGES tiles, which one thread has brought and the warps of GROUPS warpgroups use up. How a
+// The barriers of a ring buffer of STAGES tiles, which one thread loads and the warps of GROUPS warpgroups consume. How a
 // block is fed: see attention/forward_sm90.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
 // read it, all where each lane reads it too. (One behind a __syncwarp would do, but compute-sanitizer does not follow that.)
 template <int STAGES, int GROUPS, int LANES = 1>

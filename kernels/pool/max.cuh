@@ -83,12 +83,12 @@ __device__ __forceinline__ void maximum(const T* x, T* y, const Problem& p) {
             const i32 ix = at.x * W::sx - W::px + j * W::dx;
             if ((u32)ix >= (u32)p.w) continue;
             C v[V];
-            load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
+            load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
 #pragma unroll
             for (int k = 0; k < V; k++) top[k] = larger(top[k], v[k]);
         }
     }
-    store_pack<V>(y + offset(p.ys, at.n, at.c, at.y, at.x), top);
+    store_vec<V>(y + offset(p.ys, at.n, at.c, at.y, at.x), top);
 }
 
 // What each element that attains a window's maximum gets.
@@ -97,8 +97,8 @@ __device__ __forceinline__ void share(const T* x, const T* y, const T* g, T* out
     Place at;
     if (!place<I, V, LAST>(at, p, p.oh, p.ow)) return;
     C top[V], d[V], count[V];
-    load_pack<V, true>(top, y + offset(p.ys, at.n, at.c, at.y, at.x));
-    load_pack<V, true>(d, g + offset(p.gs, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(top, y + offset(p.ys, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(d, g + offset(p.gs, at.n, at.c, at.y, at.x));
 #pragma unroll
     for (int k = 0; k < V; k++) count[k] = 0;
 #pragma unroll(W::ky <= 4 ? W::ky : 1)
@@ -109,14 +109,14 @@ __device__ __forceinline__ void share(const T* x, const T* y, const T* g, T* out
             const i32 ix = at.x * W::sx - W::px + j * W::dx;
             const bool inside = (u32)iy < (u32)p.h && (u32)ix < (u32)p.w;
             C v[V];
-            if (inside) load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
+            if (inside) load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
 #pragma unroll
             for (int k = 0; k < V; k++) count[k] += (inside ? v[k] : lowest<C>()) == top[k] ? (C)1 : (C)0;
         }
     }
 #pragma unroll
     for (int k = 0; k < V; k++) d[k] = d[k] / count[k];
-    store_pack<V>(out + cell<LAST>(p, at.n, at.c, at.y, at.x), d);
+    store_vec<V>(out + cell<LAST>(p, at.n, at.c, at.y, at.x), d);
 }
 
 template <class W, class I, class T, class C, int V, bool LAST>
@@ -124,7 +124,7 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
     Place at;
     if (!place<I, V, LAST>(at, p, p.h, p.w)) return;
     C v[V], sum[V];
-    load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, at.y, at.x));
 #pragma unroll
     for (int k = 0; k < V; k++) sum[k] = 0;
     // Windows that hold this row, and of these that hold this column, in order: at most as many as taps are apart.
@@ -141,13 +141,13 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
             const i32 j = left + q;
             if (j >= p.ow || j * W::sx > tx || (tx - j * W::sx) % W::dx) continue;
             C top[V], d[V];
-            load_pack<V, true>(top, y + offset(p.ys, at.n, at.c, i, j));
-            load_pack<V, true>(d, shares + cell<LAST>(p, at.n, at.c, i, j));
+            load_vec<V, true>(top, y + offset(p.ys, at.n, at.c, i, j));
+            load_vec<V, true>(d, shares + cell<LAST>(p, at.n, at.c, i, j));
 #pragma unroll
             for (int k = 0; k < V; k++) sum[k] += d[k] * (v[k] == top[k] ? (C)1 : (C)0);
         }
     }
-    store_pack<V>(dx + offset(p.ds, at.n, at.c, at.y, at.x), sum);
+    store_vec<V>(dx + offset(p.ds, at.n, at.c, at.y, at.x), sum);
 }
 
 }  // namespace pool

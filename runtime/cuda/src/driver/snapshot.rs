@@ -90,7 +90,7 @@ pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<
         Err(note) => {
             let mut lane = Held { lane: Some(lane), snapshots: device.snapshots.clone(), mapped: None };
             lane.follow(device)?;
-            let mut snapshot = Snapshot::of(lane.bring(&parts)?);
+            let mut snapshot = Snapshot::of(lane.transfer(&parts)?);
             snapshot.waited = Some(format!("the loop waited for the bytes: {note}"));
             Ok(snapshot)
         }
@@ -120,13 +120,13 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     }
     lane.follow(device)?;
     let gone = held.clone();
-    let bring = move || {
-        let out = lane.bring(&copies);
+    let transfer = move || {
+        let out = lane.transfer(&copies);
         drop(lane);
         gone.store(0, Ordering::Release);
         out
     };
-    Ok(Snapshot { held, waited: None, bytes: Box::new(bring) })
+    Ok(Snapshot { held, waited: None, bytes: Box::new(transfer) })
 }
 
 /// A lane in use, and the copies that it transfers. Drop frees the copies and returns the lane.
@@ -156,8 +156,8 @@ impl Held {
         }
     }
 
-    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
-        self.lane()?.bring(parts)
+    fn transfer(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.lane()?.transfer(parts)
     }
 }
 
@@ -241,7 +241,7 @@ impl Lane {
     }
 
     /// The bytes of `parts`. Small parts share a piece, large ones take several.
-    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+    fn transfer(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
         self.prepare()?;
         let mut out: Vec<Vec<u8>> = parts.iter().map(|p| Vec::with_capacity(p.1)).collect();
         // Pieces on their way, with the parts that they hold bytes of.

@@ -130,7 +130,7 @@ pub fn lower(
                 g.text.close();
             }
         };
-    let bring = |g: &mut Emitter| {
+    let load_next_row = |g: &mut Emitter| {
         let step: Step = match prefetch.is_some() {
             true => &mut |g, packs, indexing| g.prefetch_registers(packs, indexing, "f"),
             false => &mut |g, packs, indexing| g.cp_async(packs, indexing, "f", "stage"),
@@ -144,7 +144,7 @@ pub fn lower(
     if let Some(h) = &prefetch {
         h.declare(&mut g);
     }
-    bring(&mut g);
+    load_next_row(&mut g);
     g.text.line("u32 flip = 0;");
     g.text.open(format!("for ({position} row = first; row < rows; row += blocks, flip ^= 1)"));
     g.text.line("const bool live = true, more = row + blocks < rows;");
@@ -222,7 +222,7 @@ pub fn lower(
         }
         // No later pass reads the row: the next one can come.
         if prefetch.is_some() && !live_out.is_empty() {
-            bring(&mut g);
+            load_next_row(&mut g);
         }
         for &i in feeds {
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
