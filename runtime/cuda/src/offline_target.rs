@@ -23,7 +23,7 @@ impl Default for OfflineTarget {
 }
 
 fn nothing<T>() -> Result<T> {
-    Err(Error::system("cuda", "this is a bug: a device on paper was to compute"))
+    Err(Error::system("cuda", "this is a bug: an offline target was asked to compute"))
 }
 
 impl Backend for OfflineTarget {
