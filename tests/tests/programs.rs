@@ -21,7 +21,7 @@ use perilune_cpu::{Cpu, Isa};
 use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::Function;
 use perilune_cuda::nvrtc::{self, Compiler};
-use perilune_cuda::{Paper, paper};
+use perilune_cuda::{OfflineTarget, offline_target};
 use perilune_engine::Engine;
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
@@ -229,13 +229,13 @@ fn lines(name: &str, hashes: Option<&Hashes>, make: impl Fn(Box<dyn Backend>) ->
     let mut out = Lines::new();
     for props in GPUS {
         let target = format!("sm_{}{}", props.arch.0, props.arch.1);
-        let programs = make(Box::new(Paper(props)));
+        let programs = make(Box::new(OfflineTarget(props)));
         assert!(!programs.is_empty(), "{name} compiles nothing");
         let mut works = Vec::new();
         for p in &programs {
             count(&mut out, &target, "plan", fingerprint::hash(&fingerprint::program(p)));
             for k in 0..p.kernels.len() {
-                works.push((&p.kernels[k], paper::work(p, k, &props)));
+                works.push((&p.kernels[k], offline_target::work(p, k, &props)));
             }
         }
         let Some(hashes) = hashes else { continue };

@@ -56,16 +56,10 @@ impl Cpu {
     /// A device whose buffers and arena take at most `limit` bytes.
     pub fn limited(threads: Option<usize>, limit: Option<usize>) -> Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
-<<<<<<< HEAD
-        let free = Rc::new(FreeList::new(limit));
-        let shared = Machine { pool: Pool::new(threads), free, arena: RefCell::new(arena) };
-        // What the processor lacks is an error of whoever reads the environment first (`Isa::chosen`).
-        Cpu { shared: Rc::new(shared), isa: Isa::chosen().unwrap_or(Isa::detect()) }
-=======
         let free_list = Arc::new(FreeList::new(limit));
         let state = DeviceState { pool: WorkerPool::new(threads), free_list, arena: Mutex::new(arena) };
-        Cpu { state: Arc::new(state), isa: Isa::detect() }
->>>>>>> main
+        // A missing instruction set is an error of the command, which checks the flag first (`Isa::chosen`).
+        Cpu { state: Arc::new(state), isa: Isa::chosen().unwrap_or(Isa::detect()) }
     }
 
     pub fn threads(&self) -> usize {
@@ -150,48 +144,27 @@ impl Backend for Cpu {
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-<<<<<<< HEAD
         let kernels = program.kernels.iter().map(|k| compile(&program, k, self.isa)).collect::<Result<Vec<_>>>()?;
-        let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
-=======
-        let mut kernels = Vec::with_capacity(program.kernels.len());
-        for k in &program.kernels {
-            kernels.push(match k {
-                Kernel::Region(r) => CompiledKernel::Region(region::compile(&program, r, self.isa)?),
-                Kernel::Multi(list) => CompiledKernel::Multi(
-                    list.iter().map(|r| region::compile(&program, r, self.isa)).collect::<Result<_>>()?,
-                ),
-                Kernel::Library(l) => CompiledKernel::Library(
-                    Routine::compile(&program, l, self.isa)?,
-                    l.epilogue.as_ref().map(|r| region::compile(&program, r, self.isa)).transpose()?,
-                ),
-            });
-        }
         let parallel = self.threads() > 1 && kernels.iter().any(|k| k.work() > PARALLEL_NS);
->>>>>>> main
         let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
         let first_state_write = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
         Ok(Box::new(CpuProgram { state: self.state.clone(), program, kernels, parallel, first_state_write }))
     }
 }
 
-<<<<<<< HEAD
 /// One kernel of a program for an instruction set.
-pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<Compiled> {
+pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<CompiledKernel> {
     let region = |r| region::compile(program, r, isa);
     Ok(match kernel {
-        Kernel::Region(r) => Compiled::Region(region(r)?),
-        Kernel::Multi(list) => Compiled::Multi(list.iter().map(region).collect::<Result<_>>()?),
+        Kernel::Region(r) => CompiledKernel::Region(region(r)?),
+        Kernel::Multi(list) => CompiledKernel::Multi(list.iter().map(region).collect::<Result<_>>()?),
         Kernel::Library(l) => {
-            Compiled::Library(Routine::compile(program, l, isa)?, l.epilogue.as_ref().map(region).transpose()?)
+            CompiledKernel::Library(Routine::compile(program, l, isa)?, l.epilogue.as_ref().map(region).transpose()?)
         }
     })
 }
 
-pub(crate) enum Compiled {
-=======
-enum CompiledKernel {
->>>>>>> main
+pub(crate) enum CompiledKernel {
     Region(Region),
     Multi(Vec<Region>),
     /// With its epilogue, which runs after the whole library op: it is elementwise, so the bits are the same.
@@ -210,16 +183,16 @@ impl CompiledKernel {
     /// See `crate::fingerprint`.
     pub fn fingerprint(&self, words: &mut Words) {
         match self {
-            Compiled::Region(r) => {
+            CompiledKernel::Region(r) => {
                 words.put(0);
                 r.fingerprint(words);
             }
-            Compiled::Multi(list) => {
+            CompiledKernel::Multi(list) => {
                 words.put(1);
                 words.put(list.len());
                 list.iter().for_each(|r| r.fingerprint(words));
             }
-            Compiled::Library(l, e) => {
+            CompiledKernel::Library(l, e) => {
                 words.put(2);
                 l.fingerprint(words);
                 words.put(usize::from(e.is_some()));

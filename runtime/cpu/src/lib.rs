@@ -13,11 +13,8 @@
 #![allow(unsafe_code)]
 
 mod backend;
-<<<<<<< HEAD
 pub mod fingerprint;
-=======
 mod gemm;
->>>>>>> main
 mod library;
 mod loops;
 pub mod math;

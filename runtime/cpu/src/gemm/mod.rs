@@ -11,25 +11,14 @@
 
 mod gemm_f32;
 pub mod grouped;
-<<<<<<< HEAD:runtime/cpu/src/matmul.rs
-mod lesser;
-mod narrow;
-mod tile;
-
-use crate::library::{Call, Element, Input, by_type};
-use crate::loops::num::Num;
-use crate::loops::{Arg, Isa, cast};
-use crate::memory::Plain;
-use crate::pool::Shared;
-=======
+mod lesser_isa;
 mod microkernel;
 mod skinny_gemm;
 
 use crate::library::{Call, Element, Input, by_type};
-use crate::loops::{Arg, cast};
+use crate::loops::{Arg, Isa, cast};
 use crate::math::Number;
 use crate::memory::Pod;
->>>>>>> main:runtime/cpu/src/gemm/mod.rs
 use crate::region::walk;
 use crate::worker_pool::SendPtr;
 use ::gemm::Parallelism;
@@ -161,7 +150,7 @@ pub struct Product<T> {
     parallel: Parallelism,
 }
 
-impl<T: Num> Product<T> {
+impl<T: Number> Product<T> {
     /// By the kernels that `gemm` picks for the processor.
     ///
     /// # Safety
@@ -171,7 +160,7 @@ impl<T: Num> Product<T> {
         let (zero, one) = (T::ZERO, T::ONE);
         // SAFETY: the caller's promise.
         unsafe {
-            gemm::gemm(
+            ::gemm::gemm(
                 m, n, k, out.0, out.1, out.2, false, a.0, a.1, a.2, b.0, b.1, b.2, zero, one, false, false, false,
                 parallel,
             );
@@ -180,24 +169,19 @@ impl<T: Num> Product<T> {
 }
 
 impl Gemm for f32 {
-<<<<<<< HEAD:runtime/cpu/src/matmul.rs
     unsafe fn gemm(isa: Isa, p: Product<f32>) {
         // SAFETY: the caller's promise.
-        unsafe { if isa == Isa::detect() { p.run() } else { lesser::f32(isa, p) } }
+        unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f32(isa, p) } }
     }
 
-    fn dense(c: &Call, s: Sizes, a: &Matrices<f32>, b: &Matrices<f32>, out: &mut [f32]) -> bool {
-        dense::run(c, s, a, b, out, &Layout::contiguous(Shape::of(&[s.batch, s.m, s.n])))
-=======
     fn native(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatrix<f32>, out: &mut [f32]) -> bool {
         gemm_f32::run(c, s, a, b, out, &Layout::contiguous(Shape::of(&[s.batch, s.m, s.n])))
->>>>>>> main:runtime/cpu/src/gemm/mod.rs
     }
 }
 impl Gemm for f64 {
     unsafe fn gemm(isa: Isa, p: Product<f64>) {
         // SAFETY: the caller's promise.
-        unsafe { if isa == Isa::detect() { p.run() } else { lesser::f64(isa, p) } }
+        unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f64(isa, p) } }
     }
 }
 
@@ -227,9 +211,8 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
         return float_gemm(c, s, a, &BatchedMatrix::new(&dense, &layout), out);
     }
     let (ops, pool) = (s.m * s.n * s.k, c.pool());
-<<<<<<< HEAD:runtime/cpu/src/matmul.rs
-    let share = c.share() && ops * s.batch > SHARE_OPS && pool.is_free();
-    let alone = |k: usize, out: &mut [T], parallel: Parallelism| {
+    let share = c.parallel() && ops * s.batch > PARALLEL_OPS && pool.can_fork();
+    let multiply = |k: usize, out: &mut [T], parallel: Parallelism| {
         let product = Product {
             sizes: (s.m, s.n, s.k),
             out: (out.as_mut_ptr(), 1, s.n as isize),
@@ -240,35 +223,6 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
         // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
         // shares no memory with them.
         unsafe { T::gemm(c.isa(), product) }
-=======
-    let share = c.parallel() && ops * s.batch > PARALLEL_OPS && pool.can_fork();
-    let multiply = |k: usize, out: &mut [T], parallel: Parallelism| {
-        // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
-        // shares no memory with them.
-        unsafe {
-            ::gemm::gemm(
-                s.m,
-                s.n,
-                s.k,
-                out.as_mut_ptr(),
-                1,
-                s.n as isize,
-                false,
-                a.all.as_ptr().offset(a.start(k)),
-                a.cols,
-                a.rows,
-                b.all.as_ptr().offset(b.start(k)),
-                b.cols,
-                b.rows,
-                T::ZERO,
-                T::ONE,
-                false,
-                false,
-                false,
-                parallel,
-            );
-        }
->>>>>>> main:runtime/cpu/src/gemm/mod.rs
     };
     let whole = share && ops > PARALLEL_OPS && s.batch < 2 * pool.threads();
     if whole {

@@ -10,11 +10,8 @@ mod sort;
 
 pub use index::dense;
 
-<<<<<<< HEAD
 use crate::fingerprint::Words;
-=======
 use crate::gemm;
->>>>>>> main
 use crate::loops::Isa;
 use crate::memory::Pod;
 use crate::region::Context;

@@ -3,88 +3,88 @@
 use super::load::{Constant, Load};
 use super::*;
 use crate::fingerprint::Words;
-use crate::loops::chain::{self, Act};
+use crate::loops::fused_interpreter::{FusedOp, Opcode, Operand};
 
-fn form(f: Form) -> usize {
-    match f {
-        Form::Flat => 0,
-        Form::Rows => 1,
-        Form::Row => 2,
-        Form::Reduce => 3,
+fn loop_shape(s: LoopShape) -> usize {
+    match s {
+        LoopShape::Flat => 0,
+        LoopShape::Rows => 1,
+        LoopShape::PerRow => 2,
+        LoopShape::Reduce => 3,
     }
 }
 
-fn opcode(act: Act) -> usize {
-    match act {
-        Act::Near => 0,
-        Act::Next => 1,
-        Act::Load => 2,
-        Act::Store => 3,
-        Act::Stream => 4,
-        Act::Sum => 5,
-        Act::Add => 6,
-        Act::AddStill => 7,
-        Act::Sub => 8,
-        Act::SubStill => 9,
-        Act::From => 10,
-        Act::FromStill => 11,
-        Act::Mul => 12,
-        Act::MulStill => 13,
-        Act::Div => 14,
-        Act::DivStill => 15,
-        Act::Into => 16,
-        Act::IntoStill => 17,
-        Act::Square => 18,
-        Act::Neg => 19,
-        Act::Abs => 20,
-        Act::Relu => 21,
-        Act::Sqrt => 22,
-        Act::Rsqrt => 23,
-        Act::Reciprocal => 24,
-        Act::Exp => 25,
-        Act::Tanh => 26,
-        Act::Sigmoid => 27,
-        Act::Sigmoid2 => 28,
-        Act::Sigmoid2Rest => 29,
-        Act::Erf => 30,
+fn opcode(op: Opcode) -> usize {
+    match op {
+        Opcode::PrefetchNear => 0,
+        Opcode::PrefetchNext => 1,
+        Opcode::Load => 2,
+        Opcode::Store => 3,
+        Opcode::StoreNt => 4,
+        Opcode::Sum => 5,
+        Opcode::Add => 6,
+        Opcode::AddBroadcast => 7,
+        Opcode::Sub => 8,
+        Opcode::SubBroadcast => 9,
+        Opcode::Rsub => 10,
+        Opcode::RsubBroadcast => 11,
+        Opcode::Mul => 12,
+        Opcode::MulBroadcast => 13,
+        Opcode::Div => 14,
+        Opcode::DivBroadcast => 15,
+        Opcode::Rdiv => 16,
+        Opcode::RdivBroadcast => 17,
+        Opcode::Square => 18,
+        Opcode::Neg => 19,
+        Opcode::Abs => 20,
+        Opcode::Relu => 21,
+        Opcode::Sqrt => 22,
+        Opcode::Rsqrt => 23,
+        Opcode::Reciprocal => 24,
+        Opcode::Exp => 25,
+        Opcode::Tanh => 26,
+        Opcode::Sigmoid => 27,
+        Opcode::Sigmoid2 => 28,
+        Opcode::Sigmoid2Rest => 29,
+        Opcode::Erf => 30,
     }
 }
 
-fn links(list: &[Link], w: &mut Words) {
+fn fused_ops(list: &[FusedOp], w: &mut Words) {
     w.put(list.len());
     for l in list {
-        w.put(opcode(l.act));
-        match l.place {
-            chain::Place::None => w.put(0),
-            chain::Place::View(v) => w.list.extend([1, u64::from(v)]),
-            chain::Place::Still(v) => w.list.extend([2, u64::from(v)]),
-            chain::Place::Local(k) => w.list.extend([3, u64::from(k)]),
-            chain::Place::Sum(k, v) => w.list.extend([4, u64::from(k), u64::from(v)]),
+        w.put(opcode(l.opcode));
+        match l.operand {
+            Operand::None => w.put(0),
+            Operand::View(v) => w.list.extend([1, u64::from(v)]),
+            Operand::RowBroadcast(v) => w.list.extend([2, u64::from(v)]),
+            Operand::Local(k) => w.list.extend([3, u64::from(k)]),
+            Operand::Sum(k, v) => w.list.extend([4, u64::from(k), u64::from(v)]),
         }
     }
 }
 
-fn place(p: Place, w: &mut Words) {
+fn row_stride(p: RowStride, w: &mut Words) {
     match p {
-        Place::Dense => w.put(0),
-        Place::Col => w.put(1),
-        Place::Rows(stride) => {
+        RowStride::Dense => w.put(0),
+        RowStride::Zero => w.put(1),
+        RowStride::Elements(stride) => {
             w.put(2);
             w.signed(stride);
         }
     }
 }
 
-fn linked(link: &Option<Linked>, w: &mut Words) {
-    match link {
+fn fusable(f: &Option<Fusable>, w: &mut Words) {
+    match f {
         None => w.put(0),
-        Some(Linked::Map(f, still)) => {
+        Some(Fusable::Map(f, broadcast)) => {
             w.put(1);
             w.put(*f as usize);
-            w.put(usize::from(still.x) + 2 * usize::from(still.y));
+            w.put(usize::from(broadcast.x) + 2 * usize::from(broadcast.y));
         }
-        Some(Linked::Sum) => w.put(2),
-        Some(Linked::Max) => w.put(3),
+        Some(Fusable::Sum) => w.put(2),
+        Some(Fusable::Max) => w.put(3),
     }
 }
 
@@ -101,37 +101,37 @@ fn load(l: &Load, w: &mut Words) {
     w.put(usize::from(l.panel.is_some()));
 }
 
-fn step(s: &Step, w: &mut Words) {
-    match s {
-        Step::Bind { view, value, offset, size, place: at } => {
+fn tile_op(op: &TileOp, w: &mut Words) {
+    match op {
+        TileOp::Bind { view, value, offset, size, stride } => {
             w.list.extend([0, u64::from(*view)]);
             w.value(*value);
             w.signed(*offset);
             w.put(usize::from(*size));
-            place(*at, w);
+            row_stride(*stride, w);
         }
-        Step::Fetch { view, load, row } => w.list.extend([1, u64::from(*view), u64::from(*load), u64::from(*row)]),
-        Step::Kept { view, slot, size } => w.list.extend([2, u64::from(*view), u64::from(*slot), u64::from(*size)]),
-        Step::Out { view, value, size } => {
+        TileOp::Gather { view, load, row } => w.list.extend([1, u64::from(*view), u64::from(*load), u64::from(*row)]),
+        TileOp::BindSaved { view, slot, size } => w.list.extend([2, u64::from(*view), u64::from(*slot), u64::from(*size)]),
+        TileOp::BindOutput { view, value, size } => {
             w.list.extend([3, u64::from(*view)]);
             w.value(*value);
             w.put(usize::from(*size));
         }
-        Step::Run { kernel: _, out, args, form: f, round, link } => {
+        TileOp::Loop { kernel: _, out, args, shape, round, fusable: f } => {
             w.list.extend([4, u64::from(*out)]);
             w.list.extend(args.iter().map(|a| u64::from(*a)));
-            w.put(form(*f));
+            w.put(loop_shape(*shape));
             w.put(usize::from(round.is_some()));
-            linked(link, w);
+            fusable(f, w);
         }
-        Step::Chain { kernel: _, links: list, form: f } => {
+        TileOp::Fused { kernel: _, ops, shape } => {
             w.put(5);
-            links(list, w);
-            w.put(form(*f));
+            fused_ops(ops, w);
+            w.put(loop_shape(*shape));
         }
-        Step::Lanes { view, reduction } => w.list.extend([6, u64::from(*view), u64::from(*reduction)]),
-        Step::Columns { view, reduction } => w.list.extend([7, u64::from(*view), u64::from(*reduction)]),
-        Step::Store { view, value, size, kernel: _, row } => {
+        TileOp::ReduceLanes { view, reduction } => w.list.extend([6, u64::from(*view), u64::from(*reduction)]),
+        TileOp::ReduceColumns { view, reduction } => w.list.extend([7, u64::from(*view), u64::from(*reduction)]),
+        TileOp::Store { view, value, size, kernel: _, row } => {
             w.list.extend([8, u64::from(*view)]);
             w.value(*value);
             w.list.extend([u64::from(*size), u64::from(*row)]);
@@ -139,9 +139,9 @@ fn step(s: &Step, w: &mut Words) {
     }
 }
 
-fn steps(list: &[Step], w: &mut Words) {
+fn tile_ops(list: &[TileOp], w: &mut Words) {
     w.put(list.len());
-    list.iter().for_each(|s| step(s, w));
+    list.iter().for_each(|op| tile_op(op, w));
 }
 
 fn pairs(list: &[(View, usize)], w: &mut Words) {
@@ -154,12 +154,12 @@ fn pairs(list: &[(View, usize)], w: &mut Words) {
 
 impl Region {
     pub fn fingerprint(&self, w: &mut Words) {
-        w.put(usize::from(self.guard.is_some()));
-        self.guard.iter().for_each(|g| constant(g, w));
-        for n in [self.grid.batch, self.grid.rows, self.grid.cols, usize::from(self.segmented)] {
+        w.put(usize::from(self.predicate.is_some()));
+        self.predicate.iter().for_each(|g| constant(g, w));
+        for n in [self.space.batch, self.space.rows, self.space.cols, usize::from(self.segmented)] {
             w.put(n);
         }
-        for n in [self.block_rows, self.tile, self.views, self.scratch, self.kept] {
+        for n in [self.block_rows, self.tile, self.views, self.scratch, self.saved] {
             w.put(n);
         }
         w.put(self.constants.len());
@@ -173,23 +173,23 @@ impl Region {
         for h in &self.hoisted {
             w.put(usize::from(h.view));
             w.put(h.at);
-            match h.what {
-                HoistedKind::Fill(from, _) => w.list.extend([0, u64::from(from)]),
-                HoistedKind::Load(load, copies) => w.list.extend([1, u64::from(load), copies as u64]),
+            match h.source {
+                HoistedSource::Fill(from, _) => w.list.extend([0, u64::from(from)]),
+                HoistedSource::Load(load, copies) => w.list.extend([1, u64::from(load), copies as u64]),
             }
         }
         w.put(self.row_views.len());
         for (view, size, at) in &self.row_views {
             w.list.extend([u64::from(*view), *size as u64, *at as u64]);
         }
-        steps(&self.before, w);
+        tile_ops(&self.prologue, w);
         w.put(self.phases.len());
         for p in &self.phases {
-            steps(&p.steps, w);
+            tile_ops(&p.ops, w);
             pairs(&p.tiles, w);
             w.put(p.reductions.len());
             w.list.extend(p.reductions.iter().map(|r| u64::from(*r)));
-            steps(&p.row_steps, w);
+            tile_ops(&p.row_ops, w);
         }
         w.put(self.row_reductions.len());
         for r in &self.row_reductions {
@@ -204,13 +204,13 @@ impl Region {
                 w.put(*size);
             }
         }
-        w.put(usize::from(self.relay.is_some()));
-        if let Some(r) = &self.relay {
-            w.put(r.from);
+        w.put(usize::from(self.pipeline.is_some()));
+        if let Some(r) = &self.pipeline {
+            w.put(r.invariant);
             r.at.iter().for_each(|at| w.put(*at));
-            r.links.iter().for_each(|l| links(l, w));
-            w.put(r.asks.len());
-            w.list.extend(r.asks.iter().map(|v| u64::from(*v)));
+            r.ops.iter().for_each(|ops| fused_ops(ops, w));
+            w.put(r.prefetched.len());
+            w.list.extend(r.prefetched.iter().map(|v| u64::from(*v)));
         }
     }
 }

@@ -12,11 +12,7 @@
 
 mod collapse;
 mod compile;
-<<<<<<< HEAD
 mod fingerprint;
-mod grid;
-=======
->>>>>>> main
 mod load;
 mod pack_transposed;
 mod row_pipeline;
