@@ -14,6 +14,7 @@ pub mod graph;
 pub mod host_tensor;
 pub mod interrupt;
 pub mod modes;
+pub mod op;
 pub mod ops;
 pub mod philox;
 pub mod shape;

@@ -44,20 +44,6 @@ pub fn has_kernel(node: &Node, props: &Props) -> bool {
         || fp8::has_kernel(node, props.arch)
 }
 
-/// The launches of a library call, without its epilogue.
-pub(crate) fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
-    let work = match l.op.name {
-        name if name == ATTENTION.name => attention::forward(program, l, props)?,
-        name if name == ATTENTION_BACKWARD.name => attention::backward(program, l, props)?,
-        _ => return library::routine(program, l, props),
-    };
-    // These kernels define their own arithmetic, with contraction.
-    let contract = |f: &Function| Function { label: f.label.clone(), text: format!("{}{}", nvrtc::CONTRACT, f.text) };
-    let launches = work.launches.into_iter();
-    let launches = launches.map(|l| Launch { function: Arc::new(contract(&l.function)), ..l }).collect();
-    Ok(Work { launches, ..work })
-}
-
 enum Step {
     Conv {
         plan: Rc<Plan>,
@@ -215,22 +201,13 @@ impl CudaExecutable {
                         }
                         if launch.args.contains(&Arg::Fault) {
                             let kernel = &program.kernels[k];
-                            let (op, what) = match kernel {
-                                Kernel::Library(l) if l.op.name == "class_ids" => {
-                                    (OF_CLASSES[l.attrs[1] as usize], IndexKind::Classes(l.attrs[2]))
+                            let fault = match kernel {
+                                Kernel::Library(l) => {
+                                    l.op.index_fault.map_or(IndexFault::elements(l.op.name), |fault| fault(&l.attrs))
                                 }
-                                Kernel::Library(l)
-                                    if l.op == &INDEX_SELECT && l.attrs.get(1) == Some(&OF_EMBEDDING) =>
-                                {
-                                    ("embedding", IndexKind::Elements)
-                                }
-                                Kernel::Library(l) if l.op == &GROUPED_MATMUL || l.op == &GROUPED_SUMS => {
-                                    (GROUPED_MATMUL.name, IndexKind::Ends)
-                                }
-                                Kernel::Library(l) => (l.op.name, IndexKind::Elements),
-                                _ => ("kernel", IndexKind::Elements),
+                                _ => IndexFault::elements("kernel"),
                             };
-                            faults.push((kernel.origin(), op, what));
+                            faults.push((kernel.origin(), fault));
                         }
                         let fault = faults.len().saturating_sub(1);
                         steps.push((k, Step::Launch { launch, entry, tables, fault }));

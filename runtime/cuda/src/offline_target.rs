@@ -102,7 +102,7 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
                 if inside { &[] } else { l.epilogue.as_slice() }
             }
             None => {
-                works.push(executable::routine(program, l, props)?);
+                works.push(library::routine(program, l, props)?);
                 l.epilogue.as_slice()
             }
         },

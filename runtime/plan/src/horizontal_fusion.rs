@@ -11,8 +11,6 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 
-/// Library ops whose result a map can be hung on.
-const WITH_EPILOGUE: &[&str] = &["matmul", "linear"];
 /// A kernel that stores no more than this may run early: holding its results longer costs nothing to speak of.
 const SMALL_BYTES: usize = 64 << 10;
 
@@ -43,7 +41,7 @@ pub fn epilogues(
             *readers.entry(v).or_default() += 1;
         }
         if let Kernel::Library(l) = kernel
-            && WITH_EPILOGUE.contains(&l.op.name)
+            && l.op.epilogue
             && !roots.contains(&l.outputs[0])
             && !state_writes.contains(&l.outputs[0])
         {

@@ -1,6 +1,6 @@
 //! Products of matrices: one batched primitive, and what folds into it.
 
-use super::{Class, Grad, Op, Results, movement, one};
+use super::{Class, Grad, Op, Results, Tolerance, movement, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -12,6 +12,7 @@ pub static OPS: &[&Op] = &[&MATMUL, &MM, &BMM, &LINEAR, &DOT, &OUTER, &super::ei
 /// a (B..., M, K), b (B..., K, N), batch dims equal -> (B..., M, N).
 pub static MATMUL: Op = Op {
     name: "matmul",
+    epilogue: true,
     sig: "a: tensor, b: tensor",
     doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
           vanishes from the result.\n\
@@ -177,6 +178,8 @@ pub static BMM: Op = Op {
 /// products and sums.
 pub static LINEAR: Op = Op {
     name: "linear",
+    epilogue: true,
+    tolerance: Some(Tolerance { half: 1.0, wide: 8.0, half_scaled: 0.25 }),
     sig: "x: tensor, weight: tensor, bias: tensor?",
     doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
           The bias is added to the sum before that is rounded: 16-bit floats round once.",

@@ -17,7 +17,7 @@ use crate::memory::Pod;
 use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
-use perilune_core::ops::source;
+use perilune_core::ops::{self, Count, Op, Work, grouped, matmul, source};
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
 use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
@@ -59,6 +59,29 @@ pub struct Call<'a> {
     context: &'a Context<'a>,
 }
 
+type Run = fn(&Call) -> Result<()>;
+
+/// Every library op with its routine, and its cost as a multiple of what moving its elements and its products take.
+static ROUTINES: &[(&Op, Run, f64)] = &[
+    (&matmul::MATMUL, gemm::run, 1.0),
+    (&matmul::LINEAR, gemm::linear, 1.0),
+    (&grouped::GROUPED_MATMUL, gemm::grouped::rows, 1.0),
+    (&grouped::GROUPED_SUMS, gemm::grouped::sums, 1.0),
+    (&ops::index::GATHER, index::gather, 1.0),
+    (&ops::index::SCATTER, index::scatter, 1.0),
+    (&ops::index::SCATTER_ADD, index::scatter_add, 1.0),
+    (&ops::index::INDEX_SELECT, index::index_select, 1.0),
+    (&ops::index::INDEX_ADD, index::index_add, 1.0),
+    (&ops::loss::CLASS_IDS, index::class_ids, 1.0),
+    (&ops::reduce::ARGREDUCE, sort::argreduce, 1.0),
+    (&ops::sort::ARGSORT, sort::argsort, 20.0),
+    (&ops::movement::PLACE, movement::place, 1.0),
+    (&ops::movement::UNWINDOW, movement::unwindow, 1.0),
+    (&ops::movement::CAT, movement::cat, 1.0),
+    (&ops::scan::CUMSUM, scan::cumsum, 1.0),
+    (&ops::scan::CUMPROD, scan::cumprod, 1.0),
+];
+
 impl Routine {
     pub fn compile(program: &Program, l: &Library, isa: Isa) -> Result<Routine> {
         let outputs: Vec<_> = l
@@ -87,43 +110,21 @@ impl Routine {
         }
         let moved =
             inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
-        let mut work = moved as f64 * 0.5;
-        let run: fn(&Call) -> Result<()> = match l.op.name {
-            name @ ("matmul" | "linear") => {
-                let dims = inputs[0].layout.shape;
-                work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
-                if name == "linear" { gemm::linear } else { gemm::run }
-            }
-            name @ ("grouped_matmul" | "grouped_sums") => {
-                let (rows, k) = (inputs[0].layout.shape.dims()[0], inputs[0].layout.shape.dims()[1]);
-                let n = outputs[0].1.dims().last().copied().unwrap_or(0);
-                work += (rows * k * n) as f64 * 0.02;
-                if name == "grouped_sums" { gemm::grouped::sums } else { gemm::grouped::rows }
-            }
-            "gather" => index::gather,
-            "scatter" => index::scatter,
-            "scatter_add" => index::scatter_add,
-            "index_select" => index::index_select,
-            "index_add" => index::index_add,
-            "class_ids" => index::class_ids,
-            "argreduce" => sort::argreduce,
-            "argsort" => {
-                work *= 20.0;
-                sort::argsort
-            }
-            "place" => movement::place,
-            "unwindow" => movement::unwindow,
-            "cat" => movement::cat,
-            "cumsum" => scan::cumsum,
-            "cumprod" => scan::cumprod,
-            // The Lua API records the `cpu` function instead; this is an error for graphs recorded by other means.
-            "source_kernel" => {
-                let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
-                let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
-                return Err(error.hint("give it `cpu`, a function of tensors that computes the same"));
-            }
-            other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
+        // The Lua API records the `cpu` function instead; this is an error for graphs recorded by other means.
+        if l.op == &source::KERNEL {
+            let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
+            let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
+            return Err(error.hint("give it `cpu`, a function of tensors that computes the same"));
+        }
+        let Some(&(_, run, cost)) = ROUTINES.iter().find(|r| r.0 == l.op) else {
+            return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {}", l.op.name)));
         };
+        let shapes: Vec<Shape> = inputs.iter().map(|i| i.layout.shape).collect();
+        let out = outputs.first().map_or(Shape::SCALAR, |o| o.1);
+        let flops =
+            l.op.flops
+                .map_or(0, |flops| flops(&Work { inputs: &shapes, out, attrs: &l.attrs, count: Count::Executed }));
+        let work = (moved as f64 * 0.5 + flops as f64 * 0.01) * cost;
         let out_layout = Box::new(l.layouts[0]);
         Ok(Routine {
             name: l.op.name,
@@ -363,4 +364,17 @@ half_elements!(bf16, f16);
 pub fn split_at_axis(shape: &Shape, axis: usize) -> (usize, usize, usize) {
     let d = shape.dims();
     (d[..axis].iter().product(), d[axis], d[axis + 1..].iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::ops::Class;
+
+    #[test]
+    fn every_library_op_has_a_routine() {
+        for op in ops::all().iter().filter(|op| matches!(op.class, Class::Library) && **op != &source::KERNEL) {
+            assert!(ROUTINES.iter().any(|r| r.0 == *op), "the CPU has no routine for {}", op.name);
+        }
+    }
 }

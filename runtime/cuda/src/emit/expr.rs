@@ -48,12 +48,6 @@ pub fn snake(f: MapFn) -> String {
     out
 }
 
-/// Whether the function of 16-bit floats is a 16-bit float without rounding.
-fn is_exact(f: MapFn) -> bool {
-    use MapFn::*;
-    matches!(f, Copy | Neg | Abs | Sign | Relu | Maximum | Minimum | Where | Floor | Ceil | Round)
-}
-
 /// `x` rounded to `d`.
 pub fn rounded(d: DType, x: String) -> String {
     match d {
@@ -76,7 +70,7 @@ pub fn map(f: MapFn, d: DType, args: &[String]) -> String {
         args[1] = format!("opaque({})", args[1]);
     }
     let call = format!("{}({})", function(f), args.join(", "));
-    if is_exact(f) { call } else { rounded(d, call) }
+    if f.is_exact() { call } else { rounded(d, call) }
 }
 
 pub fn cast(from: DType, to: DType, x: &str) -> String {

@@ -226,7 +226,7 @@ impl Compiler<'_> {
             Code::Map(f, _) => {
                 let kernel =
                     map::map(f, from, isa, broadcast).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
-                Ok((kernel, round.filter(|_| !is_exact(f)), 0.04 + 0.02 * f.flops() as f64))
+                Ok((kernel, round.filter(|_| !f.is_exact()), 0.04 + 0.02 * f.flops() as f64))
             }
             _ => Ok((cast::cast(from, instr.dtype, isa), round.filter(|_| from.compute() == DType::F32), 0.05)),
         }

@@ -186,12 +186,6 @@ fn overlap(p: &Program, a: ValueId, b: ValueId) -> bool {
     }
 }
 
-/// Functions whose result on 16-bit floats needs no rounding.
-fn is_exact(f: MapFn) -> bool {
-    use MapFn::*;
-    matches!(f, Neg | Abs | Sign | Relu | Maximum | Minimum | Where | Floor | Ceil | Round)
-}
-
 impl Compiler<'_> {
     fn classify(&mut self, needed: &[bool]) {
         for i in (0..self.body.len()).filter(|i| needed[*i]) {
