@@ -20,16 +20,13 @@ use crate::driver::{Address, CudaBuffer, Entry, Module, Pinned, Replay};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::{attention, conv, emit, library, nvrtc};
-use errors::{FAULT_WORDS, IndexKind};
+use errors::FAULT_WORDS;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
-use perilune_core::ops::grouped::{GROUPED_MATMUL, GROUPED_SUMS};
-use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
-use perilune_core::ops::loss::OF_CLASSES;
+use perilune_core::op::IndexFault;
 use perilune_core::ops::matmul::LINEAR;
-use perilune_plan::ir::{Kernel, Library, Origin, Program, Storage, ValueId};
+use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
@@ -145,7 +142,7 @@ impl CudaExecutable {
                     };
                     match gemm {
                         Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
-                        None => parts.push((k, Part::Work(routine(program, l, props)?))),
+                        None => parts.push((k, Part::Work(library::routine(program, l, props)?))),
                     }
                     if let Some(r) = rest {
                         parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
@@ -162,7 +159,7 @@ impl CudaExecutable {
         let mut steps = Vec::new();
         let mut scratch = 0;
         let mut plans: HashMap<conv::Problem, Rc<Plan>> = HashMap::new();
-        let mut faults: Vec<(Origin, &'static str, IndexKind)> = Vec::new();
+        let mut faults: Vec<(Origin, IndexFault)> = Vec::new();
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),

@@ -3,7 +3,7 @@
 use crate::launch::{Arg, Props, Work};
 use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
-use crate::{conv, emit, executable, nvrtc};
+use crate::{conv, emit, executable, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;

@@ -260,6 +260,7 @@ pub static ATTENTION: Op = Op {
         "f(2,3,5,4), f(2,3,5,4), f(2,3,5,4), documents=i(3;1,5), mask=b(5,5)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {

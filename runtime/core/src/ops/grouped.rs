@@ -70,6 +70,7 @@ pub static GROUPED_MATMUL: Op = Op {
         "f(90,40), f(3,40,33), ends(90;3)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 /// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): the rows of a transposed times the rows of b, group by group.

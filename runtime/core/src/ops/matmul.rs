@@ -49,6 +49,7 @@ pub static MATMUL: Op = Op {
         "f(33,70), f(70,17)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 /// The gradient of `x`, an operand of a product whose result has gradient `grad`, `y` the other operand: grad yT, or
@@ -257,6 +258,7 @@ pub static LINEAR: Op = Op {
         "f(33,70), f(17,70), f(17)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 pub static DOT: Op = Op {

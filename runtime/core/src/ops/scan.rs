@@ -44,6 +44,7 @@ pub static CUMSUM: Op = Op {
     flops: None,
     samples: SAMPLES,
     smooth: true,
+    ..Op::BASE
 };
 
 /// `attrs`: [axis].
@@ -80,4 +81,5 @@ pub static CUMPROD: Op = Op {
     flops: None,
     samples: &["p(2,3), 1", "p(2,3,4), 1", "p(5), 0", "p(3,0), 1", "i(4;5), -1"],
     smooth: true,
+    ..Op::BASE
 };

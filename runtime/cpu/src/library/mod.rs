@@ -157,7 +157,7 @@ impl Routine {
                 }
                 Err(word) => w.list.extend([1, word]),
             }
-            w.put(i.reach);
+            w.put(i.len);
             w.layout(&i.layout);
             w.dtype(i.dtype);
         }
@@ -167,7 +167,7 @@ impl Routine {
             w.shape(shape);
             w.dtype(*dtype);
         }
-        w.layout(&self.lies);
+        w.layout(&self.out_layout);
     }
 
     pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {

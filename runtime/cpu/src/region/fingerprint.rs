@@ -98,7 +98,7 @@ fn load(l: &Load, w: &mut Words) {
     w.source(&l.source);
     w.layout(&l.layout);
     w.dtype(l.dtype);
-    w.put(usize::from(l.panel.is_some()));
+    w.put(usize::from(l.pack.is_some()));
 }
 
 fn tile_op(op: &TileOp, w: &mut Words) {
@@ -111,7 +111,9 @@ fn tile_op(op: &TileOp, w: &mut Words) {
             row_stride(*stride, w);
         }
         TileOp::Gather { view, load, row } => w.list.extend([1, u64::from(*view), u64::from(*load), u64::from(*row)]),
-        TileOp::BindSaved { view, slot, size } => w.list.extend([2, u64::from(*view), u64::from(*slot), u64::from(*size)]),
+        TileOp::BindSaved { view, slot, size } => {
+            w.list.extend([2, u64::from(*view), u64::from(*slot), u64::from(*size)])
+        }
         TileOp::BindOutput { view, value, size } => {
             w.list.extend([3, u64::from(*view)]);
             w.value(*value);
