@@ -26,5 +26,5 @@ pub fn notices(runtime: &Runtime, printer: Rc<RunPrinter>) {
 
 /// Lets plans include GPU source code on a machine without a GPU.
 pub fn gpu_source(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::Paper::default()));
+    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
 }

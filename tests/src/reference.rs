@@ -98,7 +98,7 @@ fn epsilon(dtype: DType) -> f64 {
 pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
     let half = dtype.is_half();
     match (op.class, op.name) {
-        // One step of arithmetic, rounded once; the functions of `core::scalar` are good to 2 units in f64, 1 in f32.
+        // One step of arithmetic, rounded once; the functions of `perilune_cpu::math` are good to 2 units in f64, 1 in f32.
         (Class::Map(_), "pow" | "tan" | "remainder") => Tolerance { ulps: if half { 2.0 } else { 8.0 }, scaled: 0.0 },
         (Class::Map(_) | Class::Cast | Class::View(_), _) => {
             Tolerance { ulps: if half { 1.0 } else { 4.0 }, scaled: 0.0 }

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::format::bytes;
 use perilune_core::HostTensor;
 use perilune_cpu::Cpu;
-use perilune_cuda::{Cuda, find};
+use perilune_cuda::{Cuda, dylib};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use std::cell::RefCell;
@@ -35,8 +35,8 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     row("memory", memory());
     let cpu = Rc::new(Cpu::new(None));
     row("device", cpu.describe());
-    for wanted in &find::WANTED {
-        match find::find(wanted) {
+    for wanted in &dylib::WANTED {
+        match dylib::find(wanted) {
             Some(path) => row(wanted.name, format!("found: {path}")),
             None => {
                 let need = if wanted.needed { "needed" } else { "optional," };

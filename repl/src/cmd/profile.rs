@@ -102,19 +102,16 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     }
     (rounds.data, rounds.sync) = (waits.by_step(Bound::Data), waits.by_step(Bound::Sync));
     let reads = (splits(&runtime) - before) as f64 / f64::from(2 * steps + 1);
-    let profiled =
-        |runtime: &Runtime| runtime.host().engine.borrow().diagnostics.profile.as_ref().map_or(0.0, |p| p.total());
     runtime.host().engine.borrow_mut().diagnostics.profile = Some(Default::default());
     for _ in 0..steps {
-        let before = profiled(&runtime);
         run.step()?;
-        rounds.kernels.push(profiled(&runtime) - before);
     }
-    let (seconds, kernels) = (median(&rounds.steps), median(&rounds.kernels));
     let engine = runtime.host().engine.borrow();
     let timings =
         engine.diagnostics.profile.as_ref().map(|p| p.timings(&engine.recorder.source_map)).unwrap_or_default();
     let waits = waits.list(&engine.recorder.source_map);
+    rounds.kernels = timings.iter().map(|t| t.seconds * t.runs as f64).sum::<f64>() / f64::from(steps);
+    let (seconds, kernels) = (median(&rounds.steps), rounds.kernels);
     screen.line(&format!("{} · {} · {:.3} ms a step", recipe.name(), backend.describe(), seconds * 1e3));
     screen.line(&format!(
         "ceiling, measured: {:.0} GB/s through memory, {:.0} GFLOP/s in {} products",

@@ -16,7 +16,6 @@ pub mod interrupt;
 pub mod modes;
 pub mod ops;
 pub mod philox;
-pub mod scalar;
 pub mod shape;
 pub mod source_loc;
 

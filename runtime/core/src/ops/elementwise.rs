@@ -30,7 +30,8 @@ pub enum Domain {
 
 /// Calls the macro `$m` with the whole table: `Variant Domain arity |x, y, z| value;`.
 ///
-/// `value` uses the methods of `core::scalar::{Real, Int}`; a `Compare` yields a Rust bool; `Logic` works on Rust bools.
+/// `value` uses methods that each backend defines for its element types (the CPU: `perilune_cpu::math::{Number, Float}`); a
+/// `Compare` yields a Rust bool; `Logic` operates on Rust bools.
 #[macro_export]
 macro_rules! map_fns {
     ($m:ident) => {

@@ -1,7 +1,7 @@
 //! Numbers of 8 bits and products of them. They are no dtype: a tensor of them is a u8 tensor, and an f32 scale beside it says
 //! what 1 is worth.
 //!
-//! Formats and rounding are in `scalar/fp8.rs`. What uses them in training is `stdlib/nn/fp8.lua`.
+//! The CPU's `math/fp8.rs` states formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
 
 use super::elementwise::{self, MapFn};
 use super::matmul::MATMUL;

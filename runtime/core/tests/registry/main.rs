@@ -1,5 +1,5 @@
-//! Every op of the registry, on every sample, without a backend: what is recorded has the shapes and dtypes that were
-//! promised, gradients have those of their inputs, and derivatives agree with finite differences in f64.
+//! Tests every op of the registry on every sample, without a backend: recorded nodes have the shapes and dtypes that the op
+//! states, gradients have those of their inputs, and derivatives agree with finite differences in f64.
 #![allow(clippy::unwrap_used)]
 
 mod eval;
