@@ -1,10 +1,12 @@
 //! Creates and updates the run directory, which has everything needed to repeat a run and to look at it.
 //!
-//!     run.json                 what ran, on what, how it ended
-//!     recipe/                  the recipe and the files it required, as they were
-//!     metrics.jsonl            the step and eval events
-//!     tb/                      TensorBoard events (`tensorboard --logdir runs`)
-//!     checkpoints/step-N/      see `perilune_checkpoint`
+//! ```text
+//! run.json                 what ran, on what, how it ended
+//! recipe/                  the recipe and the files it required, as they were
+//! metrics.jsonl            the step and eval events
+//! tb/                      TensorBoard events (`tensorboard --logdir runs`)
+//! checkpoints/step-N/      see `perilune_checkpoint`
+//! ```
 //!
 //! It is created when training starts; creating it claims its name, so two runs never share one. `run.json` is replaced by
 //! a rename, so a reader never sees a partial file.
