@@ -36,6 +36,7 @@ local check = require "perilune.check"
 local function kernel(given)
   local op = "kernel"
   if type(given) ~= "table" then pl.error(op, "the argument is " .. check.show(given), 'pl.kernel { inputs = "x", expr = "x * x" }') end
+  ---@cast given -nil
   if given["source"] ~= nil then return require("perilune.kernel.source").kernel(given --[[@as perilune.SourceKernelOptions]]) end
   if given["expr"] == nil then pl.error(op, "it has neither expr nor source", 'an elementwise one is an expr: expr = "x * x"; any other is CUDA source') end
   return require("perilune.kernel.expr").kernel(given --[[@as perilune.KernelOptions]])

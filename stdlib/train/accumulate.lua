@@ -17,14 +17,14 @@ local tree = require "perilune.tree"
 ---@field total any sum of the weights
 ---@field unit any fp16: the first weight, which every loss is divided by before the backward pass
 ---@field weight any of the current micro-batch
----@field sum perilune.Tensor? weight * loss of the current micro-batch
+---@field sum any weight * loss of the current micro-batch
 local Accumulator = {}
 local meta = { __index = Accumulator }
 
 ---Adds weight * value to a sum, without its gradient.
 local function add(sum, value, weight)
-  local v = value * weight
-  if pl.is_tensor(v) then v = (v --[[@as perilune.Tensor]]):detach() end
+  local v = value * weight ---@type any
+  if pl.is_tensor(v) then v = v:detach() end
   return sum and sum + v or v
 end
 
@@ -38,17 +38,17 @@ function Accumulator:term(loss, weight, samples)
     self.loss = loss
     return loss
   end
-  local sum
-  if weight == nil then
-    sum, weight = pl.native.loss_sum(loss)
-    weight = weight or samples
+  local sum, w = nil, weight ---@type any, any
+  if w == nil then
+    sum, w = pl.native.loss_sum(loss)
+    w = w or samples
   end
-  if pl.is_tensor(weight) then weight = weight:to("f32") end
-  self.weight, self.sum = weight, sum or loss * weight
+  if pl.is_tensor(w) then w = w:to("f32") end
+  self.weight, self.sum = w, sum or loss * w
   if not self.fp16 then return self.sum end
   -- A sum over thousands of tokens times the loss scale would overflow fp16 gradients: divide by the first weight.
-  self.unit = self.unit or (pl.is_tensor(weight) and weight:clamp(1) or math.max(weight, 1))
-  return self.sum / self.unit
+  self.unit = self.unit or (pl.is_tensor(w) and w:clamp(1) or math.max(w, 1))
+  return self.sum / self.unit --[[@as perilune.Tensor]]
 end
 
 ---Adds the loss and the metrics of the micro-batch to the sums, after its backward pass.
@@ -75,7 +75,7 @@ end
 ---@return table<string, any> metrics
 function Accumulator:means()
   if self.single then return self.loss, self.metrics end
-  local loss, metrics = self.loss / self.total, {}
+  local loss, metrics = self.loss / self.total --[[@as perilune.Tensor]], {} ---@type perilune.Tensor, table<string, any>
   for _, name in ipairs(tree.names(self.metrics)) do metrics[name] = self.metrics[name] / self.total end
   return loss, metrics
 end

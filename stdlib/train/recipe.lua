@@ -37,7 +37,7 @@ local names = { "name", "description", "params", "data", "model", "optimizer", "
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }
 
 -- The autocast dtype of each precision but f32. With fp8 the layers quantize, and everything else is bf16.
-local autocast = { tf32 = "tf32", bf16 = "bf16", fp16 = "f16", fp8 = "bf16" }
+local autocast = { tf32 = "tf32", bf16 = "bf16", fp16 = "f16", fp8 = "bf16" } ---@type table<string, any>
 
 ---Whether a value provides batches: the methods `batch_at` and `batches`.
 ---@param value any
@@ -87,7 +87,7 @@ end
 
 ---Calls a function under the autocast policy of the run's precision.
 ---@param run perilune.Run
----@param fn function
+---@param fn any
 ---@param ... any
 ---@return any ...
 function recipe.call(run, fn, ...)

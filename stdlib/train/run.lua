@@ -8,7 +8,7 @@ local format = require "perilune.train.format"
 local record = require "perilune.train.record"
 local scope = require "perilune.train.scope"
 
----@class perilune.Run
+---@class (partial) perilune.Run
 ---@field recipe perilune.Recipe
 ---@field place integer source location of the recipe's loss (or step): that of ops which the loop itself records
 ---@field params table

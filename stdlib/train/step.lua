@@ -17,11 +17,12 @@ local recipes = require "perilune.train.recipe"
 ---@return perilune.Tensor loss mean over the step
 ---@return table<string, any> metrics
 local function step(run, batches)
-  local sums, scaler = accumulator(#batches, run.scaler ~= nil), run.scaler -- the scaler exists in fp16 only
+  local recipe, opt, scaler = run.recipe, run.opt --[[@as perilune.Optimizer]], run.scaler -- the loss scaler exists in fp16 only
+  local sums = accumulator(#batches, scaler ~= nil)
   for _, micro in ipairs(batches) do
     local batch, samples = micro[1], micro[2]
     -- Forward pass under autocast; `weight` is the number of tokens or samples that the mean loss is over.
-    local loss, metrics, weight = recipes.check_loss(run.recipe, "loss", samples, recipes.call(run, run.recipe.loss, run.model, batch))
+    local loss, metrics, weight = recipes.check_loss(recipe, "loss", samples, recipes.call(run, recipe.loss, run.model, batch))
     -- Backward pass. Gradients accumulate in the parameters; only one micro-batch's activations are alive at a time.
     local term = sums:term(loss, weight, samples)
     if scaler then term = scaler:scale(term) end
@@ -29,7 +30,7 @@ local function step(run, batches)
     sums:add(metrics)
   end
   -- Divide by the weights and the loss scale, clip, evaluate the learning-rate schedule, update weights and moments.
-  local norm = run.opt:step { scale = sums:scale(), scaler = scaler }
+  local norm = opt:step { scale = sums:scale(), scaler = scaler }
   local loss, metrics = sums:means()
   if metrics.grad_norm == nil then metrics.grad_norm = norm end
   if scaler and metrics.loss_scale == nil then metrics.loss_scale = scaler.factor:detach() end
@@ -38,13 +39,9 @@ end
 
 ---Records the recipe's own step or the default one, then updates the moving average of the weights.
 return function(run, batches)
-  local own = run.recipe.step
-  if not own then
-    local loss, metrics = step(run, batches)
-    if run.ema then run.ema:update() end
-    return loss, metrics
-  end
-  local loss, metrics = recipes.call(run, own, run, batches[1][1])
+  local own, loss, metrics = run.recipe.step, nil, nil ---@type any, any, any
+  if own then loss, metrics = recipes.call(run, own, run, batches[1][1]) else loss, metrics = step(run, batches) end
   if run.ema then run.ema:update() end
-  return recipes.check_loss(run.recipe, "step", 1, loss, metrics)
+  if own then return recipes.check_loss(run.recipe, "step", 1, loss, metrics) end
+  return loss, metrics
 end
