@@ -36,15 +36,32 @@ local function scale_of(layer, name, x)
   return pl.where(top:gt(0), top * (2.0 ^ layer.fp8.margin / largest[formats[name]]), 1)
 end
 
+---@type table<integer, { shift: perilune.Tensor, first: perilune.Tensor, row: table<string, perilune.Tensor> }>
+local masks = {}
+
+---Returns the masks that shift a history of that length. They are evaluated once and shared: masks recorded in every layer are
+---distinct nodes, which made thousands of lines of CUDA text and seconds of compilation.
+local function masks_of(history)
+  if not masks[history] then
+    local column, row = pl.arange(history), pl.arange(3):unsqueeze(1)
+    masks[history] = {
+      shift = pl.eval(column:eq(column:unsqueeze(1) - 1)),
+      first = pl.eval(column:eq(0)),
+      row = { x = pl.eval(row:eq(rows.x)), w = pl.eval(row:eq(rows.w)), grad = pl.eval(row:eq(rows.grad)) },
+    }
+  end
+  return masks[history]
+end
+
 ---Shifts rows of `layer.amax`: inserts `found[name]` in front and drops the oldest value.
 local function remember(layer, found)
   local old = layer.amax
-  local new, column, row = old, pl.arange(old:size(1)), pl.arange(3):unsqueeze(1)
+  local new, mask = old, masks_of(old:size(1))
   -- The old values one column further, 0 in front.
-  local moved = pl.where(column:eq(column:unsqueeze(1) - 1), old:unsqueeze(1), 0):amax(-1)
+  local moved = pl.where(mask.shift, old:unsqueeze(1), 0):amax(-1)
   for _, name in ipairs(tree.names(found)) do
-    local this = pl.where(column:eq(0), found[name], moved)
-    new = pl.where(row:eq(rows[name]), this, new)
+    local this = pl.where(mask.first, found[name], moved)
+    new = pl.where(mask.row[name], this, new)
   end
   old:assign(new)
 end
@@ -113,6 +130,7 @@ local function enable(layer, given)
   check.whole(op .. " fp8", "margin", o.margin, 0)
   layer.fp8 = { history = o.history, margin = o.margin }
   layer.born = pl.native.mode().step
+  masks_of(o.history)   -- before a step, which reading them would split
   layer.amax = pl.state(pl.zeros { 3, o.history }, { trainable = false })
   layer.info = layer.info .. ", fp8"
 end

@@ -3,7 +3,7 @@
 //! Variants are written by the codes below, so that renaming one changes nothing.
 
 use perilune_cpu::fingerprint::Words;
-use perilune_cuda::launch::{Arg, Boxes, Launch, Word};
+use perilune_cuda::launch::{Arg, Launch, TmaDesc, Word};
 use perilune_plan::ir::{Code, Kernel, Level, Operand, Program, Region, Root, Storage};
 
 /// The hash of numbers as 16 hexadecimal digits.
@@ -165,7 +165,7 @@ fn argument(a: &Arg, w: &mut Words) {
                 }
             }
         }
-        Arg::Map(of, Boxes { dtype, dims, strides, shape }) => {
+        Arg::Map(of, TmaDesc { dtype, dims, strides, shape }) => {
             w.put(10);
             argument(of, w);
             w.dtype(*dtype);
