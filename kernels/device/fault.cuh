@@ -1,6 +1,6 @@
-// How a kernel says that an index is out of range. The cell lies in memory that the host maps and may read while kernels run,
-// so `set` is written last; the first report stays.
-// After a report the kernel goes on with a harmless index: it must not read or write out of bounds.
+// Reports an index out of range from a kernel. The cell is in mapped host memory, which the host may read while kernels run, so `set`
+// is written last; the first report stays. After a report the kernel continues with a harmless index: it must not access memory
+// out of bounds.
 #pragma once
 #include "device/base.cuh"
 

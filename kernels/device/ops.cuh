@@ -1,7 +1,7 @@
-// The elementwise functions, one per `MapFn` of runtime/core/src/ops/elementwise.rs: `op_` and its name in snake case,
-// overloaded by compute type (f32, f64, i64, i32, u8; bools are u8). What they yield is what runtime/cpu/src/math says:
-// integers wrap, division rounds down and is total, NaN goes in and comes out. 16-bit floats arrive as f32; whoever calls
-// rounds the result. Compiled with --fmad=false, so that nothing is contracted.
+// Computes the elementwise functions, one per `MapFn` of runtime/core/src/ops/elementwise.rs: `op_` and its name in snake case,
+// overloaded by compute type (f32, f64, i64, i32, u8; bools are u8). Results are those of runtime/cpu/src/math: integers
+// wrap, division rounds down and is total, NaN propagates. 16-bit floats arrive as f32; the caller rounds the result. Compiled
+// with --fmad=false, so that nothing is contracted.
 #pragma once
 #include "device/base.cuh"
 

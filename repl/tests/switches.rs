@@ -197,3 +197,24 @@ end
     let flops: Vec<&str> = r.out.lines().filter(|l| l.contains(" scaled_dot_product_attention ")).collect();
     assert!(flops.len() == 2 && flops[0].contains("524.3 kFLOP") && flops[1].contains("1.0 MFLOP"), "{}", r.out);
 }
+
+/// A product of bytes on a GPU counts as the same product of 16-bit floats does.
+#[test]
+fn a_gpus_plan_counts_products_of_bytes() {
+    let p = place();
+    p.file(
+        "bytes.lua",
+        r#"
+local pl = require "perilune"
+local x = pl.eval(pl.randn { 64, 128 })
+local q = pl.eval(pl.quantize_fp8(x))
+print(pl.plan(pl.matmul_fp8(q, q), { source = true }))
+local h = pl.eval(x:to "bf16")
+print(pl.plan(h:matmul(h:t()), { source = true }))
+"#,
+    );
+    let r = with(&p, &["run", "bytes.lua", "--device", "cpu"], &[]);
+    let products = r.out.lines().filter(|l| l.contains(" matmul_fp8 ") || l.contains(" matmul "));
+    let flops: Vec<bool> = products.map(|l| l.contains("1.0 MFLOP")).collect(); // 2 x 64 x 64 x 128
+    assert_eq!(flops, [true, true], "{}{}", r.out, r.err);
+}

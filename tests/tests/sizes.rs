@@ -7,7 +7,7 @@ use perilune_core::Layout;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
 use perilune_cuda::library::pool;
-use perilune_cuda::{Paper, attention, conv};
+use perilune_cuda::{OfflineTarget, attention, conv};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::memory::Offsets;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Plans as a GPU does, gives out addresses as a GPU does, keeps what it plans, and computes nothing: whatever is read is 0.
 #[derive(Default)]
 struct Plans {
-    gpu: Paper,
+    gpu: OfflineTarget,
     made: RefCell<Vec<Arc<Program>>>,
     heap: Rc<RefCell<Offsets>>,
     runs: Rc<RefCell<Runs>>,

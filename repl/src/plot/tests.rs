@@ -1,4 +1,4 @@
-//! What is drawn: by comparison with tests/golden/plot (`PERILUNE_BLESS=1` writes it anew), and for every bad input.
+//! Compares drawings with tests/golden/plot (`PERILUNE_BLESS=1` updates it), and tests bad inputs.
 
 use super::*;
 

@@ -1,9 +1,8 @@
-//! What a lab asks of a device: the times of all ways that cuDNN has for a convolution.
+//! Times every cuDNN plan of a convolution, for `examples/conv_lab.rs`.
 
 use crate::conv::{Kind, Problem};
 use crate::dnn::{Addresses, Dnn};
-use crate::driver::{Device, Event};
-use crate::memory::Heap;
+use crate::driver::{Device, Event, Heap};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use std::fmt::Write;

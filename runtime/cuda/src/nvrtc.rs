@@ -1,10 +1,10 @@
-//! From CUDA text to machine code, and the cache of it on disk.
+//! Compiles CUDA C++ to machine code with NVRTC and caches it on disk.
 //!
-//! Functions that are not in the cache are compiled a batch at a time, a batch on each core: one program of many functions
-//! takes a fraction of what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
-//! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
+//! Functions that are not cached are compiled in batches, one batch per core: one program of many functions takes a fraction of the time
+//! of as many programs. A cache key is the BLAKE3 of everything that determines the code: text, headers, options, architecture,
+//! compiler version. A cached file holds its own hash and is renamed into place, so readers see all of it or nothing.
 
-use crate::find;
+use crate::dylib;
 use crate::headers::HEADERS;
 use crate::launch::Function;
 use crate::library::source::{self, ENTRY, OWN};
@@ -50,7 +50,7 @@ pub struct Compiler {
 
 impl Compiler {
     pub fn new(arch: (u32, u32), folder: Option<PathBuf>) -> Result<Compiler> {
-        find::load("NVRTC")?;
+        dylib::load("NVRTC")?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there; out-pointers are to locals.
         check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
@@ -254,7 +254,7 @@ fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
     ];
     if kind == Kind::Own {
         // cuda_fp16.h and the like, where a toolkit is there.
-        out.extend(find::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
+        out.extend(dylib::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
     }
     out
 }

@@ -1,4 +1,4 @@
-//! Convolutions and pools without a GPU: what a call takes, and that the kernels around it compile without spilling.
+//! Tests convolutions and pools without a GPU: the operands of a call, and that the kernels around it compile without spills.
 #![allow(clippy::unwrap_used)]
 
 mod common_library;

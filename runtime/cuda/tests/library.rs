@@ -1,5 +1,5 @@
-//! Library calls without a GPU: every op, dtype and layout makes launches that fit their functions, and every function
-//! compiles for every architecture looked after without spilling registers.
+//! Tests library calls without a GPU: every op, dtype and layout makes launches that match their kernels' parameters, and every kernel
+//! compiles for every supported architecture without spilling registers.
 
 mod common_library;
 

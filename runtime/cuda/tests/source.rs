@@ -1,4 +1,4 @@
-//! Kernels from CUDA source: the text around them, that it compiles, and what an error says. Needs NVRTC, no GPU.
+//! Tests kernels from CUDA source: the text around them, that it compiles, and the errors. Needs NVRTC, no GPU.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/src/skip.rs"]

@@ -177,11 +177,6 @@ impl Profile {
         &mut entry.runs[at]
     }
 
-    /// Seconds of all kernels of all runs so far.
-    pub fn total(&self) -> f64 {
-        self.plans.values().map(Entry::total).sum()
-    }
-
     /// All kernels: slowest plan first, each in the order it runs them.
     pub fn timings(&self, source_map: &SourceMap) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();

@@ -44,8 +44,8 @@ pub struct Rounds {
     /// Of the call, what the host waits for a batch, and for a value of the device.
     pub data: Vec<f64>,
     pub sync: Vec<f64>,
-    /// Kernels of a step, each timed by itself.
-    pub kernels: Vec<f64>,
+    /// Of a step, the sum of the medians of its kernels, each timed by itself.
+    pub kernels: f64,
 }
 
 /// The parts of a step, in tenths of a microsecond: rounded as they are shown, so that what is shown sums too.
@@ -58,9 +58,10 @@ pub struct Parts {
 impl Rounds {
     /// `inside`: whether kernels run within the call, as on a CPU, rather than behind it.
     pub fn parts(&self, inside: bool) -> Parts {
-        let tenths = |samples: &[f64]| (median(samples) * 1e7).round() as i64;
-        let [step, call, data, sync, kernels] =
-            [&self.steps, &self.calls, &self.data, &self.sync, &self.kernels].map(|s| tenths(s));
+        let tenths = |seconds: f64| (seconds * 1e7).round() as i64;
+        let [step, call, data, sync] =
+            [&self.steps, &self.calls, &self.data, &self.sync].map(|samples| tenths(median(samples)));
+        let kernels = tenths(self.kernels);
         let host = (call - data - sync - if inside { kernels } else { 0 }).max(0);
         let rest = step - (kernels + host + data + sync);
         let last =
@@ -122,7 +123,7 @@ mod tests {
             calls: vec![0.9e-3; 3],
             data: vec![0.1e-3, 0.100_06e-3, 0.2e-3],
             sync: vec![0.05e-3; 3],
-            kernels: vec![0.6e-3, 0.600_04e-3, 0.700_1e-3],
+            kernels: 0.600_004e-3,
         };
         let on_cpu = rounds.parts(true);
         assert_eq!(on_cpu.step, 10_001);

@@ -1,4 +1,4 @@
-//! Kernels from CUDA source: what `stdlib/source_kernel.lua`, which checks everything, hands down.
+//! Kernels from CUDA source: what `stdlib/kernel/source.lua`, which checks everything, hands down.
 
 use crate::args::RefGuard;
 use crate::errors;

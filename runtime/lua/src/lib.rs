@@ -32,7 +32,7 @@ mod table;
 mod tensor;
 
 pub use console::{Answer, Console};
-pub use errors::RecipeError;
+pub use errors::{Cause, RecipeError};
 pub use loader::stdlib_files;
 pub use perilune_engine::{Copies, profile, step_parts};
 pub use reference::{reference_markdown, stubs};

@@ -3,7 +3,6 @@
 use crate::host::Host;
 use crate::runtime::Failed;
 use crate::table;
-use crate::tensor::Ref;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;

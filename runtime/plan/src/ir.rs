@@ -19,7 +19,7 @@
 //!
 //! Every instruction's result is rounded to its dtype as if it had been stored: bf16 and f16 instructions compute in f32
 //! and round. Nothing is contracted across instructions. The order of additions in a reduction is a function of the
-//! space's shape alone. On the CPU (a GPU has an order of its own, in `cuda::codegen::space`):
+//! space's shape alone. On the CPU (a GPU has an order of its own, in `cuda::schedule::reduction_order`):
 //!
 //! - `ReduceRow` over `cols` elements: the row is cut into chunks of [`ROW_CHUNK`]. Within a chunk, element `i` goes to
 //!   lane `i % LANES` in order of `i`, starting from the identity; then lanes fold as a halving tree (lane `k` with lane

@@ -1,6 +1,6 @@
-//! A library call being turned into launches.
+//! Builds the launches of a library call: its operands, workspace, kernel text and arguments.
 
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::{Arg, Function, Launch, Word, Work};
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Threads of a block of most kernels.
 pub const BLOCK: usize = 256;
 
-/// An operand: where element 0 of its layout lies.
+/// An operand: the address of element 0 and its layout.
 #[derive(Clone)]
 pub struct Input {
     pub pointer: Arg,
@@ -195,7 +195,7 @@ impl<'a> Call<'a> {
 }
 
 /// A by-value structure's parameter.
-pub fn by_value(space: &Space, narrow: bool, name: &str) -> String {
+pub fn by_value(space: &Strided, narrow: bool, name: &str) -> String {
     format!("const __grid_constant__ {} {name}", space.device_type(narrow))
 }
 

@@ -1,4 +1,4 @@
-//! Grouped products: which kernel of `kernels/matmul/grouped*.cuh` runs, with operands that it can read.
+//! Launches grouped matrix products: chooses the kernel of `kernels/matmul/grouped*.cuh` and copies operands that it cannot read.
 
 use super::call::{Call, Input, typed};
 use crate::launch::{Arg, Props};
@@ -13,7 +13,7 @@ const UNIT: usize = 8;
 /// Elements from one row to the next that these kernels can count (`Tile::load`).
 const LONGEST: usize = 1 << 22;
 
-/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_wg.cuh`.
+/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_sm90.cuh`.
 #[derive(Clone, Copy)]
 struct Tile {
     header: &'static str,
@@ -38,7 +38,7 @@ const WARPS: Tile = Tile {
     resident: "2",
 };
 const WARPGROUPS: Tile = Tile {
-    header: "matmul/grouped_wg.cuh",
+    header: "matmul/grouped_sm90.cuh",
     kind: "Warpgroups",
     rows: 128,
     cols: 128,
@@ -75,7 +75,7 @@ struct Side {
     /// From one row to the next, and from one matrix to the next.
     row: usize,
     matrix: usize,
-    /// Whether its last dim lies along memory, rather than the one before.
+    /// Whether its last dim is contiguous, rather than the one before.
     down: bool,
 }
 
@@ -104,7 +104,7 @@ fn most_tiles(rows: usize, groups: usize, side: usize) -> usize {
 fn check(c: &mut Call, e: &Input, rows: usize) -> Result<()> {
     let params = [
         ("const i64* ends", e.pointer.clone()),
-        ("const __grid_constant__ library::Ends p", Arg::Bytes(bytes_of(e, rows)?)),
+        ("const __grid_constant__ library::GroupEnds p", Arg::Bytes(bytes_of(e, rows)?)),
         ("Fault* fault", Arg::Fault),
     ];
     c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault);", 1, 256)
@@ -253,7 +253,7 @@ fn plain(
         (&*given[1], b.pointer.clone()),
         ("const i64* ends", e.pointer.clone()),
         (&*given[2], c.output(0)),
-        ("const __grid_constant__ library::Ends e", Arg::Bytes(bytes_of(e, rows)?)),
+        ("const __grid_constant__ library::GroupEnds e", Arg::Bytes(bytes_of(e, rows)?)),
         ("const __grid_constant__ library::Product p", Arg::Bytes(bytes)),
     ];
     let (which, more) = if matrix.is_some() { ("rows", " matrix,") } else { ("sums", "") };

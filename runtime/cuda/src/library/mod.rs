@@ -1,8 +1,8 @@
-//! Library ops other than float matrix products: which hand-written kernel of `kernels/` runs, and with what.
+//! Launches the hand-written kernels of `kernels/` for library ops other than float matrix products.
 //!
-//! The device code is C++ templates; a function's text here names the header, the types and the ranks, and nothing else:
-//! sizes and strides are arguments, so that shapes share machine code. What an op means, and in which order it adds, is
-//! said in `perilune_core::ops` and kept by `runtime/cpu/src/library`.
+//! Device code is C++ templates. A kernel's text names its header, types and ranks only; sizes and strides are arguments, so that
+//! shapes share machine code. `perilune_core::ops` defines what an op computes and in which order it adds; `runtime/cpu/src/library`
+//! is the reference.
 
 mod add;
 mod call;
@@ -16,7 +16,7 @@ mod reduce;
 mod scan;
 mod sort;
 pub mod source;
-mod space;
+mod strided;
 
 pub use matmul::is_small;
 
