@@ -6,7 +6,7 @@
 //! `linear`; integers wrap in plain loops. `grouped` runs one product for each group of rows.
 //!
 //! Large products are partitioned among threads; many small ones are tasks of their own. The bits are a function of shape
-//! and dtype multiply, not of strides or the thread count (tests/gemm.rs), but the `gemm` crate has others for every
+//! and dtype alone, not of strides or the thread count (tests/gemm.rs), but the `gemm` crate has others for every
 //! instruction set.
 
 mod gemm_f32;
