@@ -1,4 +1,4 @@
-//! Checkpoints: what a run is after a step, as files that another process can go on from.
+//! Writes and reads checkpoints: the state of a run after a step, as files from which another process continues.
 //!
 //! ```text
 //! checkpoints/step-N/model.safetensors        the weights, for any reader of the format; large ones in shards with an index

@@ -1,4 +1,4 @@
-//! Finding and reading checkpoints.
+//! Finds and reads checkpoints.
 
 use crate::write::{OLD, SEAL};
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};

@@ -1,4 +1,4 @@
-//! Saving in the background: the loop hands over a snapshot and goes on.
+//! Saves in the background: the training loop hands over a snapshot and continues.
 
 use crate::write::{discard, tidy};
 use crate::{Error, Result, Source, list, write};

@@ -1,4 +1,4 @@
-//! Writing one checkpoint.
+//! Writes one checkpoint.
 
 use crate::crash::point;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};

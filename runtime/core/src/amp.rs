@@ -1,4 +1,4 @@
-//! Mixed precision as a policy recorded at the call: which ops run in 16 bits, which are f32 islands.
+//! Defines mixed precision as a policy applied when an op is recorded: which ops run in 16 bits, which are f32 islands.
 //!
 //! Each op declares its class; under `autocast` the graph casts that op's float inputs when it is recorded, so what
 //! runs is visible in the graph and in the plan key, and backward passes follow from it.

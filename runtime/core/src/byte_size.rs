@@ -1,4 +1,4 @@
-//! Amounts of memory as people write and read them.
+//! Parses and formats amounts of memory.
 
 /// Bytes of `20GiB`, `1.5 GB`, `512M` (binary, as in most tools' options) or a plain number of bytes.
 pub fn parse(text: &str) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! Element types and the promotion rules between them.
+//! Declares the element types and the promotion rules between them.
 //!
 //! The lattice is PyTorch's: bool < u8 < i32 < i64 < {f16, bf16} < f32 < f64, where f16 with bf16 meets at f32.
 //! A tensor of rank 0 gives way to one with dims, unless its category (bool, integer, float) is higher.

@@ -1,4 +1,4 @@
-//! Switches in the environment: one table, one parser. docs/guide.md says what each does.
+//! Parses environment flags: one table, one parser. docs/guide.md says what each does.
 //!
 //! A command refuses words that a switch does not take before it computes anything ([`check`]); a reader behind it then
 //! takes what it finds, and the default where a program that is no command left a wrong word standing. An empty value is as

@@ -1,4 +1,4 @@
-//! The one error of `core`: what a person did wrong, said so that it can be mended.
+//! Defines the error of `core`: what is wrong in a recipe, and how to mend it.
 //!
 //! A message names the op, the offending values, the rule and, where there is one, the cure (`hint`). The recipe's
 //! file and line are added by the Lua layer, which knows them. Callers match on `kind`, never on text.

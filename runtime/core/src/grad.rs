@@ -1,4 +1,4 @@
-//! Reverse-mode differentiation on the graph.
+//! Differentiates the graph in reverse mode.
 //!
 //! One loop over ids from the output down: id order is a topological order, so there is no recursion over the graph and
 //! no stack to overflow. Gradients are ordinary nodes, so with `create_graph` they can be differentiated again. A fused

@@ -1,4 +1,4 @@
-//! What a recipe records: an append-only arena of nodes.
+//! Stores what a recipe records: an append-only arena of nodes.
 //!
 //! Every op call appends nodes at once, after checking shapes and dtypes, and hands back ids. Ids rise in recording
 //! order, so id order is a topological order: every pass over a graph is a loop, never a recursion, and every process

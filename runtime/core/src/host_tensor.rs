@@ -1,4 +1,4 @@
-//! A tensor in host memory: what readers produce, what `item`, `tolist` and printing consume, what checkpoints hold.
+//! Stores a tensor in host memory: the result of readers, `item` and `tolist`, and the content of checkpoints.
 //!
 //! Contiguous, row-major, little-endian. Bools are bytes of 0 or 1.
 

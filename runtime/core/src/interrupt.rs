@@ -1,4 +1,4 @@
-//! The wish of a person at a prompt to have the terminal back. A signal belongs to the process, and so does this flag.
+//! Holds the flag of an interrupt from the prompt. Signals belong to the process, and so does this flag.
 //!
 //! Who asks also takes the wish back, once the line has ended. Long work looks between its parts: the Lua hook every few
 //! thousand instructions, the engine before it runs a plan, a backend between kernels as long as no State has been written.

@@ -1,4 +1,4 @@
-//! The device-neutral heart of Perilune: shapes, dtypes, the graph a recipe records, the op registry and autograd.
+//! Provides the device-neutral core of Perilune: shapes, dtypes, the graph a recipe records, the op registry and autograd.
 //!
 //! Nothing here allocates a tensor's bytes or knows a device. A recipe's calls become nodes of a [`graph::Graph`];
 //! `plan` turns graphs into launches, the backends run them.

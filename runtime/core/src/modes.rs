@@ -1,4 +1,4 @@
-//! Recording modes: what a graph notes on, or does to, each node it records, beside the call itself.
+//! Saves and restores recording modes: what a graph notes on, or does to, each node it records, beside the call itself.
 //!
 //! Modes nest: [`Graph::scope`] saves all of them and restores them when the guard is dropped, so that code changes a mode
 //! for its own recording only, whichever way it leaves.

@@ -1,4 +1,4 @@
-//! Philox 4x32-10: the counter-based generator behind every random number here.
+//! Generates random numbers by Philox 4x32-10, the counter-based generator behind every random op.
 //!
 //! A pure function of (counter, key): no state to carry, so any element can be drawn anywhere, in any order. Who gives
 //! which meaning to the counter's four words is the caller's business. After Salmon, Moraes, Dror and Shaw, "Parallel

@@ -1,4 +1,4 @@
-//! Shapes, strided layouts, and the arithmetic of broadcasting.
+//! Implements shapes, strided layouts, and the arithmetic of broadcasting.
 //!
 //! A `Shape` is a small `Copy` value of at most `MAX_RANK` dims. A `Layout` says where the elements of a tensor of a
 //! given shape lie in a buffer: views are layouts over somebody else's buffer. All numbers are in elements.

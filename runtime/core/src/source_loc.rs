@@ -1,4 +1,4 @@
-//! Where in a recipe a node was recorded: interned (file, line) pairs.
+//! Interns the recipe lines that nodes are recorded at, as (file, line) pairs.
 //!
 //! SourceMap live beside the arena, not in it: plan keys never see them, so moving a line recompiles nothing.
 

@@ -1,4 +1,4 @@
-//! Tables of text: `.csv`, plain or gzipped, into columns of numbers or of categories.
+//! Reads tables of text (`.csv`, plain or gzipped) into columns of numbers or categories.
 //!
 //! The whole table is kept as text and each column is parsed when it is asked for, so one file serves columns of many
 //! dtypes and every message can name line and column. Cells follow RFC 4180 (quotes may hold delimiters and line

@@ -1,4 +1,4 @@
-//! Lines of a text file into the records and cells of a table, each with the line it starts on.
+//! Splits the lines of a text file into records and cells, each with the line it starts on.
 //!
 //! Not done by the `csv` crate, which reports a row that follows blank or comment lines by the first of those, cannot
 //! say where a quote that never closes was opened, and does not look for the delimiter.

@@ -1,4 +1,4 @@
-//! The one error of `data`: which file, which value, which rule, and the cure where there is one (`hint`).
+//! Defines the error of `data`: file, value, rule, and a hint where there is a cure.
 //!
 //! Callers match on the variant, never on text. Names and cells that come from a file are shown escaped and cut short,
 //! so a hostile file cannot write to the terminal. The recipe's line is added by the Lua layer.

@@ -1,4 +1,4 @@
-//! Opening files that must be regular, and writing files that must be whole.
+//! Opens regular files only, and writes files atomically.
 //!
 //! A write goes to a temporary file in the same directory, is flushed to the disk, renamed over the target, and the
 //! directory is flushed too: after a crash there is the old file or the new one, never a piece. Not here: locking,

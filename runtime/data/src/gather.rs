@@ -1,4 +1,4 @@
-//! Samples out of tensors in host memory: rows by index, runs of rows, and windows of a token sequence.
+//! Gathers samples from tensors in host memory: rows by index, runs of rows, windows of a token sequence.
 //!
 //! The first dim counts samples. Copies bytes and looks at no value, so it is the same for every dtype. Which samples
 //! is decided in `batches` and `split`.

@@ -1,4 +1,4 @@
-//! Text files that may be gzipped: told by their first two bytes, not by their name, and capped once unpacked.
+//! Decompresses text files that may be gzipped: detected by their first two bytes, bounded in size.
 //!
 //! Several gzip members one after the other are one file, as for `zcat`. Other compressions are not read.
 

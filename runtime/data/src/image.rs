@@ -1,4 +1,4 @@
-//! PNG images to and from tensors of shape {H, W, C}.
+//! Reads and writes PNG images as tensors of shape {H, W, C}.
 //!
 //! Reading gives u8 whatever the file holds: palettes become colours, 1 to 4 bits are stretched to 8, of 16 bits the
 //! high 8 are kept, and a transparent colour becomes an alpha channel. The size is checked against a limit and against

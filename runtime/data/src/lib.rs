@@ -1,4 +1,4 @@
-//! Data on its way in and out: file formats to and from [`perilune_core::HostTensor`], and the order samples come in.
+//! Reads and writes data: file formats to and from [`perilune_core::HostTensor`], and the order of samples.
 //!
 //! Readers take files from strangers. Each checks what a header claims against what the file can hold before it
 //! allocates, and says what is wrong with file, place and rule. Writers are atomic. The order of samples is a set of

@@ -1,4 +1,4 @@
-//! `.npy`, NumPy's file of one array. Versions 1 to 3 are read; version 1 is written, in C order, little-endian.
+//! Reads and writes `.npy`, the file of one NumPy array: versions 1 to 3 are read, version 1 is written, little-endian, C order.
 //!
 //! Big-endian data is swapped and Fortran order turned into C order on the way in. Integers that a `HostTensor` lacks
 //! widen without loss: i1, i2, u2 to i32 and u4 to i64. Refused: u8 (unsigned 64-bit), complex, strings, records, and

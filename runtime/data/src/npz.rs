@@ -1,4 +1,4 @@
-//! `.npz`, NumPy's zip of named arrays: members `NAME.npy`, stored or deflated.
+//! Reads and writes `.npz`, the NumPy zip of named arrays: members `NAME.npy`, stored or deflated.
 //!
 //! A member may claim any size, so its claim is first held against the most its packed bytes can expand to, then
 //! against its own header, and no more than that is ever unpacked. Encrypted members, other compressions, duplicate

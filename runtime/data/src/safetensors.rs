@@ -1,4 +1,4 @@
-//! `.safetensors`: named tensors and a map of strings. Reading trusts nothing; writing is atomic and byte-stable.
+//! Reads and writes `.safetensors`: named tensors and a map of strings. Headers are validated; writing is atomic and byte-stable.
 //!
 //! A file is eight bytes of header length, a JSON header, then the tensors' bytes without holes. The header is checked
 //! here first, since the `safetensors` crate lets through duplicate keys, unknown fields and any name; its own check

@@ -1,4 +1,4 @@
-//! The order of samples, as pure functions: nothing here has a position, so resuming is asking for a later index.
+//! Computes the order of samples by pure functions of a global index, so resuming is asking for a later index.
 //!
 //! A shuffle is a [`Permutation`] of 0..n for (seed, epoch) whose every entry is computed alone, in a few hundred
 //! nanoseconds and no memory: a Feistel network over the next power of four, with Philox as its round function, walked

@@ -1,4 +1,4 @@
-//! Parts of a set by name (`train`, `valid`, …): disjoint, together everything, and the same for the same seed.
+//! Splits a set into named parts (`train`, `valid`, …): disjoint, complete, and the same for the same seed.
 //!
 //! A part can be asked for on its own, without saying what the others are for: `("train", 0.8)` and `("valid", 0.2)`
 //! must fit together although neither call sees the other. So the places of one permutation are dealt out in a fixed

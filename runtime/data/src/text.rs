@@ -1,4 +1,4 @@
-//! Plain text for models of characters: reading it, and the vocabulary that turns it into ids and back.
+//! Reads plain text for character models, and maps characters to ids and back.
 //!
 //! The vocabulary is the sorted set of a text's characters (Unicode scalar values), so the same text always gives the
 //! same ids. Text is taken as it stands: only a byte order mark is dropped; line ends, case and accents stay. Not here:

@@ -1,4 +1,4 @@
-//! Token ids as llm.c and nanoGPT write them: `.bin` files of little-endian u16 or u32.
+//! Reads token ids as llm.c and nanoGPT write them: `.bin` files of little-endian u16 or u32.
 //!
 //! llm.c puts 256 i32 words in front: a magic number, a version, the count of tokens. Magic 20240520 with version 1 is GPT-2's,
 //! u16; 20240801 with version 7 is Llama 3's, u32. nanoGPT writes u16 ids alone. Ids come back as i32, which every vocabulary

@@ -1,4 +1,4 @@
-//! Gradients of States: runs the reverse pass over the recording and files what reaches each State.
+//! Computes gradients of States: runs the reverse pass over the recording and accumulates what reaches each State.
 
 use crate::engine::Engine;
 use crate::recorder::Deferred;

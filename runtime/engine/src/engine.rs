@@ -1,4 +1,4 @@
-//! The engine: one recording, the States, the device and what is said about them.
+//! Assembles the engine of its parts: recorder, States, executor and diagnostics.
 
 use crate::diagnostics::Diagnostics;
 use crate::evaluate::Executor;

@@ -1,4 +1,4 @@
-//! Who holds the device's memory: by role and by recipe line. What `pl.memory()` and an out-of-memory error say.
+//! Attributes device memory by role and recipe line, for `pl.memory()` and out-of-memory errors.
 //!
 //! Buffers are known one by one: States, data, results. What a plan keeps while it runs is known from the plan: of the largest
 //! one, the values that its arena holds when it is fullest. Nothing is counted while steps run.

@@ -1,4 +1,4 @@
-//! Numbers that are not finite: keeping them out of the States, and finding the op that made the first of them.
+//! Keeps non-finite numbers out of the States, and finds the op that made the first of them.
 
 use crate::engine::{Engine, Fault};
 use crate::state::StateId;

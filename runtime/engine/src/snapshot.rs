@@ -1,4 +1,4 @@
-//! States as they are at one moment, for a checkpoint: taken between two steps, read on a thread while steps go on.
+//! Copies States at one moment for a checkpoint, which a thread reads while steps go on.
 
 use crate::engine::{Engine, Fault};
 use crate::memory::{Entry, Role};

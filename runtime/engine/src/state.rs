@@ -1,4 +1,4 @@
-//! States: named buffers that change. A weight, a moment, a counter.
+//! Manages States, the named buffers that change: weights, moments, counters.
 //!
 //! A State has one buffer for life. `assign` never writes at once: it makes the new value the one that later reads of the
 //! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole

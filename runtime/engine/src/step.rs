@@ -1,4 +1,4 @@
-//! The step scope and its plain sibling, the flush.
+//! Opens and closes the step scope, and flushes recordings outside of one.
 
 use crate::engine::{Engine, Fault};
 use crate::recorder::Deferred;

@@ -1,4 +1,4 @@
-//! From Lua values to the arguments an op's signature declares.
+//! Converts Lua values to the arguments that an op's signature declares.
 
 use crate::errors;
 use crate::host::Host;

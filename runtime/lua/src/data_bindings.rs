@@ -1,4 +1,4 @@
-//! Files and sample order for Lua: thin bindings of `perilune_data`. `stdlib/data` makes an API of them.
+//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` makes an API of them.
 
 use crate::args::{as_int, show};
 use crate::errors;

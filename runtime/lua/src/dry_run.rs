@@ -1,4 +1,4 @@
-//! A step that is recorded and not run: what `--watch` asks of an edit before it takes over.
+//! Records a step without running it: the check of an edit under `--watch` before it takes over.
 //!
 //! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the live States finds what a step would
 //! raise, and costs no device time. Only what the recipe reads itself in mid-step is computed.

@@ -1,4 +1,4 @@
-//! Errors as a person meets them: op, values, rule, cure, recipe line, and the way there.
+//! Formats errors for people: op, values, rule, cure, recipe line, and the Lua traceback.
 //!
 //! Inside Lua an error is an error object whose `tostring` is `file:line: message`. Outside, [`RecipeError`] takes the
 //! mlua error apart again, adds the source line and a short stack, and leaves out all Rust names.

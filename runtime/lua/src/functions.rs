@@ -1,4 +1,4 @@
-//! The `perilune` module: registry functions, and the primitives that are not ops.
+//! Defines the `perilune` module: registry functions, and the primitives that are not ops.
 
 use crate::args::{self, Operand, RefGuard, Signature};
 use crate::errors;

@@ -1,4 +1,4 @@
-//! Gradients from Lua: `backward`, `pl.grad`, `.grad`, and functions with a backward of their own.
+//! Binds gradients for Lua: `backward`, `pl.grad`, `.grad`, and functions with a backward of their own.
 
 use crate::args::{Operand, RefGuard, show};
 use crate::errors::{self, Raise};

@@ -1,4 +1,4 @@
-//! What every binding shares: the engine, the queue of dropped handles, and the recipe line being run.
+//! Holds what every binding shares: the engine, the queue of dropped handles, and the recipe line being run.
 
 use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};

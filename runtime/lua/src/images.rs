@@ -1,4 +1,4 @@
-//! Folders of images for Lua: a thin binding of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
+//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
 
 use crate::data_bindings::{fail, folder, text_arg, upload};
 use crate::functions::host;

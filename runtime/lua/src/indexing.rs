@@ -1,4 +1,4 @@
-//! `x[i]` and `x[{ {lo, hi}, j, pl.newaxis }]`: coordinates from 0, ranges half-open, negative from the back.
+//! Implements `x[i]` and `x[{ {lo, hi}, j, pl.newaxis }]`: coordinates from 0, ranges half-open, negative from the back.
 //!
 //! An entry of the list is an integer (the dim vanishes), a range `{lo, hi}` or `{lo, hi, step}` with nil or absent ends
 //! allowed by `{}` (all), `pl.newaxis`, or an integer tensor, whose dims take the place of the one that it picks from. Index

@@ -1,4 +1,4 @@
-//! What `pl.summary` and the prompt ask the engine: costs of a recording that is not run, the States below a tensor.
+//! Answers queries of `pl.summary` and the prompt: costs of a recording that is not run, the States below a tensor.
 
 use crate::args::show;
 use crate::errors;

@@ -1,4 +1,4 @@
-//! Kernels from CUDA source: what `stdlib/kernel/source.lua`, which checks everything, hands down.
+//! Registers kernels from CUDA source, which `stdlib/kernel/source.lua` has checked.
 
 use crate::args::RefGuard;
 use crate::errors;

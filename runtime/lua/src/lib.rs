@@ -1,4 +1,4 @@
-//! The Lua face: the only crate that sees mlua.
+//! Binds Perilune to Lua: the only crate that sees mlua.
 //!
 //! A [`Runtime`] is one Lua state with one engine behind it. Tensor methods and `pl.*` functions are made from the op
 //! registry; everything else of the `perilune` module is a few primitives (States, the step scope, gradients, files)

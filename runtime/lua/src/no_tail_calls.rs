@@ -1,4 +1,4 @@
-//! Code whose errors can name their line: recipes are compiled without tail calls.
+//! Compiles recipes without tail calls, so that errors can name their line.
 //!
 //! In Lua, `return f(x)` replaces the caller's frame by that of `f`. A recipe is full of such lines (`return self.out(y)`,
 //! `return pl.cross_entropy(…)`), and with the frame goes the line that an error, a kernel or a profile should name. Lua has

@@ -1,4 +1,4 @@
-//! Options, params and errors of recipes: checked where they are written, with suggestions.
+//! Checks the options and params of recipes where they are written, with suggestions.
 
 use crate::args::show;
 use crate::errors;

@@ -1,4 +1,4 @@
-//! How tensors print: shape, dtype, device, then values like NumPy's, large ones summarised.
+//! Prints tensors: shape, dtype, device, then values like NumPy's, large ones summarised.
 
 use crate::table;
 use crate::tensor::{Ref, Tensor};

@@ -1,4 +1,4 @@
-//! Texts made from the registry: `help`, the editor stubs, the reference page.
+//! Generates texts from the op registry: `help`, the editor stubs, the reference page.
 
 use crate::args::{self, signature};
 use mlua::{Lua, Value};

@@ -1,4 +1,4 @@
-//! A recipe and its training run, as the command line drives them: params, steps, evaluations, what a checkpoint holds.
+//! Drives a recipe and its training run from Rust: params, steps, evaluations, the content of a checkpoint.
 
 use crate::host::Host;
 use crate::runtime::Failed;

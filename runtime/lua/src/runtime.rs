@@ -1,4 +1,4 @@
-//! A Lua state with an engine behind it, and how recipes and scripts are loaded into it.
+//! Opens a Lua state with an engine, and loads recipes and scripts into it.
 
 use crate::errors::RecipeError;
 use crate::host::Host;

@@ -1,4 +1,4 @@
-//! From one version of a run to the next: which States go over, and how.
+//! Moves States from one version of a run to the next, matched by path, shape and dtype.
 //!
 //! A reload, a resume, a way back and `perilune check --against` ask the same question and get one answer, [`StateMigration`]. What
 //! goes over comes from a run that is alive or from a checkpoint; States are matched by path, shape and dtype.

@@ -1,4 +1,4 @@
-//! Between Lua tables and tensors.
+//! Converts between Lua tables and tensors.
 
 use crate::args::{RefGuard, show};
 use crate::errors;

@@ -1,4 +1,4 @@
-//! The one handle type of the Lua side: a node of a recording, or a State.
+//! Defines the one handle type of the Lua API: a node of a recording, or a State.
 
 use crate::args::{self, Operand};
 use crate::errors;

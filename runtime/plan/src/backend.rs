@@ -1,4 +1,4 @@
-//! The seam to devices: what a backend must do, and nothing about how.
+//! Defines the backend trait: what a device must do, and nothing about how.
 
 use crate::ir::Program;
 use perilune_core::Layout;

@@ -1,4 +1,4 @@
-//! Compiled plans by key: bounded in bytes, never throwing, and able to say why it missed.
+//! Caches compiled plans by key, bounded in bytes, and explains a miss.
 
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;

@@ -1,4 +1,4 @@
-//! The written grammar of a program, checked in debug builds and by the null device.
+//! Verifies the grammar of a program, in debug builds and on the null device.
 //!
 //! Every rule that `ir.rs` states in words is a test here, so that a wrong pass fails at once and by name.
 

@@ -1,4 +1,4 @@
-//! What a program is made of, without its numbering: which of its kernels another program has too.
+//! Hashes the kernels of a program without its numbering, so that programs can be compared kernel by kernel.
 //!
 //! Values, slots and recording places are numbered through a whole program, so the kernel of an untouched layer changes its
 //! numbers when something before it does. Here each kernel is written down with numbers of its own.

@@ -1,4 +1,4 @@
-//! Which primitives share a kernel: the fusion rules, and what is stored.
+//! Groups primitives into clusters by the fusion rules, and decides which values are stored.
 //!
 //! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more
 //! than the deepest kernel it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its

@@ -1,4 +1,4 @@
-//! Kernels that run as one: maps hung on the products they follow, and one body over many leaves.
+//! Merges kernels into one launch: maps into the epilogue of the product they follow, and one body over many leaves.
 //!
 //! Both are choices about launches only. Every instruction rounds as before and reductions keep their order, so neither
 //! changes a bit.

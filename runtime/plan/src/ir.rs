@@ -1,4 +1,4 @@
-//! What a plan is made of: a [`Program`] of kernels over values, ready for a backend to compile.
+//! Defines the intermediate representation of a plan: a [`Program`] of kernels over values, ready for a backend to compile.
 //!
 //! Device-neutral, and complete: no graph, no Lua line and no pointer is needed to run it. Three kinds of kernel:
 //!

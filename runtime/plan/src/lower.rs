@@ -1,4 +1,4 @@
-//! From the wanted part of a recording to primitives with resolved views.
+//! Lowers the reachable part of a recording to primitives with resolved views.
 //!
 //! Fused ops that the backend does not keep are replaced by their decompositions, equal nodes merge (a backward pass
 //! through a decomposition computes again what the forward did), trivial nodes vanish, and every view becomes a layout

@@ -1,4 +1,4 @@
-//! Where temporaries lie: one arena a program, offsets fixed at planning time.
+//! Allocates temporaries: one arena a program, with offsets fixed at planning time.
 //!
 //! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
 //! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.

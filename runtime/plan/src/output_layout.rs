@@ -1,4 +1,4 @@
-//! How the outputs of kept and library ops lie in memory: where a kernel can write through strides, the copies behind it go.
+//! Chooses the memory layout of the outputs of kept and library ops, so that copies behind them vanish.
 //!
 //! Attention makes (..., heads, rows, width), and what follows nearly always wants a row's heads beside each other. So an
 //! output whose readers all swap heads and rows is written in that order, and the swap costs nothing. Outputs of one kernel

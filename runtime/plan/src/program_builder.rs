@@ -1,4 +1,4 @@
-//! From clusters to a program: registers, kernel order, storage.
+//! Builds a program from clusters: registers, kernel order, storage.
 
 use crate::fuse::{self, Assignment, Fusion};
 use crate::horizontal_fusion;

@@ -1,4 +1,4 @@
-//! A plan as a person reads it: kernels, what they read and write, work, recipe lines.
+//! Prints a plan for people: kernels, bytes read and written, operations, recipe lines.
 
 use crate::ir::*;
 use perilune_core::Shape;

@@ -1,4 +1,4 @@
-//! The first pass over what was recorded: which nodes are wanted, what they read, and the canonical key.
+//! Finds the nodes that a request needs and what they read, and writes the canonical plan key.
 //!
 //! One linear walk over the arena, nothing rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
 //! position, aliasing among leaves, roots, state_writes and their guard. It does not hold pointers, Lua lines, ids or run-time numbers, so

@@ -1,4 +1,4 @@
-//! Activation functions: `relu` is a primitive, the others are fused nodes over it.
+//! Defines activation functions: `relu` is a primitive, the others are fused nodes over it.
 //!
 //! A fused activation computes in f32 for 16-bit inputs and rounds once. Rules written by hand use the input alone, so
 //! nothing but it is kept for the backward pass, and stay finite where the decomposition's derivative would not

@@ -1,4 +1,4 @@
-//! The Lua face of an op: its signature, written as one line of text, and the parsed arguments of a call.
+//! Parses the Lua signature of an op, written as one line of text, and holds the parsed arguments of a call.
 //!
 //! `"x: tensor, dim: int = -1, *, keepdim: bool = false"`: before `*` stand positional arguments, after it the options
 //! of the trailing table. A `?` behind a type lets the argument be absent. One text serves the binder, `help`, the

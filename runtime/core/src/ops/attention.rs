@@ -1,4 +1,4 @@
-//! Attention and rotary positions.
+//! Defines attention and rotary position embeddings.
 //!
 //! Letters: B batch, H query heads, G key heads (H = G r), T queries, S keys, D and E head sizes. The decomposition of
 //! attention holds the T x S scores, in f32; its backward computes them again from q, k and v, so that nothing of that

@@ -1,4 +1,4 @@
-//! Short spellings for recording: what op blocks and backward rules are written in.
+//! Provides short builder functions for recording, in which op blocks and backward rules are written.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Number};

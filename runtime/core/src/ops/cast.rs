@@ -1,4 +1,4 @@
-//! Changing dtype.
+//! Defines the cast between dtypes.
 
 use super::{Class, Grad, Op, one};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Convolution, pooling and resampling: fused nodes made of padding, window views and matrix products.
+//! Defines convolution, pooling and resampling: fused nodes made of padding, window views and matrix products.
 //!
 //! x is (N, C, spatial dims...), as in PyTorch; a tensor without the batch dim works too. A convolution reads its
 //! windows as columns (N, groups, C/groups * kernel, positions), so that the product with the weight is already in the

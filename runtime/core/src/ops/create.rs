@@ -1,4 +1,4 @@
-//! Leaves and generators, and the functions that create tensors.
+//! Defines leaves and generators, and the functions that create tensors.
 //!
 //! Nothing here holds bytes: `zeros` is a constant seen through an expanding view, `arange` an index ramp. Tensors from
 //! Lua tables (`pl.tensor`) and files are leaves made by the engine.

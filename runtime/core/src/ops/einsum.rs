@@ -1,4 +1,4 @@
-//! `einsum`: sums of products, named by letters.
+//! Defines `einsum`: sums of products, named by letters.
 //!
 //! Every dim gets a letter; those of `...` get letters of their own that nobody can type, counted from the right. Then each
 //! operand loses what is not a plain product (diagonals, dims of size 1 that broadcast), and pairs become one batched matmul.

@@ -1,4 +1,4 @@
-//! The elementwise primitives: one table, each line and block an op.
+//! Defines the elementwise primitives: one table, each line and block an op.
 //!
 //! [`map_fns!`](crate::map_fns) lists every [`MapFn`] with its domain and its value as tokens over `x y z`; the CPU
 //! backend instantiates vector loops from the same tokens, so the meaning of an op is written once. Anything that is

@@ -1,4 +1,4 @@
-//! Products of groups of rows, each with a matrix of its own: what a mixture of experts is made of.
+//! Defines grouped matrix products: groups of rows, each with a matrix of its own, as a mixture of experts needs.
 //!
 //! Two library primitives, of which each is the other's gradient. How many rows a group has is data: it stays on the
 //! device, and the plan is the same for any routing.

@@ -1,4 +1,4 @@
-//! Reading and writing by index tensors.
+//! Defines reads and writes by index tensors.
 //!
 //! Four library primitives (`gather`, `scatter_add`, `index_select`, `index_add`) and `scatter`; the rest are maps over
 //! index ramps. Additions happen in index order, so results do not depend on threads. An index out of range is an error

@@ -1,4 +1,4 @@
-//! Losses: fused nodes, f32 islands, all with a `reduction`.
+//! Defines the losses: fused nodes, f32 islands, all with a `reduction`.
 //!
 //! Classes are the *last* dim of logits, here as everywhere else in Perilune (PyTorch has them second). Nothing gathers:
 //! the logit of the target is picked by comparing an index ramp with the class id, so that a loss and its backward are

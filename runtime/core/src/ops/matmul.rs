@@ -1,4 +1,4 @@
-//! Products of matrices: one batched primitive, and what folds into it.
+//! Defines the matrix product: one batched primitive, and the ops that fold into it.
 
 use super::{Class, Grad, Op, Results, Tolerance, movement, one};
 use crate::amp::Amp;

@@ -1,4 +1,4 @@
-//! Views (other readings of the same elements), and what is built from them.
+//! Defines views, which read the same elements through another layout, and the ops built from them.
 //!
 //! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
 //! planner folds chains of them into strides. `place` is the opposite of `slice` and does write memory, as does `cat`.

@@ -1,4 +1,4 @@
-//! Softmax and the normalisations: fused nodes, f32 islands.
+//! Defines softmax and the normalisations: fused nodes, f32 islands.
 //!
 //! Statistics and arithmetic are f32 for 16-bit inputs (f64 for f64), variances two-pass, and the result is rounded
 //! once. Backward rules are fused nodes of their own, already in the form of one pass over a row with two sums; they

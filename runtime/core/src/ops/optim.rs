@@ -1,4 +1,4 @@
-//! Weight updates: one fused node a parameter, with the new moments as further outputs.
+//! Defines weight updates: one fused node a parameter, with the new moments as further outputs.
 //!
 //! Hyper-parameters are run-time numbers. What can be derived from them on the host (bias corrections, the complements
 //! of the betas) is derived in f64 there: 1 - 0.999 in f32 would be off by 1.3e-5.

@@ -1,4 +1,4 @@
-//! Random numbers: one generator node, and the distributions made of it.
+//! Defines random numbers: one generator node, and the distributions made of it.
 //!
 //! `uniform` yields 24 random bits an element, a pure function of (seed, step, how-manieth random op of the step) and of
 //! the element's place in row-major order. Nothing is stored: backward passes, recomputation, other devices and resumed

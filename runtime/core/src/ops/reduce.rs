@@ -1,4 +1,4 @@
-//! Reductions: four primitives over neighbouring dims, and what is made of them.
+//! Defines the reductions: four primitives over neighbouring dims, and the ops made of them.
 //!
 //! A reduction of any set of dims becomes one primitive per run of neighbours. The order in which elements are added is
 //! a function of the shape alone (see `plan::region`), so results depend neither on fusion nor on the thread count.

@@ -1,4 +1,4 @@
-//! Running sums and products.
+//! Defines cumulative sums and products.
 //!
 //! Library routines: elements are added in order along the axis (16-bit floats accumulate in f32 and round at each
 //! store), so results do not depend on threads.

@@ -1,4 +1,4 @@
-//! Order: one library primitive (`argsort`), what is gathered by it, and `unique`.
+//! Defines sorting: one library primitive (`argsort`), the ops that gather by it, and `unique`.
 //!
 //! Sorting is stable in both directions and NaN counts as larger than every number, as in PyTorch.
 

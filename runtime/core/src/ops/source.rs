@@ -1,4 +1,4 @@
-//! Kernels whose body is CUDA text of a recipe: one op, whose nodes name their body by a hash of the text.
+//! Defines kernels whose body is CUDA text of a recipe: one op, whose nodes name their body by a hash of the text.
 //!
 //! Equal texts are one body in every process, and a plan key holds a body's hash instead of its text. The bodies lie in a
 //! table of the process that only grows: an edit adds a few kilobytes.

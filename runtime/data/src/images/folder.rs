@@ -1,4 +1,4 @@
-//! The list of a folder's images: `FOLDER/CLASS/**/*.{jpg,jpeg,png}`.
+//! Lists the images of a folder: `FOLDER/CLASS/**/*.{jpg,jpeg,png}`.
 //!
 //! Classes are sorted by name, which gives their ids from 0; files as torchvision's ImageFolder sorts them, folder by folder.
 //! So the list does not depend on the file system. Hidden files and folders (a name that begins with a dot) are left out, as

@@ -1,4 +1,4 @@
-//! Folders of images for training: `FOLDER/CLASS/**/*.{jpg,jpeg,png}` as batches x (N, 3, P, P) u8, y (N) i64.
+//! Reads folders of images for training: `FOLDER/CLASS/**/*.{jpg,jpeg,png}` as batches x (N, 3, P, P) u8, y (N) i64.
 //!
 //! What a user of torchvision's ImageFolder, RandomResizedCrop, Resize and CenterCrop expects, in that order of files and with
 //! PIL's arithmetic: [`folder`] lists the files, [`read`] makes RGB of one, [`crop`] says which part of it, [`resize`] scales

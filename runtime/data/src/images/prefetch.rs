@@ -1,4 +1,4 @@
-//! Batches of images, made on several threads before they are asked for.
+//! Decodes batches of images on several threads before they are requested.
 //!
 //! A batch is a job: a buffer with a place for each image, and a task an image in the queue of a pool of threads, first in,
 //! first out. A [`Reader`] keeps the jobs it was told to expect; `batch` takes the one for the same items, or makes a new one, and waits.

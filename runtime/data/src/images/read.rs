@@ -1,4 +1,4 @@
-//! One image file as RGB of 8 bits: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK) and PNG of every kind.
+//! Decodes one image file to 8-bit RGB: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK) and PNG of every kind.
 //!
 //! What a file is its first bytes say, not its name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha channel is
 //! dropped, of 16 bits the high 8 are kept, CMYK is taken to be inverted as Adobe writes it; PIL's `convert("RGB")` does the

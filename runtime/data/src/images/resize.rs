@@ -1,4 +1,4 @@
-//! Bilinear scaling with antialias, to the bits of PIL's `Image.resize(…, BILINEAR)`, which torchvision uses for PIL images.
+//! Scales images bilinearly with antialias, to the bits of PIL's `Image.resize(…, BILINEAR)`, which torchvision uses for PIL images.
 //!
 //! A triangle filter that widens as the image shrinks, one pass along rows and one along columns, with a rounding to u8 between
 //! them; weights are whole numbers of 2^-22 (Pillow, src/libImaging/Resample.c). Only the part of the result that is wanted is

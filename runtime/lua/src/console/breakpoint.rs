@@ -1,4 +1,4 @@
-//! `pl.breakpoint()`: the prompt in the middle of a function, with its locals.
+//! Implements `pl.breakpoint()`: the prompt in the middle of a function, with its locals.
 //!
 //! Lua's debug library is opened for this file alone: a few of its functions lie in the registry, out of reach of Lua code.
 //! The locals and upvalues of the function that called `pl.breakpoint` are read before a line of the prompt and, where the

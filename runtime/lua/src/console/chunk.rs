@@ -1,4 +1,4 @@
-//! The shape of what a person types: which readings a line has, what is not finished, and locals that shall live on.
+//! Parses the shape of typed lines: which readings a line has, whether it is unfinished, and which locals must persist.
 //!
 //! A line is read as an expression first (`return LINE`), then as statements whose last part, behind a `;` or a line's
 //! end, is an expression, then as statements. Each line is a chunk of its own, so a `local` of its top level would be gone

@@ -1,4 +1,4 @@
-//! Completion: names in scope, fields and methods of what a path names, options of a known function, file names in strings.
+//! Completes names in scope, fields and methods of a path, options of a known function, file names in strings.
 //!
 //! Nothing of a line is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune`
 //! module loads when they are first read. Of what a table makes anew at each read (`run.batch`) its `__names` say the fields.

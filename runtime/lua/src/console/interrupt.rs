@@ -1,4 +1,4 @@
-//! Ctrl-C in the middle of Lua code: a hook that looks at the flag of [`perilune_core::interrupt`].
+//! Interrupts Lua code on Ctrl-C: a hook that reads the flag of [`perilune_core::interrupt`].
 //!
 //! The hook costs nothing to speak of at every 10,000th instruction. Once the grace is over it is called at every
 //! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.

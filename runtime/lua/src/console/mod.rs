@@ -1,4 +1,4 @@
-//! The prompt's side of a runtime: lines in, what to show out. It knows nothing of terminals.
+//! Evaluates the lines of a prompt on a runtime. It knows nothing of terminals.
 //!
 //! Lines run in an environment of their own over the globals: they may make globals freely, recipes and files that are
 //! required may not, and do not see theirs. Each line is a chunk of its own; `chunk.rs` says how it is read. Between two

@@ -1,4 +1,4 @@
-//! How the prompt shows a value: tensors and modules as `print` does, tables with what is in them.
+//! Formats a value for the prompt: tensors and modules as `print` does, tables with their content.
 
 use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};

@@ -1,4 +1,4 @@
-//! Fitting a step into a memory budget: which parts of the forward pass the backward pass computes again.
+//! Fits a step into a memory budget by choosing which parts of the forward pass are recomputed.
 //!
 //! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
 //! and what else lies between products are computed again, but no product, as its value is what the next segment reads.

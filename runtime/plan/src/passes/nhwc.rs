@@ -1,4 +1,4 @@
-//! Channels last: which images lie as (N, H, W, C) in memory, on a device whose convolutions want them so.
+//! Stores images channels last, as (N, H, W, C), for devices whose convolutions want that layout.
 //!
 //! A graph-to-graph pass before views are resolved. An op that is kept and writes its image channels last (a convolution) starts it; a map
 //! over such an image is recorded over the turned shape, so that to everything behind it is a map over plain memory again,

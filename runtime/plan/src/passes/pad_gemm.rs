@@ -1,4 +1,4 @@
-//! Products over whole rows of 16 bytes.
+//! Pads GEMM operands so that every row is 16-byte aligned.
 //!
 //! Tensor cores are fed 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
 //! is none, a library takes kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
