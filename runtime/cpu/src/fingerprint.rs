@@ -1,9 +1,9 @@
 //! Serializes compiled kernels as numbers, so that tests can pin what the compiler makes of a program.
 //!
-//! The numbers hold steps, opcodes, registers, forms, tiles and chains, in order. They do not change when a type, a field or
+//! The numbers hold tile ops, opcodes, registers, loop shapes and tiles, in order. They do not change when a type, a field or
 //! a variant is renamed: each enum of this crate is written by the codes in this module and in `region::fingerprint`, and
 //! element types and functions (`DType`, `MapFn`, `ReduceFn`) by their discriminants. What changes them: another order or
-//! choice of steps or opcodes, another layout of scratch memory, other tile sizes; also a `MapFn` or `ReduceFn` that is
+//! choice of ops or opcodes, another layout of scratch memory, other tile sizes; also a `MapFn` or `ReduceFn` that is
 //! inserted before others (append it). Addresses of loops are not written: the function and the element type decide them.
 
 use crate::backend;

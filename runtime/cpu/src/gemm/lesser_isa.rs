@@ -1,14 +1,14 @@
-//! Multiplies with the kernels that the `gemm` crate has for a lesser instruction set than the processor's.
+//! Runs the `gemm` crate with the kernels of a lesser instruction set than the processor's.
 //!
-//! The crate picks kernels by what the processor has and takes no wish. Where `PERILUNE_CPU_ISA` asks for less, this calls
-//! the crate's own driver with the kernels of that class, so the bits are those of a processor that has no more.
+//! The crate selects kernels by the features of the processor and has no setting for it. If `PERILUNE_CPU_ISA` selects a lesser
+//! set, this calls the crate's driver with the kernels of that set, so the bits are those of such a processor.
 
 use super::Product;
 use crate::loops::Isa;
 use gemm_common::gemm::gemm_basic_generic;
 use gemm_common::simd::{MixedSimd, Scalar, V3};
 
-/// The matrices as the driver takes them, as `gemm::gemm` arranges them: column by column, strides not negative.
+/// Rearranges the matrices as `gemm::gemm` does for its driver: column-major, without negative strides.
 fn arrange<T>(p: Product<T>) -> Product<T> {
     let Product { sizes: (mut m, mut n, k), mut out, mut a, mut b, parallel } = p;
     if out.1.abs() < out.2.abs() {

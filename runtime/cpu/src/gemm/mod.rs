@@ -133,14 +133,14 @@ trait Gemm: Number + Pod {
         false
     }
 
-    /// The product by `gemm`.
+    /// Computes the product with the `gemm` crate.
     ///
     /// # Safety
     /// The operands must be valid for their sizes and strides, and the result must not overlap them.
     unsafe fn gemm(isa: Isa, p: Product<Self>);
 }
 
-/// A product as `gemm` takes it: matrices are an address and the strides of columns and rows.
+/// A product in the form of the `gemm` crate: each matrix is an address and the strides of columns and rows.
 pub struct Product<T> {
     /// M, N and K.
     sizes: (usize, usize, usize),
@@ -151,7 +151,7 @@ pub struct Product<T> {
 }
 
 impl<T: Number> Product<T> {
-    /// By the kernels that `gemm` picks for the processor.
+    /// Runs the kernels that the `gemm` crate selects for the processor.
     ///
     /// # Safety
     /// As for [`Gemm::gemm`].

@@ -105,7 +105,7 @@ impl Isa {
         Isa::Avx512,
     ];
 
-    /// A word for it, as in `PERILUNE_CPU_ISA`.
+    /// Its name in `PERILUNE_CPU_ISA`.
     pub fn key(self) -> &'static str {
         match self {
             Isa::Baseline => {
@@ -122,7 +122,7 @@ impl Isa {
         }
     }
 
-    /// The instruction set that `PERILUNE_CPU_ISA` asks for, or the best of this processor.
+    /// The instruction set that `PERILUNE_CPU_ISA` selects, or the best of this processor.
     pub fn chosen() -> Result<Isa> {
         let best = Isa::detect();
         let Some(Setting::Word(word)) = CPU_ISA.read()? else { return Ok(best) };
