@@ -79,6 +79,11 @@ pub enum Storage {
     Arena(usize),
 }
 
+impl Storage {
+    /// Marks a value that has no storage yet.
+    pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
+}
+
 #[derive(Clone, Debug)]
 pub struct Value {
     pub shape: Shape,

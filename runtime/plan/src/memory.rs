@@ -6,9 +6,9 @@
 //! packed anew, now that all lifetimes are known; the smallest arena stays.
 
 use crate::ir::*;
-use crate::program_builder::UNPLACED;
+use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Alignment of every value: a cache line on the CPU, and what TMA and vector loads want on a GPU.
 const ALIGN: usize = 256;
@@ -29,7 +29,7 @@ struct Block {
 
 /// Assigns storage to all values that have none.
 pub fn assign(p: &mut Program) {
-    let mut last: HashMap<ValueId, usize> = HashMap::new();
+    let mut last: FxHashMap<ValueId, usize> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads().into_iter().chain(kernel.writes()) {
             last.insert(v, k);
@@ -43,17 +43,20 @@ pub fn assign(p: &mut Program) {
     let mut arena = Offsets::default();
     let mut live = 0usize;
     let mut blocks: Vec<Block> = Vec::new();
-    let mut block_of: HashMap<ValueId, usize> = HashMap::new();
+    let mut block_of: FxHashMap<ValueId, usize> = FxHashMap::default();
     for k in 0..p.kernels.len() {
         dying[k].sort_unstable();
         let mut taken: Vec<ValueId> = Vec::new();
         for v in p.kernels[k].writes() {
-            if p.values[v.0 as usize].storage != UNPLACED {
+            if p.values[v.0 as usize].storage != Storage::UNPLACED {
                 continue;
             }
             let nbytes = round(p.values[v.0 as usize].nbytes());
             live += nbytes;
-            let heir = dying[k].iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
+            // Many regions mostly write States in place; the rest is small.
+            let many = matches!(p.kernels[k], Kernel::Multi(_));
+            let heirs = if many { &[][..] } else { &dying[k][..] };
+            let heir = heirs.iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
             let at = match heir {
                 Some(d) => {
                     taken.push(d);
@@ -124,6 +127,10 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     let long = |b: &Block| b.last - b.first;
     let mut best: Option<(usize, Vec<usize>)> = None;
     for key in [&size as &dyn Fn(&Block) -> usize, &area, &early, &late, &long] {
+        let most = best.as_ref().map_or(p.arena_bytes, |b| b.0);
+        if most <= p.live_bytes {
+            break;
+        }
         let mut order: Vec<usize> = (0..blocks.len()).filter(|b| blocks[*b].nbytes > 0).collect();
         order.sort_by_key(|b| (Reverse(key(&blocks[*b])), *b));
         let mut placed: Vec<usize> = Vec::new();
@@ -143,10 +150,14 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
             }
             blocks[b].at = at;
             end = end.max(at + nbytes);
+            if end >= most {
+                // No better than what there is.
+                break;
+            }
             let rank = placed.partition_point(|o| blocks[*o].at <= at);
             placed.insert(rank, b);
         }
-        if end < best.as_ref().map_or(p.arena_bytes, |b| b.0) {
+        if end < most {
             best = Some((end, blocks.iter().map(|b| b.at).collect()));
         }
     }
@@ -161,7 +172,7 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
 
 /// The values that lie in the arena when it is fullest, one for each place.
 pub fn fullest(p: &Program) -> Vec<ValueId> {
-    let mut alive: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    let mut alive: FxHashMap<ValueId, (usize, usize)> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads().into_iter().chain(kernel.writes()) {
             if matches!(p.values[v.0 as usize].storage, Storage::Arena(_)) {
@@ -214,7 +225,6 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
             }
             (r, outputs[0] == dead)
         }
-        // Many regions mostly write States in place; the rest is small.
         _ => return false,
     };
     if !r.writes().any(|s| s == v) || (new.nbytes() < IN_PLACE_BYTES && !product) {

@@ -8,7 +8,6 @@
 //! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
 //! estimated: the step is planned with it. All this is a function of the traced step and the budget.
 
-use crate::cache::Failed;
 use crate::ir::Program;
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
@@ -21,6 +20,18 @@ const SEGMENTS: [usize; 11] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 const FINER: usize = 2;
 
 type Span = (NodeId, NodeId);
+
+/// Why there is no plan, and the plan that needs the least memory where that is still too much.
+pub(crate) struct OverBudget {
+    pub error: Error,
+    pub least: Option<Box<Program>>,
+}
+
+impl From<Error> for OverBudget {
+    fn from(error: Error) -> OverBudget {
+        OverBudget { error, least: None }
+    }
+}
 
 /// What a step takes while it runs: what it reads, what it hands out and what it keeps in between.
 pub fn needs(p: &Program) -> usize {
@@ -36,7 +47,7 @@ pub(crate) fn fit(
     plain: Program,
     limit: usize,
     mut with: impl FnMut(&[Span]) -> Result<Program>,
-) -> std::result::Result<Program, Failed> {
+) -> std::result::Result<Program, OverBudget> {
     let passes = forward_passes(g, order);
     let whole = needs(&plain);
     let mut least = plain;
@@ -91,7 +102,7 @@ pub(crate) fn fit(
                 byte_size::show(needs(&least)),
                 byte_size::show(limit)
             );
-            Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
+            Err(OverBudget { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
         }
     }
 }

@@ -7,7 +7,8 @@
 //! so none of it can make a result wrong.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, conv, movement, reduce};
@@ -142,7 +143,7 @@ impl Turned<'_> {
         if !writes_last {
             return Ok((new, None));
         }
-        self.to.out.last.insert(new);
+        self.to.out.channels_last.insert(new);
         // A weight's gradient meets the weight, which lies as it always did.
         let turns = node.op != &conv::CONV2D_BACKWARD_WEIGHT;
         let turned = if turns { Some(self.to.out.graph.permute(new, &TO_LAST)?) } else { None };

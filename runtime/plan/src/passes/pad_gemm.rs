@@ -8,14 +8,14 @@
 //! graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::Class;
 use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
 use perilune_core::ops::movement;
-use smallvec::SmallVec;
 
 /// Smaller products are not worth a kernel more.
 const LEAST_FLOPS: f64 = 1e9;
@@ -60,7 +60,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
         to.out.graph.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
-                let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
+                let inputs = to.inputs(node);
                 product(&mut to.out.graph, node, &inputs, &dims)?
             }
             None => to.copy(&from, id),

@@ -9,11 +9,12 @@
 //! What is used outside of a span (by later forward nodes, metrics, assignments) is kept: it is read, not copied. Spans
 //! nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
 
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::graph::{Graph, Inputs, Node, NodeId};
 use perilune_core::ops::{Class, create};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::smallvec;
-use std::collections::{HashMap, HashSet};
 
 /// What to recompute: ranges of recorded nodes, properly nested.
 #[derive(Clone, Default, Debug)]
@@ -68,28 +69,28 @@ impl Spans {
     }
 }
 
-/// The words of a plan's key that say what this pass goes by.
-pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) {
-    let rank = |id: NodeId| order.partition_point(|o| *o < id) as u32;
-    let spans = Spans::new(g, &[]);
-    key.extend([0xdec0, spans.list.len() as u32]);
+/// Appends to a plan's key what this pass depends on. `position`: 1 + the position of each node in `order`, or 0.
+pub fn words(g: &Graph, spans: &Spans, order: &[NodeId], position: &[u32], key: &mut Vec<u64>) {
+    let rank = |id: NodeId| order.partition_point(|o| *o < id) as u64;
+    key.push(spans.list.len() as u64);
     for (from, to) in &spans.list {
         key.extend([rank(NodeId(*from)), rank(NodeId(*to))]);
     }
-    // A node that is not wanted itself still lies between two that are.
+    // A node that is not needed itself still has a place between two that are.
     let place = |id: NodeId| match position[id.index()] {
         0 => 2 * rank(id),
-        p => 2 * p - 1,
+        p => 2 * u64::from(p) - 1,
     };
+    let number = |span: Option<u32>| span.map_or(0, |s| u64::from(s) + 1);
     for &id in order {
         match g.remat.back_of(id) {
             None => key.push(0),
-            Some(f) => key.extend([1 + place(f), spans.owner(g, id).map_or(0, |s| s + 1), g.remat.pass_of(id)]),
+            Some(f) => key.extend([1 + place(f), number(spans.owner(g, id)), u64::from(g.remat.pass_of(id))]),
         }
     }
     for a in &g.remat.arrivals {
-        if position.get(a.grad.index()).is_some_and(|p| *p != 0) {
-            key.extend([a.pass, place(a.node), spans.of(a.node).map_or(0, |s| s + 1), position[a.grad.index()]]);
+        if let Some(p) = position.get(a.grad.index()).filter(|p| **p != 0) {
+            key.extend([u64::from(a.pass), place(a.node), number(spans.of(a.node)), u64::from(*p)]);
         }
     }
 }
@@ -98,7 +99,7 @@ pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) 
 #[derive(Default)]
 struct Copies {
     /// Traced position -> the node to read instead.
-    map: HashMap<usize, NodeId>,
+    map: FxHashMap<usize, NodeId>,
     /// The gradient that the copies wait for.
     start: Option<NodeId>,
 }
@@ -109,15 +110,19 @@ struct Pass<'a> {
     order: &'a [NodeId],
     spans: &'a Spans,
     /// (span, position): inside the span, but used outside of it and of its backward.
-    kept: HashSet<(u32, usize)>,
-    copies: HashMap<(u32, u32), Copies>,
+    kept: FxHashSet<(u32, usize)>,
+    copies: FxHashMap<(u32, u32), Copies>,
     to: Rewriter,
 }
 
-/// Rewrites a freshly traced step (node k of `from` is `order[k]` of `g`).
-pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
+/// Rewrites an imported step (node k of `from` is `order[k]` of `g`).
+pub fn apply(from: Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
+    if spans.is_empty() {
+        return from;
+    }
+    let from = &from;
     let kept = kept(from, g, order, spans);
-    let mut p = Pass { from, g, order, spans, kept, copies: HashMap::new(), to: Rewriter::new(from) };
+    let mut p = Pass { from, g, order, spans, kept, copies: FxHashMap::default(), to: Rewriter::new(from) };
     for at in 0..order.len() {
         let new = match spans.owner(g, order[at]) {
             Some(span) => {
@@ -137,8 +142,8 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
 }
 
 /// Which nodes of spans are used outside of them.
-fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> HashSet<(u32, usize)> {
-    let mut kept = HashSet::new();
+fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> FxHashSet<(u32, usize)> {
+    let mut kept = FxHashSet::default();
     for x in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
         kept.extend(spans.chain(spans.of(order[x.index()])).map(|s| (s, x.index())));
     }
@@ -160,16 +165,7 @@ impl Pass<'_> {
 
     /// Appends the node at `at` with other inputs.
     fn add(&mut self, at: usize, inputs: Inputs) -> NodeId {
-        let mut node = self.node(at).clone();
-        node.inputs = inputs;
-        let new = self.to.out.graph.add(node);
-        if let Some(slot) = self.from.slots.get(&NodeId(at as u32)) {
-            self.to.out.slots.insert(new, *slot);
-        }
-        if let Some(input) = self.from.inputs.get(&NodeId(at as u32)) {
-            self.to.out.inputs.insert(new, *input);
-        }
-        new
+        self.to.copy_over(self.from, NodeId(at as u32), inputs)
     }
 
     /// What the node at `at`, of the backward of `span` or copied for it, reads.
@@ -229,7 +225,7 @@ impl Pass<'_> {
             let at = self.order.binary_search(&a.grad).ok().filter(|at| *at < here)?;
             Some(self.to.map[at])
         });
-        self.copies.insert((span, pass), Copies { map: HashMap::new(), start });
+        self.copies.insert((span, pass), Copies { map: FxHashMap::default(), start });
         if start.is_none() {
             // Nothing to wait for: copies would run at once and save nothing.
             return;
