@@ -1,15 +1,15 @@
--- recipes/blur.lua: image filters by convolution: a plain tensor program, no training
+-- recipes/blur.lua: filters an image by convolution: a tensor program without training
 --
 --   perilune run recipes/blur.lua --set image=photo.png --set sigma=3
 --
--- Reads a PNG, or draws a test image if none is given, and writes it blurred, sharpened and as edges into one PNG, side by
--- side. It takes a second.
+-- Reads a PNG, or draws a test image without one. Writes one PNG of the image, blurred, sharpened and its edges, side by side,
+-- in about a second.
 
 local pl = require "perilune"
 
 local p = pl.params { image = "", out = "blur.png", sigma = 2.0, amount = 1.0, size = 128 }
 
--- Rings and a checkerboard, coloured: (3, size, size) from 0 to 1.
+-- Draws rings and a checkerboard in colour: (3, size, size) in [0, 1].
 local function test_image(size)
   local at = pl.linspace(-1, 1, size)
   local y, x = at:unsqueeze(1), at:unsqueeze(0)
@@ -19,8 +19,8 @@ local function test_image(size)
   return pl.stack({ rings * disc, checks * 0.8 + 0.0 * y, (x * 0.5 + 0.5) * (1 - disc) + 0.3 * disc }, 0)
 end
 
--- One kernel for every channel: image (C, H, W), kernel (h, w). Zeros lie outside the image; where the kernel is an average,
--- dividing by the filtered weight of the inside takes their darkness away from the border.
+-- Convolves every channel of image (C, H, W) with one kernel (h, w), with zero padding. For an averaging kernel it divides by the
+-- filtered mask of the image, so that the padding does not darken the border.
 ---@return perilune.Tensor
 local function filter(image, kernel, average)
   local function apply(x, h, w)
@@ -34,7 +34,7 @@ local function filter(image, kernel, average)
   return y
 end
 
--- A Gaussian is a product of two one-dimensional ones, so two thin filters do the work of a wide one.
+-- Blurs by a separable Gaussian: one filter along each dim.
 local function gaussian_blur(image, sigma)
   local radius = math.max(1, math.ceil(3 * sigma))
   local at = pl.arange(-radius, radius + 1):to("f32")

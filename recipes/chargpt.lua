@@ -1,12 +1,12 @@
--- recipes/chargpt.lua: a character-level GPT on any text file, with samples at the end
+-- recipes/chargpt.lua: trains a character-level GPT on a text file and samples from it
 --
 --   perilune run recipes/chargpt.lua --set text=FILE --set steps=2000
 --
--- The defaults are nanoGPT's setting for a laptop (github.com/karpathy/nanoGPT, "I only have a macbook") with twice its
--- learning rate: on the tiny Shakespeare text (90/10 split) 2,000 steps reach a validation loss of 1.80 over the whole
--- part (1.92 with lr = 1e-3; nanoGPT's README reports 1.88 over 20 random batches), in about a minute on two cores.
+-- The defaults are nanoGPT's laptop configuration (github.com/karpathy/nanoGPT, "I only have a macbook") with twice its learning
+-- rate: on tiny Shakespeare (90/10 split) 2,000 steps reach a validation loss of 1.80 over the whole split (1.92 with lr = 1e-3;
+-- nanoGPT's README reports 1.88 over 20 random batches), in about a minute on two cores.
 --
--- Letters: B batch, T positions, C width, V characters.
+-- Dims: B batch, T positions, C width, V characters.
 
 local pl = require "perilune"
 local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
@@ -17,8 +17,8 @@ local recipe = pl.recipe {
   params = {
     text = "data/alice.txt",           -- any UTF-8 text
     layers = 4, heads = 4, width = 128, context = 64, dropout = 0.0,
-    checkpoint = false,                -- recompute blocks in the backward pass instead of keeping their activations
-    batch = 12, steps = 2000, lr = 2e-3, seed = 1337,
+    checkpoint = false,                -- recompute activations in the backward pass instead of storing them
+    batch = 12, steps = 2000, lr = 2e-3, warmup = 100, seed = 1337,
     samples = 2, sample_length = 300, temperature = 0.8,
   },
 }
@@ -49,10 +49,10 @@ function recipe.model(p, d)
   function m:forward(ids_BT)
     local x_BTC = self.drop(self.tokens(ids_BT) + self.positions(pl.arange(ids_BT:size(1))))
     for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
-    return pl.linear(self.norm(x_BTC), self.tokens.weight)      -- the output layer shares the embedding's weights
+    return pl.linear(self.norm(x_BTC), self.tokens.weight)      -- the output layer is tied to the embedding
   end
 
-  -- GPT-2's initialisation: std 0.02, and less for the layers that end in the residual stream, which adds 2 * layers of them.
+  -- GPT-2's initialization: std 0.02, scaled by 1 / sqrt(2 * layers) in the 2 * layers projections that add to the residual stream.
   local small = 0.02 / math.sqrt(2 * p.layers)
   local function start(linear, std) linear.weight = pl.state(init.normal(linear.weight.shape, { std = std })) end
   for _, block in ipairs(m.blocks) do
@@ -66,9 +66,9 @@ function recipe.optimizer(p, model)
   local groups = {
     model = model,
     { params = function(_, w) return #w.shape >= 2 end, weight_decay = 0.1 },
-    { weight_decay = 0 },                                       -- the norms' scales
+    { weight_decay = 0 },                                       -- scales of the norms
   }
-  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = 100, steps = p.steps }
+  local lr = optim.cosine { peak = p.lr, floor = p.lr / 10, warmup = p.warmup, steps = p.steps }
   return optim.AdamW(groups, { lr = lr, betas = { 0.9, 0.99 }, clip_norm = 1.0 })
 end
 
@@ -77,8 +77,8 @@ function recipe.loss(model, batch)
   return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
 end
 
--- The window always has the model's full length, padded behind the text: causal attention does not look there, and one
--- shape means one plan for every character.
+-- Samples characters one by one. The input always has the full context length, padded at the end, where causal attention does
+-- not read: one shape needs one plan.
 local function sample(run, length)
   local p, ids = run.params, { 0 }
   for _ = 1, length do
@@ -88,7 +88,7 @@ local function sample(run, length)
       return pl.no_grad(function()
         local logits_TV = run.model(pl.tensor({ window }, { dtype = "i64" })):squeeze(0)
         local logits_V = logits_TV:index_select(0, pl.tensor({ last - 1 }, { dtype = "i64" })):squeeze(0)
-        local noise_V = -(-pl.rand(logits_V.shape):clamp(1e-10, 1 - 1e-7):log()):log()  -- Gumbel: its argmax is a draw from the softmax
+        local noise_V = -(-pl.rand(logits_V.shape):clamp(1e-10, 1 - 1e-7):log()):log()  -- Gumbel-max trick: the argmax is a sample of the softmax
         return (logits_V / p.temperature + noise_V):argmax()
       end)
     end):item()

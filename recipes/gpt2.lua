@@ -1,21 +1,21 @@
--- recipes/gpt2.lua: GPT-2 on files of tokens, from scratch or from weights
+-- recipes/gpt2.lua: trains or fine-tunes GPT-2 on files of tokens
 --
 --   perilune run recipes/gpt2.lua --device cuda --precision bf16 --set tokens=FILE --set size=124M
 --
--- The model is OpenAI's (Radford et al., Language Models are Unsupervised Multitask Learners, 2019): pre-norm blocks, GELU
--- by tanh, learned positions, an output layer that shares the embedding. The vocabulary is padded to a multiple of 128,
--- which matrix products like; nothing ever asks for the extra tokens. The optimizer's settings are nanoGPT's.
+-- The model is OpenAI's (Radford et al., Language Models are Unsupervised Multitask Learners, 2019): pre-norm blocks, tanh GELU,
+-- learned positions, tied embeddings. The vocabulary is padded to a multiple of 128 for efficient matrix products; the extra
+-- tokens never occur. The optimizer settings are nanoGPT's.
 --
--- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them. Without one the
--- recipe trains on random tokens, which says how fast a machine is and nothing else.
+-- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c and nanoGPT write them. Without one the recipe trains
+-- on random tokens, for measurements of speed.
 --
--- Documents stand one behind the other in such a file. `ends` names the token that ends each (50256 of GPT-2's vocabulary):
--- with it a position sees its own document alone, which is also less work.
+-- Documents are concatenated in such a file. `ends` is the token that ends each (50256 in GPT-2's vocabulary): with it a position
+-- attends to its own document only, which is also less work.
 --
--- `weights` names a model.safetensors of transformers' GPT2LMHeadModel to start from, OpenAI's own among them; `export` one to
--- write at the end. It needs a config.json beside it, which transformers writes, with the same sizes.
+-- `weights` names a model.safetensors of transformers' GPT2LMHeadModel to start from, such as OpenAI's; `export` names one to
+-- write at the end. To load it, transformers needs a config.json of the same sizes beside it.
 --
--- Letters: B batch, T positions, C width, V vocabulary.
+-- Dims: B batch, T positions, C width, V vocabulary.
 
 local pl = require "perilune"
 local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
@@ -34,20 +34,20 @@ local recipe = pl.recipe {
   params = {
     size = "124M",                     -- tiny, 124M, 350M, 774M or 1558M
     tokens = "",                       -- a file of token ids; random tokens without one
-    ends = -1,                         -- the token that ends a document; none: all positions before are seen
+    ends = -1,                         -- the token that ends a document; -1: attend to all previous positions
     weights = "", export = "",         -- model.safetensors to start from, and to write at the end
     vocab = 50304,                     -- 50257 tokens, padded
     context = 1024, batch = 32, accumulate = 1,
-    checkpoint = false,                -- recompute blocks in the backward pass: less memory, a third more work
-    residual = "f32",                  -- what the blocks add to; "bf16" is coarser, faster and smaller, and what llm.c does
+    checkpoint = false,                -- recompute activations in the backward pass: less memory, a third more work
+    residual = "f32",                  -- dtype of the residual stream; "bf16", as in llm.c, is faster, smaller and less accurate
     steps = 1000, lr = 6e-4, warmup = 100, seed = 1337,
   },
 }
 
--- How many of the rows of the embedding are tokens.
+-- Number of embedding rows that are tokens; the others are padding.
 local function num_tokens(p) return math.min(50257, p.vocab) end
 
--- Our names and those of transformers, whose matrices are (in, out).
+-- Maps paths of the model to the names of transformers, whose matrices are (in, out).
 local function names(p)
   return {
     { "wte", "transformer.wte", rows = num_tokens(p) },
@@ -86,14 +86,14 @@ function recipe.model(p)
     local call
     if p.ends >= 0 then
       local ends_BT = ids_BT:eq(p.ends):to("i64")
-      call = { documents = ends_BT:cumsum(1) - ends_BT }   -- the token that ends a document is its last
+      call = { documents = ends_BT:cumsum(1) - ends_BT }   -- the end token belongs to the document that it ends
     end
-    -- Blocks in f32 or fp16 make f32 of a sum with bf16; in all other cases the cast is none.
+    -- In f32 and fp16 a block promotes a bf16 residual to f32: cast it back. Otherwise the cast does nothing.
     for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC, call):to(p.residual) end
     return pl.linear(self.norm(x_BTC), self.wte.weight)
   end
 
-  -- std 0.02, and less for the layers that end in the residual stream, which adds 2 * layers of them; biases 0.
+  -- std 0.02, scaled by 1 / sqrt(2 * layers) in the 2 * layers projections that add to the residual stream; biases 0.
   local small = 0.02 / math.sqrt(2 * layers)
   local function start(linear, std)
     linear.weight = pl.state(init.normal(linear.weight.shape, { std = std }))
@@ -104,8 +104,8 @@ function recipe.model(p)
     start(block.mlp.up, 0.02); start(block.mlp.down, small)
   end
   local model = nn.module(m)
-  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
-  if p.weights ~= "" then   -- OpenAI's file names its tensors without "transformer." and holds the causal masks as well
+  if p.export ~= "" then nn.check_export(p.export) end   -- fail now, not after training
+  if p.weights ~= "" then   -- OpenAI's file omits the prefix "transformer." and contains the causal masks
     nn.load_weights(model, p.weights, names(p), { prefix = "transformer.", ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" } })
   end
   return model

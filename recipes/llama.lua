@@ -1,23 +1,23 @@
--- recipes/llama.lua: Llama 3.2 on files of tokens, from scratch or from weights
+-- recipes/llama.lua: trains or fine-tunes Llama 3.2 on files of tokens
 --
 --   perilune run recipes/llama.lua --device cuda --precision bf16 --set tokens=FILE --set batch=4 --set accumulate=8
 --
 -- The model is Meta's (Grattafiori et al., The Llama 3 Herd of Models, 2024): pre-norm blocks with RMSNorm, SwiGLU, grouped
--- queries, rotary positions stretched for texts of 128 thousand tokens, no biases, an output layer that shares the embedding.
--- The optimizer's settings are those of the first Llama (Touvron et al., 2023).
+-- queries, rotary positions scaled to contexts of 128 thousand tokens, no biases, tied embeddings. The optimizer settings are those
+-- of the first Llama (Touvron et al., 2023).
 --
--- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c writes them for Llama 3. Without one the recipe
--- trains on random tokens, which says how fast a machine is and nothing else. `size=tiny` runs anywhere, with a small `vocab`.
+-- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c writes them for Llama 3. Without one the recipe trains
+-- on random tokens, for measurements of speed. `size=tiny` with a small `vocab` runs on any machine.
 --
--- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, Meta's own among them; `export` one to
--- write at the end. It needs a config.json beside it, which transformers writes, with the same sizes.
+-- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, such as Meta's; `export` names one to
+-- write at the end. To load it, transformers needs a config.json of the same sizes beside it.
 --
--- Letters: B batch, T positions, C width, V vocabulary.
+-- Dims: B batch, T positions, C width, V vocabulary.
 
 local pl = require "perilune"
 local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
 
-local sizes = { -- layers, width, heads, heads of keys and values, inside of the MLP
+local sizes = { -- layers, width, heads, key-value heads, hidden width of the MLP
   ["tiny"] = { layers = 2, width = 64, heads = 4, kv_heads = 2, hidden = 192 },
   ["1B"] = { layers = 16, width = 2048, heads = 32, kv_heads = 8, hidden = 8192 },
 }
@@ -41,7 +41,7 @@ local function shape_of(p)
   return s
 end
 
--- Our names and those of transformers.
+-- Maps paths of the model to the names of transformers.
 local function names(p)
   local s = shape_of(p)
   local kv = s.width // s.heads * s.kv_heads
@@ -85,7 +85,7 @@ function recipe.model(p)
     end
   end
   local model = nn.module(m)
-  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
+  if p.export ~= "" then nn.check_export(p.export) end   -- fail now, not after training
   if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
   return model
 end

@@ -1,7 +1,7 @@
--- recipes/montecarlo.lua: pi by throwing darts: a plain tensor program, no training
+-- recipes/montecarlo.lua: estimates pi by Monte Carlo integration: a tensor program without training
 --
--- Points fall evenly on a square; the share of them within the circle is pi / 4. A million points give two or three digits,
--- at once; `--set samples=1e8` gives four, in seconds. The error falls with the root of the number of points.
+-- Points are uniform in a square; the fraction of them within the quarter circle is pi / 4. A million points give two or three
+-- digits; `--set samples=1e8` gives four, in seconds. The error is proportional to 1 / sqrt(samples).
 
 local pl = require "perilune"
 
@@ -12,7 +12,7 @@ local chunk = math.floor(math.min(p.chunk, p.samples))
 local rounds = math.max(1, p.samples // chunk)
 
 local hits = 0
-for _ = 1, rounds do                       -- by chunks, so that memory stays flat however many samples there are
+for _ = 1, rounds do                       -- in chunks of constant memory
   hits = hits + pl.step(function()
     local x, y = pl.rand { chunk }, pl.rand { chunk }
     return (x * x + y * y):lt(1):sum()

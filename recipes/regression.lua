@@ -1,8 +1,8 @@
--- recipes/regression.lua: numbers from numbers: a CSV in, r2 and rmse out
+-- recipes/regression.lua: predicts one column of a CSV file from the others with an MLP
 --
--- Predicts one column of a table from the others with a small MLP. Columns of numbers are normalised; a column of up to ten
--- words becomes one input a word; one with more words (a name) is left out. The default table is UCI's Auto MPG: 392 cars,
--- their fuel consumption from weight, power and so on. Expect a validation r2 of about 0.85, in a few seconds. Your own table:
+-- Numeric columns are normalized. A column of at most `max_words` distinct words is one-hot encoded; one of more words (a name) is
+-- omitted. The default table is UCI's Auto MPG: the fuel consumption of 392 cars from weight, power and so on, with a validation r2
+-- of about 0.85 after a few seconds. Another table:
 --
 --   perilune run recipes/regression.lua --set csv=/path/table.csv --set target=price
 
@@ -14,7 +14,7 @@ local recipe = pl.recipe {
   description = "predict one column of a CSV file from the others",
   params = {
     csv = "data/auto_mpg.csv",
-    target = "",                -- a column's name; the last column if empty
+    target = "",                -- name of the column; the last one if empty
     max_words = 10,
     hidden = 32, dropout = 0.1, batch = 32, lr = 3e-3, weight_decay = 0.1, steps = 1000, seed = 1,
   },
@@ -24,7 +24,7 @@ local function column_names(rows)
   local names, _, num = rows:names(), rows:size()
   if names then return names end
   names = {}
-  for c = 1, num do names[c] = c - 1 end     -- no header: columns go by their number
+  for c = 1, num do names[c] = c - 1 end     -- no header: name columns by their numbers
   return names
 end
 
@@ -32,7 +32,7 @@ function recipe.data(p)
   local rows = data.csv(p.csv)
   local names = column_names(rows)
   local target = p.target ~= "" and p.target or names[#names]
-  local inputs = {}                          -- (rows, 1) a number, (rows, words) a word
+  local inputs = {}                          -- (rows, 1) of a number, (rows, words) of a word
   local y                                    ---@type perilune.Tensor
   for _, name in ipairs(names) do
     local words = rows:words(name)
@@ -50,7 +50,7 @@ function recipe.data(p)
   local set = data.tensors { x = pl.cat(inputs, 1), y = y }
   local train, valid = set:split("train", 0.8, p.seed), set:split("valid", 0.2, p.seed)
 
-  -- Mean 0 and deviation 1 for every column, measured on the training part alone.
+  -- Normalize every column to mean 0 and standard deviation 1, by the statistics of the training split.
   local ids = pl.tensor(train.index, { dtype = "i64" })
   local x_train, y_train = set.columns.x:index_select(0, ids), y:index_select(0, ids) ---@type perilune.Tensor, perilune.Tensor
   local scale = {
@@ -62,11 +62,11 @@ end
 
 function recipe.model(p, d)
   local m = {
-    scale = d.scale,            -- a part of the model: a checkpoint that is used elsewhere needs it
+    scale = d.scale,            -- a part of the model, so that checkpoints contain it
     net = nn.Sequential { nn.Linear(d.num_inputs, p.hidden), nn.GELU(), nn.Dropout(p.dropout),
                           nn.Linear(p.hidden, p.hidden), nn.GELU(), nn.Dropout(p.dropout), nn.Linear(p.hidden, 1) },
   }
-  function m:forward(x)         -- (B, columns) -> (B), in the target's own units
+  function m:forward(x)         -- (B, columns) -> (B), in the units of the target
     local s = self.scale
     return self.net((x - s.x_mean) / s.x_std):squeeze(-1) * s.y_std + s.y_mean
   end
@@ -79,7 +79,7 @@ end
 
 function recipe.loss(model, batch)
   local y = model(batch.x)                                    ---@type perilune.Tensor
-  local y_std = model.scale.y_std                             -- the loss counts in deviations, so that lr suits any unit
+  local y_std = model.scale.y_std                             -- loss in standard deviations: lr is independent of the units
   return (((y - batch.y) / y_std) ^ 2):mean(), { r2 = metrics.r2(y, batch.y), rmse = metrics.rmse(y, batch.y) }
 end
 

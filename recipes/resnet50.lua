@@ -1,25 +1,25 @@
--- recipes/resnet50.lua: ResNet-50 on images, from scratch or from weights
+-- recipes/resnet50.lua: trains or fine-tunes ResNet-50 on images
 --
 --   perilune run recipes/resnet50.lua --device cuda --precision bf16 --set images=imagenet/train --set valid=imagenet/val
 --
--- He et al., Deep Residual Learning for Image Recognition (2015), in the form called v1.5, which is torchvision's: the stride of a
--- bottleneck lies in its 3x3 convolution. SGD with momentum, cosine, label smoothing, no decay of norms and biases, after
+-- He et al., Deep Residual Learning for Image Recognition (2015), in version 1.5 as in torchvision: the 3x3 convolution of a
+-- bottleneck has the stride. SGD with momentum, cosine schedule, label smoothing, no weight decay of norms and biases, after
 -- Goyal et al., Accurate, Large Minibatch SGD (2017).
 --
--- `images` and `valid` name folders with a folder of JPEGs and PNGs for each class. They are read as they are needed: random
--- crops to train on, the middle to evaluate on, as torchvision's references have them. The classes are those of the folder;
--- `classes` need not be given. Or they name .npz (or .safetensors) files with `x` (N, 3, H, W), u8 from 0 to 255, and `y` (N),
--- class ids, which are held in memory and not cropped. Images are flipped at random. Without `images` the recipe trains on noise,
--- which says how fast a machine is and nothing else.
+-- `images` and `valid` name folders that contain a folder of JPEG and PNG files for each class. Files are decoded when they are
+-- needed, with random crops in training and center crops in evaluation, as in torchvision's references. The number of classes is
+-- that of the folders. Or they name .npz (or .safetensors) files with `x` (N, 3, H, W) u8 and class ids `y` (N), which are loaded
+-- into memory and not cropped. Images are flipped at random in training. Without `images` the recipe trains on noise, for
+-- measurements of speed.
 --
--- `weights` names a model.safetensors with torchvision's names to start from; `export` one to write at the end.
+-- `weights` names a model.safetensors with torchvision's names to start from; `export` names one to write at the end.
 --
--- Letters: B batch, C channels, H height, W width, K classes.
+-- Dims: B batch, C channels, H height, W width, K classes.
 
 local pl = require "perilune"
 local nn, optim, data, init, metrics = pl.nn, pl.optim, pl.data, pl.init, pl.metrics
 
-local sizes = { -- blocks of the four stages, channels of the first
+local sizes = { -- blocks of the four stages, channels of the first stage
   ["50"] = { blocks = { 3, 4, 6, 3 }, width = 64 },
   ["tiny"] = { blocks = { 1, 2, 1, 1 }, width = 8 },
 }
@@ -37,7 +37,7 @@ local recipe = pl.recipe {
   },
 }
 
--- The mean and deviation of ImageNet's channels, by which torchvision's weights expect images to be scaled.
+-- Mean and standard deviation of ImageNet's channels, which torchvision's weights assume.
 local MEAN, DEVIATION = { 0.485, 0.456, 0.406 }, { 0.229, 0.224, 0.225 }
 
 local function scaled(batch)
@@ -52,7 +52,7 @@ local function flipped(batch)
   return batch
 end
 
--- How many classes: those of the folder that `source`, a set or a loader, was made of, else as `classes` says.
+-- Number of classes: that of the folder of `source` (a set or a loader), else `classes`.
 local function num_classes(p, source)
   if source and source.classes then return #source.classes end
   return p.classes > 0 and p.classes or 1000
@@ -113,7 +113,7 @@ local function Bottleneck(from, width, stride)
   }
 end
 
--- Our names and torchvision's.
+-- Maps paths of the model to torchvision's names.
 local function names()
   local out = {}
   for i = 1, 4 do
@@ -129,7 +129,7 @@ end
 function recipe.model(p, loaders)
   local s = sizes[p.size] ---@type {blocks: integer[], width: integer}
   if not s then pl.error("resnet50", ("there is no size '%s'"):format(p.size), "one of 50, tiny") end
-  if p.export ~= "" then nn.check_export(p.export) end   -- now, not after hours
+  if p.export ~= "" then nn.check_export(p.export) end   -- fail now, not after training
   local m = { conv1 = conv(3, s.width, 7, 2), bn1 = nn.BatchNorm2d(s.width) }
   local from = s.width
   for i, blocks in ipairs(s.blocks) do

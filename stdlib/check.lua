@@ -1,14 +1,13 @@
--- check.lua: arguments of the standard library, checked where the recipe wrote them.
+-- check.lua: validates arguments of the standard library; errors name the line of the recipe.
 --
--- `pl.options` (native) fills defaults and refuses unknown keys with a "did you mean"; it takes an option's type from its
--- default. This file adds what a table of defaults cannot say: options without a default or with several types.
--- It does not check tensors: shapes and dtypes are the ops' business.
+-- `pl.options` (native) fills in defaults and rejects unknown options with a "did you mean"; the default of an option determines
+-- its type. This file adds options without a default and options of several types. Ops check shapes and dtypes of tensors.
 
 local pl = require "perilune"
 
 local check = {}
 
----What a value is, in the words of an error message: "tensor", "state" or Lua's type.
+---Returns the kind of a value: "tensor", "state" or its Lua type.
 ---@param value any
 ---@return string
 function check.kind(value)
@@ -17,7 +16,7 @@ function check.kind(value)
   return type(value)
 end
 
----A value as an error message shows it.
+---Formats a value for an error message.
 ---@param value any
 ---@return string
 function check.show(value)
@@ -26,8 +25,8 @@ function check.show(value)
   return "a " .. check.kind(value)
 end
 
----Whether `value` has one of the kinds of `kinds`, as in "number|function|table|tensor".
----A State is also a tensor, and what can be called is also a function.
+---Whether `value` is one of `kinds`, such as "number|function|table|tensor".
+---A State is also a tensor, and a callable table also a function.
 ---@param value any
 ---@param kinds string
 ---@return boolean
@@ -41,16 +40,16 @@ function check.is(value, kinds)
   return false
 end
 
----`given` with defaults filled in, as a new table; `loose` names the options that have no default or several types.
+---Returns the options with defaults filled in, as a new table. Raises for unknown options and wrong types.
 ---@param op string the function's name, for errors
 ---@param given table?
 ---@param defaults table<string, any>
----@param loose table<string, string>? option -> kinds, such as { clip_norm = "number" }
+---@param loose table<string, string>? kinds of the options without a default or of several types, such as { clip_norm = "number" }
 ---@return any options
 function check.options(op, given, defaults, loose)
   if not loose then return pl.options(op, given, defaults) end
   if given ~= nil and type(given) ~= "table" then return pl.options(op, given --[[@as any]], defaults) end
-  -- A loose option is its own default, so that its type passes and its name is known to "did you mean".
+  -- Pass a loose option as its own default, so that pl.options accepts its type and knows its name.
   local full = {}
   for k, v in pairs(defaults) do full[k] = v end
   for k in pairs(loose) do
@@ -68,7 +67,7 @@ function check.options(op, given, defaults, loose)
   return out
 end
 
----Raises unless every option of `names` is there.
+---Raises unless every option in `names` is given.
 ---@param op string
 ---@param options table
 ---@param names string[]
@@ -80,7 +79,7 @@ function check.required(op, options, names)
   end
 end
 
----`value` if it is a whole number of at least `min` (1 by default; false: any).
+---Returns `value` as an integer; raises unless it is a whole number >= `min` (1 by default; false: any).
 ---@param op string
 ---@param name string the argument's name
 ---@param value any
@@ -99,7 +98,7 @@ function check.whole(op, name, value, min)
   return whole --[[@as integer]]
 end
 
----`value` if it is a number in [low, high].
+---Returns `value`; raises unless it is a number in [low, high].
 ---@param op string
 ---@param name string
 ---@param value any
@@ -113,7 +112,7 @@ function check.between(op, name, value, low, high)
   return value
 end
 
----`value` if it is one of `words`.
+---Returns `value`; raises unless it is one of `words`.
 ---@param op string
 ---@param name string
 ---@param value any
@@ -127,7 +126,7 @@ function check.word(op, name, value, words)
   return value
 end
 
----A size given once or per dim, as a list: 3 -> { 3, 3 } for two dims.
+---Expands a size given once or per dim to a list: 3 -> { 3, 3 } for two dims.
 ---@param op string
 ---@param name string
 ---@param value integer|integer[]

@@ -1,17 +1,17 @@
--- gradcheck.lua: are the gradients right? Compares pl.grad with differences of the function itself.
+-- gradcheck.lua: tests gradients against central finite differences: pl.gradcheck.
 --
 --   pl.gradcheck(function(x, w) return (x:matmul(w)):tanh() end, { pl.randn({2, 3}), pl.randn({3, 4}) })
 --
--- Everything is done in f64: the inputs are converted, so constants inside the function should not force f32 on them. Each
--- element of each input is moved by +-eps, which costs two evaluations an element: give small tensors. At a kink
--- (relu at 0) the two sides differ and the check rightly fails.
+-- Inputs are converted to f64; constants in the function should not convert them back to f32. Each element of each input is
+-- perturbed by +-eps, two evaluations per element, so use small tensors. The check fails at a kink (relu at 0), where the one-sided
+-- derivatives differ.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
 local op = "gradcheck"
 
----The element at flat position `k` of a shape, as {1, 0, 2}.
+---Formats flat position `k` of a shape as coordinates: {1, 0, 2}.
 local function place(shape, k)
   local at = {}
   for d = #shape, 1, -1 do
@@ -21,7 +21,7 @@ local function place(shape, k)
   return "{" .. table.concat(at, ", ") .. "}"
 end
 
----`fn`'s results as one number: a weighted sum, with fixed weights from 0.5 to 1.5 that are not alike.
+---Reduces the results of `fn` to a scalar: a sum with fixed, distinct weights in [0.5, 1.5].
 ---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
 ---@param inputs perilune.Tensor[]
 ---@return perilune.Tensor
@@ -41,10 +41,10 @@ local function scalar(fn, inputs)
   return sum
 end
 
----True, or raises with the worst element: its gradient and what the difference says.
+---Compares gradients with finite differences. Returns true, or raises with the element of largest error.
 ---@param fn fun(...: perilune.Tensor): perilune.Tensor ...
----@param inputs perilune.Tensor|perilune.Tensor[] floats; States count with their value
----@param opts {eps?: number, tolerance?: number}? tolerance is relative to the larger of 1 and the gradient
+---@param inputs perilune.Tensor|perilune.Tensor[] floats; of a State its current value
+---@param opts {eps?: number, tolerance?: number}? eps: 1e-6; tolerance: 1e-5, relative to max(1, |gradient|)
 ---@return boolean
 local function gradcheck(fn, inputs, opts)
   if not check.is(fn, "function") then pl.error(op, "fn is " .. check.show(fn), "pl.gradcheck(function(x) ... end, { x })") end

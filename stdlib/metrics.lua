@@ -1,43 +1,43 @@
--- metrics.lua: measures of a model's outputs. Tensors in, tensors out: nothing here reads a value back, so a metric in a
--- recipe's loss costs no wait. Only `Mean:result()` reads, once, at the end of an evaluation.
+-- metrics.lua: computes metrics of predictions, as tensors.
 --
--- Letters: C classes, ... any leading dims. Predictions are scores (..., C) with labels (...) i64, unless said otherwise.
+-- Nothing is read back, so a metric in a recipe's loss does not synchronize with the device. Only `Mean:result()` reads, at the end
+-- of an evaluation. Dims: C classes, ... any leading dims. Predictions are scores (..., C) with labels (...) i64, except where noted.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
 local metrics = {}
 
----Labels from scores: the class of the largest; integer tensors are labels already.
+---Returns the class of the largest score; a tensor of the shape of the labels is returned as it is.
 local function labels_of(scores, target)
   if scores:dim() == target:dim() then return scores end
   return scores:argmax(-1)
 end
 
----The mean of a bool tensor, over the places where `target` is not `ignore_index`.
+---Computes the mean of a bool tensor where `target` is not `ignore_index`.
 local function share(hit, target, ignore_index)
   if not ignore_index then return hit:to("f32"):mean() end
   local counted = target:ne(ignore_index)
   return hit:logical_and(counted):to("f32"):sum() / counted:to("f32"):sum():clamp(1)
 end
 
----The share of labels hit by the highest score. scores (..., C) or labels (...), target (...) -> scalar f32.
----@param scores perilune.Tensor
----@param target perilune.Tensor
+---Computes the fraction of labels that equal the class of the highest score.
+---@param scores perilune.Tensor (..., C), or labels (...)
+---@param target perilune.Tensor (...)
 ---@param opts {ignore_index?: integer}?
----@return perilune.Tensor
+---@return perilune.Tensor # scalar f32
 function metrics.accuracy(scores, target, opts)
   local o = check.options("metrics.accuracy", opts, {}, { ignore_index = "number" })
   return share(labels_of(scores, target):eq(target), target, o.ignore_index)
 end
 
----The share of labels among the k highest scores; a label level with another counts as ahead of it. No sort is needed: a label is
----among the first k if fewer than k scores are above its own. scores (..., C), target (...) -> scalar f32.
----@param scores perilune.Tensor
----@param target perilune.Tensor
+---Computes the fraction of labels among the k highest scores, ties in favor of the label.
+---Needs no sort: a label is among the first k if fewer than k scores exceed its own.
+---@param scores perilune.Tensor (..., C)
+---@param target perilune.Tensor (...)
 ---@param k integer
 ---@param opts {ignore_index?: integer}?
----@return perilune.Tensor
+---@return perilune.Tensor # scalar f32
 function metrics.top_k(scores, target, k, opts)
   check.whole("metrics.top_k", "k", k)
   local o = check.options("metrics.top_k", opts, {}, { ignore_index = "number" })
@@ -47,11 +47,11 @@ function metrics.top_k(scores, target, k, opts)
   return share(scores:gt(own):to("f32"):sum(-1):lt(k), target, o.ignore_index)
 end
 
----Counts (C, C): row = label, column = prediction. A product of one-hot matrices, exact up to 2^24 a cell.
+---Counts predictions by label: row = label, column = prediction. A product of one-hot matrices, exact up to 2^24 per cell.
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
----@param classes integer? C; needed when labels are given
----@param opts {ignore_index?: integer}? labels that count for nothing
+---@param classes integer? C; required with labels
+---@param opts {ignore_index?: integer}? label to exclude
 ---@return perilune.Tensor (C, C) f32
 function metrics.confusion_matrix(scores, target, classes, opts)
   local ignored = check.options("metrics.confusion_matrix", opts, {}, { ignore_index = "number" }).ignore_index
@@ -71,8 +71,8 @@ function metrics.confusion_matrix(scores, target, classes, opts)
   return actual:transpose(0, 1):matmul(predicted)
 end
 
----The F1 score, 2 tp / (2 tp + fp + fn); a class that never occurs and is never predicted has 0.
----average: "macro" (mean over classes), "micro", "weighted" (by labels) or "none" (one a class).
+---Computes the F1 score, 2 tp / (2 tp + fp + fn); 0 for a class that neither occurs nor is predicted.
+---average: "macro" (mean over classes), "micro", "weighted" (by number of labels) or "none" (one score per class).
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
 ---@param opts {average?: string, classes?: integer, ignore_index?: integer}?
@@ -91,7 +91,7 @@ function metrics.f1(scores, target, opts)
   return (f1 * actual):sum() / actual:sum()
 end
 
----exp of a mean cross-entropy in nats.
+---Computes the perplexity: exp of a mean cross-entropy in nats.
 ---@param loss perilune.Tensor
 ---@return perilune.Tensor
 function metrics.perplexity(loss)
@@ -111,7 +111,7 @@ local function residual(op, prediction, target)
   return prediction - target
 end
 
----Mean squared error.
+---Computes the mean squared error.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
@@ -119,7 +119,7 @@ function metrics.mse(prediction, target)
   return (residual("metrics.mse", prediction, target) ^ 2):mean()
 end
 
----Root of the mean squared error. Its mean over batches is not that of the whole: evaluate in one batch, or average mse.
+---Computes the root mean squared error. Its mean over batches is not that of the split: evaluate in one batch, or average mse.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
@@ -127,7 +127,7 @@ function metrics.rmse(prediction, target)
   return (residual("metrics.rmse", prediction, target) ^ 2):mean():sqrt()
 end
 
----Mean absolute error.
+---Computes the mean absolute error.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
@@ -135,8 +135,8 @@ function metrics.mae(prediction, target)
   return residual("metrics.mae", prediction, target):abs():mean()
 end
 
----The share of the target's variance that is explained: 1 is perfect, 0 is as good as the mean. Like rmse it is a measure
----of a whole, not a mean over batches.
+---Computes R^2, the fraction of the variance of the target that is explained: 1 is perfect, 0 is as good as the mean.
+---As for rmse, its mean over batches is not that of the split.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
@@ -145,7 +145,7 @@ function metrics.r2(prediction, target)
   return 1 - left / ((target - target:mean()) ^ 2):sum()
 end
 
----Things per second, of plain numbers.
+---Computes count / seconds of plain numbers; 0 if no time has passed.
 ---@param count number
 ---@param seconds number
 ---@return number
@@ -158,14 +158,14 @@ end
 local Mean = {}
 local mean_meta = { __index = Mean }
 
----Means over batches of several sizes.
+---Makes an accumulator of means over batches of different sizes:
 ---  local mean = metrics.Mean(); mean:add({ loss = loss }, 64); mean:result().loss
 ---@return perilune.Mean
 function metrics.Mean()
   return setmetatable({ parts = {} }, mean_meta)
 end
 
----Adds a batch: evaluated scalar tensors or numbers by name, and the number of samples they are means of.
+---Adds a batch: numbers or evaluated scalar tensors by name, and the number of samples that they are means over.
 ---@param values table<string, perilune.Tensor|number>
 ---@param count number|perilune.Tensor
 function Mean:add(values, count)
@@ -179,7 +179,7 @@ local function number(value)
   return value:item()
 end
 
----The means as plain numbers, and the number of samples. Reads all tensors, so it waits for them.
+---Computes the means as plain numbers, and the number of samples. Reads all tensors back.
 ---@return table<string, number>
 ---@return number count
 function Mean:result()

@@ -1,5 +1,6 @@
--- prompt.lua: what the commands of `perilune repl` compute. Each function gets the prompt's globals first, then the values of
--- what was typed behind the command, and returns text.
+-- prompt.lua: implements the commands :grad, :plan and :summary of `perilune repl`.
+--
+-- Each function takes the globals of the prompt, then the values of the expressions behind the command, and returns text.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -8,7 +9,7 @@ local is_module = require("perilune.nn.module").is_module
 
 local prompt = {}
 
----Lines of columns: texts to the left, the rest to the right.
+---Aligns rows in columns: the first to the left, the others to the right.
 ---@param rows string[][]
 ---@return string
 local function columns(rows)
@@ -31,7 +32,7 @@ end
 
 local function shape_of(x) return "{" .. table.concat(x.shape, ", ") .. "}" end
 
----Names of States: those of the run's model, then what the prompt's globals lead to.
+---Lists named States: those of the model of the run, then those of the modules and States among the globals.
 ---@param env table
 ---@return perilune.Entry[]
 local function names_of(env)
@@ -51,7 +52,7 @@ end
 
 local function name_of(entries, state)
   for _, entry in ipairs(entries) do
-    if entry.state == state then return entry.path end -- Lua's own equality: the same State
+    if entry.state == state then return entry.path end -- raw equality: the same State
   end
   return "State " .. shape_of(state)
 end
@@ -62,7 +63,7 @@ local function short(n)
   return (size >= 1e-3 and size < 1e5) and ("%.4f"):format(n) or ("%.2e"):format(n)
 end
 
----A table of gradients: shape, L2 norm, largest element, norm against the weight's.
+---Formats gradients as a table: shape, L2 norm, largest magnitude, norm relative to that of the weight.
 local function table_of(entries, list)
   local rows = { { "", "shape", "|g|", "max |g|", "|g|/|w|" } }
   local total = 0.0
@@ -79,7 +80,8 @@ local function table_of(entries, list)
   return columns(rows)
 end
 
----Gradients of `x` by every trainable State below it; of a State or a module, and with nothing, what `backward` left.
+---Computes the gradients of a scalar by every trainable State it depends on. Of a State, a module or nil (all States), shows the
+---gradients that `backward` accumulated.
 ---@param env table
 ---@param x any
 ---@return string
@@ -119,6 +121,7 @@ function prompt.grad(env, x)
   return table_of(entries, list)
 end
 
+---Formats the plan of the given tensors.
 ---@param _ table
 ---@return string
 function prompt.plan(_, ...)
@@ -131,6 +134,7 @@ function prompt.plan(_, ...)
   return text
 end
 
+---Summarizes a model called with the given inputs; by default the model of the run, with a batch.
 ---@param env table
 ---@param model any
 ---@return string

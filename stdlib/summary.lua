@@ -1,8 +1,8 @@
--- summary.lua: what a model is made of, layer by layer: output shapes, parameters, FLOP and bytes of what each layer hands on.
+-- summary.lua: summarizes a model layer by layer: output shapes, parameters, FLOP, bytes of outputs.
 --
--- The model is called once with the input and recorded, not run: a model too large for this machine has a summary too. FLOP are
--- counted in the plan that the layer alone would need, its inputs given; the bytes are those of its outputs, which is what a
--- backward pass may have to keep. A layer that is called twice is counted twice, and its parameters once.
+-- The model is called once and recorded, not executed, so it may be larger than the memory. FLOP are those of the plan of the layer
+-- alone; bytes are those of its outputs, which a backward pass may have to store. A layer that is called twice counts twice, its
+-- parameters once.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -23,7 +23,7 @@ local nn_module = require "perilune.nn.module"
 ---@field rows perilune.SummaryRow[]
 ---@field parameters integer
 ---@field flops integer
----@field bytes integer of the outputs of all layers that hold no others
+---@field bytes integer of the outputs of all layers without sub-modules
 
 local sizes = { f64 = 8, i64 = 8, f32 = 4, i32 = 4, bf16 = 2, f16 = 2, u8 = 1, bool = 1 }
 
@@ -79,10 +79,10 @@ local function tensors_of(...)
   return out
 end
 
----Shapes, parameters, FLOP and bytes of outputs, layer by layer, of a model called with these inputs. Nothing is computed, and
----random numbers are drawn as if it had not been called. Prints as a table; `rows` hold the numbers.
+---Summarizes a model layer by layer: output shapes, parameters, FLOP, bytes of outputs.
+---Nothing is executed and no random number is consumed. Prints as a table; `rows` contains the numbers.
 ---@param model perilune.Module
----@param ... any what the model is called with
+---@param ... any inputs of the model
 ---@return perilune.Summary
 return function(model, ...)
   if not nn_module.is_module(model) then
@@ -90,7 +90,7 @@ return function(model, ...)
   end
   if select("#", ...) == 0 then pl.error("summary", "there is no input", "pl.summary(model, x), where x is what model(x) takes") end
   local rows, by_module = {}, {} ---@type perilune.SummaryRow[]
-  local below = {} -- whether a module holds others
+  local below = {} -- whether a module has sub-modules
   tree.walk(model, function(path, value)
     if not nn_module.is_module(value) then return end
     local depth = 0
@@ -105,7 +105,7 @@ return function(model, ...)
     rows[#rows + 1], by_module[value] = row, row
   end)
   local inputs = table.pack(...)
-  -- As in evaluation: no layer assigns anything, and none draws what the next line would.
+  -- Evaluation mode: layers assign no State and draw no random numbers.
   local modes = {}
   for module in pairs(by_module) do modes[module] = { rawget(module, "training") } end
   local restore <close> = setmetatable({}, { __close = function()

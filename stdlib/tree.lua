@@ -1,15 +1,15 @@
--- tree.lua: the walk over plain tables that finds States and gives them their path names.
+-- tree.lua: traverses nested tables and names the States in them by their paths.
 --
--- A path is the keys from the root, joined by dots: `blocks.3.attn.wq.weight`; list parts count from 1, as Lua's tables
--- do. Checkpoints, optimizers and shards key on these names, so the order of the walk is fixed: whole-number keys first,
--- in numeric order, then names in natural order (`block9` before `block10`). A table or State met twice (tied weights)
--- counts once, under its first path. Functions, numbers, strings and plain tensors are passed over.
+-- A path is the keys from the root, joined by dots: `blocks.3.attn.wq.weight`; list indices count from 1. Checkpoints and optimizers
+-- identify States by these names, so the order is fixed: whole-number keys first, in numeric order, then names in natural order
+-- (`block9` before `block10`). A table or State that is reachable twice (tied weights) counts once, under its first path. Functions,
+-- numbers, strings and plain tensors are skipped.
 
 local pl = require "perilune"
 
 local tree = {}
 
----A name as a list of texts and numbers, so that "block10" sorts behind "block9".
+---Splits a name into texts and numbers, so that "block10" sorts after "block9".
 local function pieces(name)
   local out = {}
   for text, digits in name:gmatch "(%D*)(%d*)" do
@@ -19,7 +19,7 @@ local function pieces(name)
   return out
 end
 
----Natural order of two keys.
+---Compares two keys in natural order.
 ---@param a string|integer
 ---@param b string|integer
 ---@return boolean
@@ -32,10 +32,10 @@ function tree.before(a, b)
     if p[i] ~= q[i] then return p[i] < q[i] end
   end
   if #p ~= #q then return #p < #q end
-  return a < b -- "a01" and "a1": alike to the eye, so by bytes
+  return a < b -- "a01" and "a1" have equal pieces: compare bytes
 end
 
----The keys of `t` that can lead to a State, in order.
+---Lists the keys of tables and States in `t`, in order.
 ---@param t table
 ---@return (string|integer)[]
 function tree.keys(t)
@@ -48,8 +48,8 @@ function tree.keys(t)
   return keys
 end
 
----The names in `t`, in order. What records ops goes by this and never by `pairs`, whose order differs from process to
----process: every process that runs a recipe must build the same graph.
+---Lists the names in `t`, in order. Code that records ops iterates in this order, never by `pairs`, whose order differs between
+---processes: every process must record the same graph.
 ---@param t table<string, any>
 ---@return string[]
 function tree.names(t)
@@ -59,7 +59,7 @@ function tree.names(t)
   return names
 end
 
----`path` and the key below it.
+---Joins a path and a key.
 ---@param path string
 ---@param key string|integer
 ---@return string
@@ -67,7 +67,7 @@ function tree.join(path, key)
   return path == "" and tostring(key) or path .. "." .. key
 end
 
----Calls `visit(path, value)` for `root` and every State and table below it, parents first.
+---Calls `visit(path, value)` for `root` and every table and State below it, in pre-order.
 ---@param root any
 ---@param visit fun(path: string, value: any)
 function tree.walk(root, visit)
@@ -86,7 +86,7 @@ end
 ---@field path string
 ---@field state perilune.State
 
----All States below `root`, in path order.
+---Lists all States below `root`, in path order.
 ---@param root any
 ---@return perilune.Entry[]
 function tree.states(root)

@@ -1,41 +1,41 @@
-// Attention, backward to the queries: q, k, v, grad (B, H, T, E), lse and delta (B, H, T) -> dq (B, H, T, D).
+// Computes the gradient of flash attention by the queries with mma.sync (sm_80 and later): q, k, v, grad (B, H, T, E), lse and
+// delta (B, H, T) -> dq (B, H, T, D).
 //
-//   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = sum of grad out along E.
+//   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = the sum of grad out along E.
 //
-// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). They add dq from all key tiles
-// into memory while dk and dv are made, in whatever order blocks come by. Here dq has a kernel of its own, so that it
-// comes out the same bits each time: two products more (seven for the whole backward pass), no additions in memory, and
-// no tile of weights through shared memory.
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). These accumulate dq with atomics while they
+// make dk and dv. Here dq has a kernel of its own and the same bits in every run, for two more products (seven in the whole
+// backward pass), no atomics and no tile of weights in shared memory.
 //
-// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time, as the
-// forward pass does; q and grad stay.
+// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time, as the forward pass
+// does; q and grad stay in shared memory.
 //
 // Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each.
 //
-// Limits: shared memory bandwidth and mma.sync issue together (two fragments of three come from k twice and v once), and
-// the registers: dq 16 MT C, scores and their gradient 16 MT BN each, over 32 lanes.
+// Limits: shared memory bandwidth and mma.sync issue (k is read twice, v once), and registers: dq 16 MT C, scores and their gradient
+// 16 MT BN each, over 32 lanes.
 #pragma once
-#include "attention/walk.cuh"
+#include "attention/mask_range.cuh"
 
 namespace attention {
 
-template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool HELD_>
+template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool IN_REGISTERS_>
 struct BackwardQPlan {
     static constexpr int C = C_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_;
-    static constexpr bool HELD = HELD_;
+    static constexpr bool IN_REGISTERS = IN_REGISTERS_;
     static constexpr int BM = 16 * MT * WARPS;
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
 __device__ __forceinline__ void backward_q(
     const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dq, const Problem& p,
-    const D& documents = {}) {
+    const D& segments = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
     const i32 tiles = (p.t + BM - 1) / BM;
-    const Place at(p, tiles);
+    const TileIndex at(p, tiles);
     const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
     const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
     q += batch * p.q.batch + head * p.q.head;
@@ -47,19 +47,19 @@ __device__ __forceinline__ void backward_q(
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
-    const OverKeys<BM, BN, MT * 16, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
 
-    typename LeftOf<P::HELD, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
+    typename LeftOperand<P::IN_REGISTERS, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
     const u32 along = Keys::lane_along(lane), down = Keys::lane_down(lane);
 
     Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
     Queries::template load<THREADS>(sg, grad, p.grad.row, first, p.t, p.e);
-    copies_end();
-    if (walk.begin < walk.end) {
-        Keys::template load<THREADS>(sk, k, p.k.row, walk.begin, p.s, p.d);
-        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, walk.begin, p.s, p.e);
+    cp_async_commit();
+    if (range.begin < range.end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, range.begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, range.begin, p.s, p.e);
     }
-    copies_end();
+    cp_async_commit();
 
     f32 acc[MT][C / 8][4], base[MT][2], del[MT][2];
 #pragma unroll
@@ -76,8 +76,8 @@ __device__ __forceinline__ void backward_q(
             del[m][h] = r < p.t ? delta[place] : 0.0f;
         }
     }
-    if (P::HELD) {
-        copies_wait<1>();
+    if (P::IN_REGISTERS) {
+        cp_async_wait<1>();
         __syncthreads();
         lq.fetch();
         lg.fetch();
@@ -85,34 +85,34 @@ __device__ __forceinline__ void backward_q(
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
 #pragma unroll 1
-    for (i32 key = walk.begin; key < walk.end; key += BN) {
-        copies_wait<0>();
+    for (i32 key = range.begin; key < range.end; key += BN) {
+        cp_async_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
             u32 next = (stage ^ 1) * Keys::BYTES;
-            if (key + BN < walk.end) {
+            if (key + BN < range.end) {
                 Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
                 Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
             }
         } else {
             Keys::template load<THREADS>(sv, v, p.v.row, key, p.s, p.e);
         }
-        copies_end();
+        cp_async_commit();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = walk.sees(p, key);
+        const bool active = range.sees(p, key);
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, lq, sk + along + here);
-            walk.template mask<MT, BN>(x, p, key, top, key);
+            range.template mask<MT, BN>(x, p, key, top, key);
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
                 for (int j = 0; j < BN / 8; j++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) x[m][j][i] = power2(x[m][j][i] * scale2 - base[m][i / 2]);
+                    for (int i = 0; i < 4; i++) x[m][j][i] = exp2_approx(x[m][j][i] * scale2 - base[m][i / 2]);
         }
         if (P::STAGES == 1) {
-            copies_wait<0>();
+            cp_async_wait<0>();
             __syncthreads();
         }
         if (active) {
@@ -130,24 +130,24 @@ __device__ __forceinline__ void backward_q(
         }
         if (P::STAGES == 1) {
             __syncthreads();
-            if (key + BN < walk.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
-            copies_end();
+            if (key + BN < range.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            cp_async_commit();
         }
         stage ^= 1;
     }
-    copies_wait<0>();
-    if (walk.begin >= walk.end) __syncthreads();
+    cp_async_wait<0>();
+    if (range.begin >= range.end) __syncthreads();
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int j = 0; j < C / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[m][j][i] *= p.scale;
-    const Place done(p, tiles);
+    const TileIndex done(p, tiles);
     const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
     dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
     __syncwarp();
-    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, thread_now() / 32 * MT * 16, 0);
+    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * MT * 16, 0);
 }
 
 }  // namespace attention

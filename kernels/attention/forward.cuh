@@ -1,41 +1,42 @@
-// Attention, forward: q (B, H, T, D), k (B, G, S, D), v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the natural
-// logarithm of each row's sum of exponentials (0 for a row that sees no key; its out is 0).
+// Computes flash attention, forward, on 16-bit floats with mma.sync (sm_80 and later): q (B, H, T, D), k (B, G, S, D),
+// v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the logarithm of each row's sum of exponentials. A row that sees no key
+// has lse 0 and out 0.
 //
-// Dao et al., FlashAttention (arXiv:2205.14135) and Dao, FlashAttention-2 (arXiv:2307.08691); the online softmax is
-// Milakov and Gimelshein's (arXiv:1805.02867).
+// Dao et al., FlashAttention (arXiv:2205.14135); Dao, FlashAttention-2 (arXiv:2307.08691); online softmax after Milakov and
+// Gimelshein (arXiv:1805.02867).
 //
-// One block takes BM = 16 MT WARPS queries of one head and walks over the keys that they see, BN at a time. A warp owns
-// 16 MT rows from the scores to the result, so rows never meet across warps; with MT = 2 each fragment of k and v that
-// ldmatrix fetches feeds two products, which is what keeps shared memory (128 bytes a clock) behind the tensor cores.
-// The weights go from accumulators to operands in registers.
+// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT
+// rows from the scores to the result, so rows are never reduced across warps. With MT = 2 each fragment of k and v that ldmatrix
+// loads feeds two mma.sync, which keeps shared memory (128 bytes a clock) from limiting the tensor cores. The softmax weights go
+// from accumulators to the next operand in registers.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step run under
-// the whole step before it, at one barrier a step; with one, v arrives under q k^T and k under the softmax and p v.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step overlap the whole
+// previous step, at one barrier a step. With one stage v is copied during q k^T, and k during the softmax and p v.
 //
-// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers).
-// Keys are walked in order from the first that the block sees. Only tiles that the edge of the mask or of the keys
-// crosses are masked; a warp sits out tiles that none of its rows sees.
+// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers). Keys are
+// visited in order from the first visible one. Only tiles on an edge of the mask or of the keys are masked; a warp skips tiles that
+// none of its rows sees.
 #pragma once
-#include "attention/walk.cuh"
+#include "attention/mask_range.cuh"
 
 namespace attention {
 
-template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool HELD_>
+template <int C_, int WARPS_, int MT_, int BN_, int STAGES_, bool IN_REGISTERS_>
 struct ForwardPlan {
     static constexpr int C = C_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_;
-    static constexpr bool HELD = HELD_;
+    static constexpr bool IN_REGISTERS = IN_REGISTERS_;
     static constexpr int BM = 16 * MT * WARPS;
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
 __device__ __forceinline__ void forward(
-    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p, const D& documents = {}) {
+    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p, const D& segments = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
     const i32 tiles = (p.t + BM - 1) / BM;
-    const Place at(p, tiles);
+    const TileIndex at(p, tiles);
     const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
     const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
     q += batch * p.q.batch + head * p.q.head;
@@ -45,98 +46,98 @@ __device__ __forceinline__ void forward(
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
-    const OverKeys<BM, BN, MT * 16, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
 
-    typename LeftOf<P::HELD, Queries, MT>::Type left(sq, warp * MT * 16, lane);
+    typename LeftOperand<P::IN_REGISTERS, Queries, MT>::Type left(sq, warp * MT * 16, lane);
     const u32 bk = sk + Keys::lane_along(lane), bv = sv + Keys::lane_down(lane);
 
-    f32 o[MT][C / 8][4], peak[MT][2], sum[MT][2];
+    f32 o[MT][C / 8][4], row_max[MT][2], sum[MT][2];
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
         for (int j = 0; j < C / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) o[m][j][i] = 0.0f;
-        peak[m][0] = peak[m][1] = -infinity();
+        row_max[m][0] = row_max[m][1] = -infinity();
         sum[m][0] = sum[m][1] = 0.0f;
     }
 
     Queries::template load<THREADS>(sq, q, p.q.row, first, p.t, p.d);
-    copies_end();
-    if (walk.begin < walk.end) {
-        Keys::template load<THREADS>(sk, k, p.k.row, walk.begin, p.s, p.d);
-        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, walk.begin, p.s, p.e);
+    cp_async_commit();
+    if (range.begin < range.end) {
+        Keys::template load<THREADS>(sk, k, p.k.row, range.begin, p.s, p.d);
+        if (P::STAGES == 2) Keys::template load<THREADS>(sv, v, p.v.row, range.begin, p.s, p.e);
     }
-    copies_end();
-    if (P::HELD) {
-        copies_wait<1>();
+    cp_async_commit();
+    if (P::IN_REGISTERS) {
+        cp_async_wait<1>();
         __syncthreads();
         left.fetch();
     }
     const f32 scale2 = p.scale * LOG2E;
     u32 stage = 0;
 #pragma unroll 1
-    for (i32 key = walk.begin; key < walk.end; key += BN) {
-        copies_wait<0>();
+    for (i32 key = range.begin; key < range.end; key += BN) {
+        cp_async_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
             u32 next = (stage ^ 1) * Keys::BYTES;
-            if (key + BN < walk.end) {
+            if (key + BN < range.end) {
                 Keys::template load<THREADS>(sk + next, k, p.k.row, key + BN, p.s, p.d);
                 Keys::template load<THREADS>(sv + next, v, p.v.row, key + BN, p.s, p.e);
             }
         } else {
             Keys::template load<THREADS>(sv, v, p.v.row, key, p.s, p.e);
         }
-        copies_end();
+        cp_async_commit();
         const u32 here = P::STAGES == 2 ? stage * Keys::BYTES : 0;
-        const bool active = walk.sees(p, key);
+        const bool active = range.sees(p, key);
         f32 x[MT][BN / 8][4];
         if (active) {
             scores<T, Keys, MT, BN>(x, left, bk + here);
-            walk.template mask<MT, BN>(x, p, key, top, key);
+            range.template mask<MT, BN>(x, p, key, top, key);
         }
         if (P::STAGES == 1) {
-            copies_wait<0>();
+            cp_async_wait<0>();
             __syncthreads();
-            if (key + BN < walk.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
-            copies_end();
+            if (key + BN < range.end) Keys::template load<THREADS>(sk, k, p.k.row, key + BN, p.s, p.d);
+            cp_async_commit();
         }
         if (active) {
-            f32 fade[MT][2];
-            bool grew = false;
+            f32 rescale[MT][2];
+            bool max_grew = false;
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    f32 high = peak[m][h];
+                    f32 high = row_max[m][h];
 #pragma unroll
                     for (int j = 0; j < BN / 8; j++) high = fmaxf(high, fmaxf(x[m][j][2 * h], x[m][j][2 * h + 1]));
                     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
                     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
                     // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
                     f32 base = high == -infinity() ? 0.0f : high * scale2;
-                    fade[m][h] = power2(peak[m][h] * scale2 - base);
-                    grew |= high != peak[m][h];
-                    peak[m][h] = high;
+                    rescale[m][h] = exp2_approx(row_max[m][h] * scale2 - base);
+                    max_grew |= high != row_max[m][h];
+                    row_max[m][h] = high;
                     f32 add = 0.0f;
 #pragma unroll
                     for (int j = 0; j < BN / 8; j++)
 #pragma unroll
                         for (int i = 2 * h; i < 2 * h + 2; i++) {
-                            x[m][j][i] = power2(x[m][j][i] * scale2 - base);
+                            x[m][j][i] = exp2_approx(x[m][j][i] * scale2 - base);
                             add += x[m][j][i];
                         }
-                    sum[m][h] = sum[m][h] * fade[m][h] + add;
+                    sum[m][h] = sum[m][h] * rescale[m][h] + add;
                 }
-            // Once the peaks have settled nothing fades any more, and most tiles skip this.
-            if (__any_sync(0xffffffffu, grew)) {
+            // Once the row maxima stop growing no rescale is needed, and most tiles skip this.
+            if (__any_sync(0xffffffffu, max_grew)) {
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll
                     for (int j = 0; j < C / 8; j++)
 #pragma unroll
-                        for (int i = 0; i < 4; i++) o[m][j][i] *= fade[m][i / 2];
+                        for (int i = 0; i < 4; i++) o[m][j][i] *= rescale[m][i / 2];
             }
             u32 w[MT][BN / 16][4];
             pack<T, MT, BN>(w, x);
@@ -144,12 +145,12 @@ __device__ __forceinline__ void forward(
         }
         stage ^= 1;
     }
-    copies_wait<0>();
+    cp_async_wait<0>();
     // With no key at all, other warps' copies of q into this warp's rows may still be on their way.
-    if (walk.begin >= walk.end) __syncthreads();
+    if (range.begin >= range.end) __syncthreads();
 
-    const Place done(p, tiles);
-    const u32 tid = thread_now();
+    const TileIndex done(p, tiles);
+    const u32 tid = read_tid();
     const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM, mine = (i32)(tid / 32) * MT * 16;
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -166,7 +167,7 @@ __device__ __forceinline__ void forward(
             }
             i32 r = start + mine + (i32)(tid & 31) / 4 + m * 16 + h * 8;
             if (lse && (tid & 3) == 0 && r < p.t)
-                lse[(i64)done.pair * p.t + r] = total > 0.0f ? peak[m][h] * p.scale + __logf(total) : 0.0f;
+                lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[m][h] * p.scale + __logf(total) : 0.0f;
         }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
     __syncwarp();

@@ -1,14 +1,14 @@
-// Attention on tensors of f32, forward: what forward.cuh computes, with the products of tf32.cuh.
+// Computes flash attention, forward, on f32 with TF32 tensor cores (tf32.cuh): shapes and results as in forward.cuh.
 //
-// One block takes BM queries of one head and walks over the keys that they see, BN at a time. A warp owns 16 MT rows from the
-// scores to the result, and the weights of a tile never leave its registers; or two warps side by side (SIDE) do, which tell
-// each other their rows' peaks and weights.
+// Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT rows from the
+// scores to the result and keeps a tile's softmax weights in registers. With SIDE = 2 two warps share their rows and exchange row
+// maxima and weights through shared memory.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 the weights BM x BN and
-// two numbers a row.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 also weights BM x BN and
+// two floats a row.
 //
-// Limits: mma.sync of TF32 with three products, shared memory and the splitting of operands beside it with one. Registers: out
-// 16 MT C / SIDE, scores 16 MT BN / SIDE, one piece of a tile's sums 16 MT 32, over 32 lanes.
+// Limits: TF32 mma.sync with three products; with one product shared memory and operand conversion. Registers: out 16 MT C / SIDE,
+// scores 16 MT BN / SIDE, one chunk of a tile's sums 16 MT 32, over 32 lanes.
 #pragma once
 #include "attention/tf32.cuh"
 
@@ -17,40 +17,40 @@ namespace attention {
 // Two warps side by side make one of what each has of their rows, in a way that does not depend on their order.
 template <typename P, typename F>
 __device__ __forceinline__ void exchange(f32 (&x)[P::MT][2], f32* room, F both) {
-    const i32 tid = thread_now(), side = P::side(tid);
+    const i32 tid = read_tid(), side = P::side(tid);
     f32* const at = room + P::rows(tid) * P::ROWS + tid % 32 / 4;
 #pragma unroll
     for (int m = 0; m < P::MT; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if (tid % 4 == 0) at[side * P::BM + m * 16 + h * 8] = x[m][h];
-    meet<P>();
+    pair_sync<P>();
 #pragma unroll
     for (int m = 0; m < P::MT; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) x[m][h] = both(x[m][h], at[(side ^ 1) * P::BM + m * 16 + h * 8]);
 }
 
-template <typename P, bool CAUSAL, bool WINDOW, typename D = NoDocuments>
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
 __device__ __forceinline__ void forward_tf32(
-    const f32* q, const f32* k, const f32* v, f32* out, f32* lse, const Problem& p, const D& documents = {}) {
+    const f32* q, const f32* k, const f32* v, f32* out, f32* lse, const Problem& p, const D& segments = {}) {
     constexpr int MT = P::MT, BM = P::BM, BN = P::BN, KEYS = P::KEYS;
     constexpr i32 TILE = BN * P::PITCH;
     const i32 tiles = (p.t + BM - 1) / BM;
-    const Place at(p, tiles);
+    const TileIndex at(p, tiles);
     const i32 first = (CAUSAL ? tiles - 1 - at.tile : at.tile) * BM;
     const i32 batch = at.pair / p.heads, head = at.pair % p.heads;
     q += batch * p.q.batch + head * p.q.head;
     k += batch * p.k.batch + head / p.group * p.k.head;
     v += batch * p.v.batch + head / p.group * p.v.head;
 
-    f32* const sq = shared_floats();
+    f32* const sq = shared_f32();
     f32* const sk = sq + BM * P::PITCH;
     f32* const sv = sk + P::STAGES * TILE;
     f32* const sw = sv + P::STAGES * TILE;
     f32* const peaks = sw + BM * P::WIDE;  // of SIDE = 2: BM of each side, in the end the sums
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
-    const OverKeys<BM, BN, P::ROWS, CAUSAL, WINDOW, D> walk(p, documents, batch, first, top);
+    const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
 
     f32 o[MT][P::COLUMNS / 8][4], base[MT][2], sum[MT][2];
     clear(o);
@@ -59,42 +59,42 @@ __device__ __forceinline__ void forward_tf32(
         base[m][0] = base[m][1] = -infinity();
         sum[m][0] = sum[m][1] = 0.0f;
     }
-    bring_floats<P, BM>(sq, q, p.q.row, first, p.t, p.d);
-    if (walk.begin < walk.end) {
-        bring_floats<P, BN>(sk, k, p.k.row, walk.begin, p.s, p.d);
-        if (P::STAGES == 2) bring_floats<P, BN>(sv, v, p.v.row, walk.begin, p.s, p.e);
+    load_tile_f32<P, BM>(sq, q, p.q.row, first, p.t, p.d);
+    if (range.begin < range.end) {
+        load_tile_f32<P, BN>(sk, k, p.k.row, range.begin, p.s, p.d);
+        if (P::STAGES == 2) load_tile_f32<P, BN>(sv, v, p.v.row, range.begin, p.s, p.e);
     }
-    copies_end();
+    cp_async_commit();
     // Bases are rounded to log2 once, so that equal ones fade by exactly 1.
     const f32 scale2 = p.scale * LOG2E;
     i32 here = 0;
 #pragma unroll 1
-    for (i32 key = walk.begin; key < walk.end; key += BN) {
-        copies_wait<0>();
+    for (i32 key = range.begin; key < range.end; key += BN) {
+        cp_async_wait<0>();
         __syncthreads();
         if (P::STAGES == 2) {
-            if (key + BN < walk.end) {
-                bring_floats<P, BN>(sk + (TILE - here), k, p.k.row, key + BN, p.s, p.d);
-                bring_floats<P, BN>(sv + (TILE - here), v, p.v.row, key + BN, p.s, p.e);
+            if (key + BN < range.end) {
+                load_tile_f32<P, BN>(sk + (TILE - here), k, p.k.row, key + BN, p.s, p.d);
+                load_tile_f32<P, BN>(sv + (TILE - here), v, p.v.row, key + BN, p.s, p.e);
             }
         } else {
-            bring_floats<P, BN>(sv, v, p.v.row, key, p.s, p.e);
+            load_tile_f32<P, BN>(sv, v, p.v.row, key, p.s, p.e);
         }
-        copies_end();
-        const bool active = walk.sees(p, key);
+        cp_async_commit();
+        const bool active = range.sees(p, key);
         f32 x[MT][KEYS / 8][4];
         if (active) {
             scores_tf32<P>(x, sq + P::left(), sk + here + P::right());
-            walk.template mask<MT, KEYS>(x, p, key, top, key + P::side(thread_now()) * KEYS);
+            range.template mask<MT, KEYS>(x, p, key, top, key + P::side(read_tid()) * KEYS);
         }
         if (P::STAGES == 1) {
-            copies_wait<0>();
+            cp_async_wait<0>();
             __syncthreads();
-            if (key + BN < walk.end) bring_floats<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
-            copies_end();
+            if (key + BN < range.end) load_tile_f32<P, BN>(sk, k, p.k.row, key + BN, p.s, p.d);
+            cp_async_commit();
         }
         if (active) {
-            f32 fade[MT][2], high[MT][2];
+            f32 rescale[MT][2], high[MT][2];
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -112,35 +112,35 @@ __device__ __forceinline__ void forward_tf32(
                 for (int h = 0; h < 2; h++) {
                     // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
                     const f32 next = fmaxf(base[m][h], high[m][h] * scale2), by = next == -infinity() ? 0.0f : next;
-                    fade[m][h] = power2(base[m][h] - by);
+                    rescale[m][h] = exp2_approx(base[m][h] - by);
                     base[m][h] = next;
                     f32 add = 0.0f;
 #pragma unroll
                     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
                         for (int i = 2 * h; i < 2 * h + 2; i++) {
-                            x[m][j][i] = power2(__fmaf_rn(x[m][j][i], scale2, -by));
+                            x[m][j][i] = exp2_approx(__fmaf_rn(x[m][j][i], scale2, -by));
                             add += x[m][j][i];
                         }
-                    sum[m][h] = __fmaf_rn(sum[m][h], fade[m][h], add);
+                    sum[m][h] = __fmaf_rn(sum[m][h], rescale[m][h], add);
                 }
-            const auto fades = [&](int m, int h) { return fade[m][h]; };
+            const auto fades = [&](int m, int h) { return rescale[m][h]; };
             if constexpr (P::SIDE == 1) {
-                weighted_tf32<P>(o, OwnWeights<P>{x}, sv + here + P::down(), fades);
+                weighted_tf32<P>(o, RegisterWeights<P>{x}, sv + here + P::down(), fades);
             } else {
                 const SharedWeights<P> both{sw + P::weights()};
                 both.put(x);
-                meet<P>();
+                pair_sync<P>();
                 weighted_tf32<P>(o, both, sv + here + P::down(), fades);
             }
         } else {
-            meet_idle<P, 2>();
+            pair_sync_idle<P, 2>();
         }
         if (P::STAGES == 2) here = TILE - here;
     }
-    copies_wait<0>();
+    cp_async_wait<0>();
 
-    const Place done(p, tiles);
+    const TileIndex done(p, tiles);
     const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -156,12 +156,12 @@ __device__ __forceinline__ void forward_tf32(
         for (int h = 0; h < 2; h++) {
             const f32 total = sum[m][h];
             sum[m][h] = total > 0.0f ? 1.0f / total : 0.0f;
-            const i32 tid = thread_now(), row = start + P::rows(tid) * P::ROWS + m * 16 + h * 8 + tid % 32 / 4;
+            const i32 tid = read_tid(), row = start + P::rows(tid) * P::ROWS + m * 16 + h * 8 + tid % 32 / 4;
             if (lse && tid % 4 == 0 && P::side(tid) == 0 && row < p.t)
                 lse[(i64)done.pair * p.t + row] = total > 0.0f ? __fmaf_rn(base[m][h], LN2, logf(total)) : 0.0f;
         }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
-    store_floats<P>(o, [&](int m, int h) { return sum[m][h]; }, out, p.out.row, start, p.t, p.e);
+    store_tile_f32<P>(o, [&](int m, int h) { return sum[m][h]; }, out, p.out.row, start, p.t, p.e);
 }
 
 }  // namespace attention

@@ -1,25 +1,24 @@
-// Tiles and products of attention on tensors of f32: mma.sync m16n8k8 on TF32, which every GPU since sm_80 has. Letters as in
-// tile.cuh.
+// Defines tiles and products of attention on f32: mma.sync m16n8k8 on TF32 (sm_80 and later). Letters as in tile.cuh.
 //
-// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi
-// rounded to TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 but for lo lo, 2^-22 of it at most, and
-// the last bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers, each
-// time they are read: on tensor cores the three products take longer.
+// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi rounded to
+// TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 except for lo lo, at most 2^-22 of it, and the last
+// bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers each time they are
+// read: the three products take longer on the tensor cores.
 //
 // Fragments, for lane = 4 g + t:
 //   A (16 x 8): a[0] row g, column t; a[1] row g+8; a[2], a[3] column t+4.   B (8 x 8): b[0] row t, column g; b[1] row t+4.
 //   C (16 x 8): c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
-// Which column of A and row of B is the k-th of a product is free, as long as both agree:
+// A column of A and the same row of B may be permuted together:
 //   Scores: lane t owns 8 columns of every 32 of the head, 4 at a time: one 16-byte read feeds two steps.
-//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores as they came out of their product are the left
-//   operand of the next. Columns of the result are free, too: column g of four B side by side is column 4 g + j, j < 4, which
-//   is one read of 16 bytes; a lane then has 8 neighbouring columns of the result.
+//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores are the left operand of the next product as they
+//   are. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4, which is one read of 16
+//   bytes; a lane then has 8 neighbouring columns of the result.
 // A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
 //
-// Sums: tensor cores cut off what they add, always towards 0. So they add up little by themselves: of scores 16 columns of the
-// head, of results one tile or less, the small products first; such sums are added with FADD, which rounds to nearest.
+// Sums: tensor cores truncate the sums they accumulate. So they accumulate few terms: 16 columns of the head for scores, at most one
+// tile for results, the small products first. Those partial sums are added with FADD, which rounds to nearest.
 #pragma once
-#include "attention/walk.cuh"
+#include "attention/mask_range.cuh"
 
 namespace attention {
 
@@ -43,28 +42,28 @@ struct Tf32Plan {
     // that is stepped over, of B of weighted sums there, of the weights. Worked out each time they are needed: that costs
     // less than registers through the loop.
     static __device__ __forceinline__ i32 left() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (rows(tid) * ROWS + tid % 32 / 4) * PITCH + tid % 4 * 8;
     }
     static __device__ __forceinline__ i32 right() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (side(tid) * KEYS + tid % 32 / 4) * PITCH + tid % 4 * 8;
     }
     static __device__ __forceinline__ i32 down() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return tid % 4 * 2 * PITCH + side(tid) * COLUMNS + tid % 32 / 4 * 4;
     }
     static __device__ __forceinline__ i32 weights() {
-        const i32 tid = thread_now();
+        const i32 tid = read_tid();
         return (rows(tid) * ROWS + tid % 32 / 4) * WIDE + tid % 4 * 2;
     }
 };
 
-__device__ __forceinline__ f32* shared_floats() { return (f32*)shared_memory; }
+__device__ __forceinline__ f32* shared_f32() { return (f32*)shared_memory; }
 
 // Rows `first` on of a tensor of `n` rows and `width` columns, ROWS of them, with 0 outside.
 template <typename P, int ROWS>
-__device__ __forceinline__ void bring_floats(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
+__device__ __forceinline__ void load_tile_f32(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
     constexpr int CHUNKS = P::C / 4, TOTAL = ROWS * CHUNKS, THREADS = P::THREADS;
     const u32 to = shared_address(tile);
     x += first * stride;
@@ -72,21 +71,21 @@ __device__ __forceinline__ void bring_floats(f32* tile, const f32* x, i64 stride
     if constexpr (THREADS % CHUNKS == 0 && TOTAL % THREADS == 0) {
         // A thread keeps its column; its rows are STEP apart.
         constexpr int STEP = THREADS / CHUNKS;
-        const i32 tid = thread_now(), row = tid / CHUNKS, chunk = tid % CHUNKS;
+        const i32 tid = read_tid(), row = tid / CHUNKS, chunk = tid % CHUNKS;
         const i32 from = row * (i32)stride + chunk * 4;
         const u32 at = to + (row * P::PITCH + chunk * 4) * 4;
         if (chunk * 4 >= width) n = 0;
 #pragma unroll
         for (int i = 0; i < TOTAL / THREADS; i++) {
             const bool on = row + i * STEP < n;
-            copy16(at + i * STEP * P::PITCH * 4, x + (on ? from + i * STEP * (i32)stride : 0), on);
+            cp_async_16(at + i * STEP * P::PITCH * 4, x + (on ? from + i * STEP * (i32)stride : 0), on);
         }
     } else {
 #pragma unroll 2
-        for (int i = thread_now(); i < TOTAL; i += THREADS) {
+        for (int i = read_tid(); i < TOTAL; i += THREADS) {
             const i32 row = i / CHUNKS, chunk = i % CHUNKS;
             const bool on = row < n && chunk * 4 < width;
-            copy16(to + (row * P::PITCH + chunk * 4) * 4, x + (on ? row * (i32)stride + chunk * 4 : 0), on);
+            cp_async_16(to + (row * P::PITCH + chunk * 4) * 4, x + (on ? row * (i32)stride + chunk * 4 : 0), on);
         }
     }
 }
@@ -185,7 +184,7 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
 
 // The left operand of weighted sums: scores as they came out of their product ...
 template <typename P>
-struct OwnWeights {
+struct RegisterWeights {
     const f32 (&x)[P::MT][P::KEYS / 8][4];
     __device__ __forceinline__ void get(f32 (&w)[4], int m, int k) const {
 #pragma unroll
@@ -207,7 +206,7 @@ struct SharedWeights {
         }
     }
     __device__ __forceinline__ void put(const f32 (&x)[P::MT][P::KEYS / 8][4]) const {
-        f32* const to = at + P::side(thread_now()) * P::KEYS;
+        f32* const to = at + P::side(read_tid()) * P::KEYS;
 #pragma unroll
         for (int m = 0; m < P::MT; m++)
 #pragma unroll
@@ -219,26 +218,26 @@ struct SharedWeights {
     }
 };
 
-// Until both warps that share rows are here.
+// Barrier of the two warps that share rows.
 template <typename P>
-__device__ __forceinline__ void meet() {
-    asm volatile("bar.sync %0, 64;" ::"r"(P::rows(thread_now()) + 1) : "memory");
+__device__ __forceinline__ void pair_sync() {
+    asm volatile("bar.sync %0, 64;" ::"r"(P::rows(read_tid()) + 1) : "memory");
 }
 
 // For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
-// races across barriers of the block if they do not (docs/decisions.md).
+// races across barriers of the block if they do not (docs/adr/078-racecheck-clean.md).
 template <typename P, int TIMES>
-__device__ __forceinline__ void meet_idle() {
+__device__ __forceinline__ void pair_sync_idle() {
     if constexpr (P::SIDE == 2) {
 #pragma unroll
-        for (int i = 0; i < TIMES; i++) meet<P>();
+        for (int i = 0; i < TIMES; i++) pair_sync<P>();
     }
 }
 
 // y = fade y + W B: W the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's place (`down`) in it.
 // fade(m, h) is of row 16 m + 8 h + g. Tensor cores add up CHAIN rows of B in a row.
 template <typename P, int CHAIN = P::BN, typename W, typename F>
-__device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F fade) {
+__device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F rescale) {
     constexpr int MT = P::MT, K = P::BN, N = P::COLUMNS;
     constexpr bool THREE = P::PRODUCTS == 3;
     static_assert(K % CHAIN == 0);
@@ -297,22 +296,22 @@ __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4]
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         f32& to = y[m][n * 4 + j][i];
-                        to = first == 0 ? __fmaf_rn(to, fade(m, i / 2), c[m][j][i]) : to + c[m][j][i];
+                        to = first == 0 ? __fmaf_rn(to, rescale(m, i / 2), c[m][j][i]) : to + c[m][j][i];
                     }
         }
     }
 }
 
-// Without fading.
-struct Full {
+// Without rescaling.
+struct NoRescale {
     __device__ __forceinline__ f32 operator()(int, int) const { return 1.0f; }
 };
 
 // What weighted_tf32 made, each row times by(m, h), to rows `first` on of a tensor; the warp's own are among them.
 template <typename P, typename F>
-__device__ __forceinline__ void store_floats(
+__device__ __forceinline__ void store_tile_f32(
     const f32 (&y)[P::MT][P::COLUMNS / 8][4], F by, f32* x, i64 stride, i32 first, i32 n, i32 width) {
-    const i32 tid = thread_now(), column = P::side(tid) * P::COLUMNS + tid % 4 * 8;
+    const i32 tid = read_tid(), column = P::side(tid) * P::COLUMNS + tid % 4 * 8;
 #pragma unroll
     for (int m = 0; m < P::MT; m++)
 #pragma unroll

@@ -1,7 +1,7 @@
-// The problem as all kernels are told it, and the two products over tiles of rows in shared memory.
+// Defines attention's parameters and its two products over tiles in shared memory, for mma.sync.
 //
-// Letters: C the head size that a kernel is made for (the tensors' own D and E are at most that; the columns behind them
-// read as 0), B batch, H query heads, G key heads, r = H / G, T queries, S keys.
+// Letters: C the head size that a kernel is made for (the tensors' D and E are at most C; columns behind them read as 0), B batch, H
+// query heads, G key heads, r = H / G, T queries, S keys.
 #pragma once
 #include "device/tile.cuh"
 
@@ -18,7 +18,7 @@ struct Strides {
     i64 batch, head, row;
 };
 
-// What all kernels are told.
+// The parameters of all kernels.
 struct Problem {
     Strides q, k, v, out, grad, dq, dk, dv;
     i32 t, s;        // queries, keys
@@ -30,16 +30,16 @@ struct Problem {
     i32 pairs;       // B H, or B G for dk and dv
     i32 section;     // pairs whose tiles are worked on together
     f32 scale;
-    i32 padded;      // rows of `numbers` a head has (sm_90a), T rounded up
+    i32 padded;      // rows of `stats` a head has (sm_90a), T rounded up
 };
 
 // Which (batch, head) and which tile of it a block works on. Blocks start in order of their index. A section's keys and
 // values fit in the L2 cache; within it the blocks of one tile index go together, so that the longest tiles of a causal
 // mask can all go first.
-struct Place {
+struct TileIndex {
     i32 pair, tile;
-    __device__ __forceinline__ Place(const Problem& p, i32 tiles) {
-        i32 block = (i32)block_now(), whole = p.section * tiles;
+    __device__ __forceinline__ TileIndex(const Problem& p, i32 tiles) {
+        i32 block = (i32)read_ctaid(), whole = p.section * tiles;
         i32 first = block / whole;
         i32 rest = block - first * whole;
         first *= p.section;
@@ -51,20 +51,20 @@ struct Place {
 
 // The left operand of `scores`: a warp's 16 MT rows of a tile, read from shared memory each time ...
 template <typename TILE, int MT>
-struct Shared {
+struct SharedOperand {
     u32 at;
-    __device__ __forceinline__ Shared(u32 tile, int row, u32 lane) : at(tile + TILE::lane_down(lane) + row * TILE::PITCH) {}
+    __device__ __forceinline__ SharedOperand(u32 tile, int row, u32 lane) : at(tile + TILE::lane_down(lane) + row * TILE::PITCH) {}
     __device__ __forceinline__ void fetch() {}
     __device__ __forceinline__ void get(u32 (&a)[4], int m, int k) const { ldmatrix(a, TILE::block(at, m * 16, k * 2)); }
 };
 
 // ... or kept in registers from the first `fetch` on.
 template <typename TILE, int MT>
-struct Held {
+struct RegisterOperand {
     static constexpr int K = TILE::CHUNKS / 2;
     u32 at;
     u32 a[MT][K][4];
-    __device__ __forceinline__ Held(u32 tile, int row, u32 lane) : at(tile + TILE::lane_down(lane) + row * TILE::PITCH) {}
+    __device__ __forceinline__ RegisterOperand(u32 tile, int row, u32 lane) : at(tile + TILE::lane_down(lane) + row * TILE::PITCH) {}
     __device__ __forceinline__ void fetch() {
 #pragma unroll
         for (int m = 0; m < MT; m++)
@@ -77,13 +77,13 @@ struct Held {
     }
 };
 
-template <bool HELD, typename TILE, int MT>
-struct LeftOf {
-    using Type = Shared<TILE, MT>;
+template <bool IN_REGISTERS, typename TILE, int MT>
+struct LeftOperand {
+    using Type = SharedOperand<TILE, MT>;
 };
 template <typename TILE, int MT>
-struct LeftOf<true, TILE, MT> {
-    using Type = Held<TILE, MT>;
+struct LeftOperand<true, TILE, MT> {
+    using Type = RegisterOperand<TILE, MT>;
 };
 
 // c = A B^T: A 16 MT rows, B the N rows of a tile, both C wide. `b` is the lane's place (lane_along) in B.
@@ -147,8 +147,8 @@ __device__ __forceinline__ void pack(u32 (&p)[MT][N / 16][4], const f32 (&c)[MT]
 
 // Sets the scores of keys that a query may not see to -inf. `row` and `key` are the warp's first.
 template <bool CAUSAL, bool WINDOW, int MT, int N>
-__device__ __forceinline__ void hide(f32 (&x)[MT][N / 8][4], i32 row, i32 key, i32 s, i32 window) {
-    const i32 tid = thread_now();
+__device__ __forceinline__ void apply_mask(f32 (&x)[MT][N / 8][4], i32 row, i32 key, i32 s, i32 window) {
+    const i32 tid = read_tid();
     row += tid % 32 / 4;
     key += tid % 4 * 2;
 #pragma unroll

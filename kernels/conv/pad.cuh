@@ -1,7 +1,7 @@
-// Channels of an image padded with zeros, from any layout to (N, H, W, P): what a first convolution over 3 channels takes,
-// whose kernels want at least 8.
+// Pads the channels of an image with zeros: x (N, C, H, W) through any strides -> y (N, H, W, P). cuDNN's kernels need at least 8
+// channels; a first convolution has 3.
 //
-// Threads: one for 8 channels of a pixel, 256 a block, channels fastest. No shared memory; limited by memory.
+// Mapping: one thread for 8 channels of a pixel, 256 a block, channels fastest. No shared memory. Limited by device memory.
 #pragma once
 #include "device/base.cuh"
 

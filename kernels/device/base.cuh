@@ -1,5 +1,5 @@
-// What every kernel starts from: the element types of Perilune and their conversions. No CUDA header is included, so that
-// a kernel compiles in about 10 ms.
+// Defines the element types and their conversions for all kernels. No CUDA header is included, so that a kernel compiles in about
+// 10 ms.
 #pragma once
 
 typedef unsigned char u8;

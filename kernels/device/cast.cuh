@@ -1,6 +1,6 @@
-// Changes of dtype, as runtime/cpu/src/loops/cast.rs makes them. Registers of bf16 and f16 are f32 that hold a 16-bit value
-// exactly. Floats become integers by truncation through i64, saturating, NaN to 0; bool is "not zero"; what is wider than
-// f32 rounds to 16 bits once (through round-to-odd).
+// Converts dtypes as runtime/cpu/src/loops/cast.rs does. Registers of bf16 and f16 are f32 that hold a 16-bit value exactly. Floats
+// become integers by truncation through i64, saturating, NaN to 0; bool is "not zero"; types wider than f32 are rounded to 16
+// bits once (through round-to-odd).
 #pragma once
 #include "device/base.cuh"
 

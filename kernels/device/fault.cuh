@@ -1,6 +1,6 @@
-// How a kernel says that an index is out of range. The cell lies in memory that the host maps and may read while kernels run,
-// so `set` is written last; the first report stays.
-// After a report the kernel goes on with a harmless index: it must not read or write out of bounds.
+// Reports an index out of range from a kernel. The cell is in mapped host memory, which the host may read while kernels run, so `set`
+// is written last; the first report stays. After a report the kernel continues with a harmless index: it must not access memory
+// out of bounds.
 #pragma once
 #include "device/base.cuh"
 
@@ -11,7 +11,7 @@ struct Fault {
     i64 size;    // it must lie in -size .. size, or 0 .. size
 };
 
-__device__ __noinline__ inline void report(Fault* fault, u32 kernel, i64 value, i64 size) {
+__device__ __noinline__ inline void report(Fault* fault, i64 value, i64 size) {
     if (atomicCAS(&fault->taken, 0u, 1u) == 0u) {
         fault->value = value;
         fault->size = size;

@@ -1,25 +1,24 @@
-// The instructions that kernels for tensor cores are made of, as PTX: asynchronous copies to shared memory, ldmatrix and
-// mma.sync m16n8k16 (sm_80 and later). Addresses in shared memory are 32-bit.
+// Wraps the PTX of tensor-core kernels from sm_80: cp.async, ldmatrix and mma.sync m16n8k16. Addresses in shared memory are 32-bit.
 //
 // Fragments, for lane = 4 g + t:
 //   A (16 x 16): a[0] row g, columns 2t and 2t+1; a[1] row g+8; a[2] and a[3] the same 8 columns on.
 //   B (16 x 8):  b[0] rows 2t and 2t+1, column g; b[1] 8 rows on.
 //   C (16 x 8):  c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
-// Two C fragments side by side, rounded to 16 bits, are one A fragment: the weights of one product enter the next
-// without leaving the registers.
+// Two adjacent C fragments, rounded to 16 bits, are one A fragment: the result of a product is the left operand of the next one
+// without leaving the registers. PTX ISA, "Matrix multiply-accumulate operation using mma instruction".
 #pragma once
 #include "device/base.cuh"
 
 namespace tensor {
 
-// threadIdx.x and blockIdx.x, read when asked for: what is worked out from them anew behind a loop need not live in
-// registers through it.
-__device__ __forceinline__ u32 thread_now() {
+// threadIdx.x and blockIdx.x by volatile reads: values that are computed from them again after a loop need no registers
+// during it.
+__device__ __forceinline__ u32 read_tid() {
     u32 x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
-__device__ __forceinline__ u32 block_now() {
+__device__ __forceinline__ u32 read_ctaid() {
     u32 x;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
     return x;
@@ -31,18 +30,18 @@ __device__ __forceinline__ u32 warp_index() { return __shfl_sync(0xffffffffu, th
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // 16 bytes, or 16 zero bytes where `on` is false (`src` must be a valid address even then).
-__device__ __forceinline__ void copy16(u32 dst, const void* src, bool on) {
+__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, bool on) {
     i32 n = on ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
-__device__ __forceinline__ void copy4(u32 dst, const void* src, bool on) {
+__device__ __forceinline__ void cp_async_4(u32 dst, const void* src, bool on) {
     i32 n = on ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
-__device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most N groups of this thread's copies are under way.
 template <int N>
-__device__ __forceinline__ void copies_wait() {
+__device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
@@ -59,10 +58,10 @@ __device__ __forceinline__ void ldmatrix_t(u32 (&r)[4], u32 at) {
                  : "memory");
 }
 
-__device__ __forceinline__ void shared_put(u32 at, u32 x) {
+__device__ __forceinline__ void store_shared(u32 at, u32 x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
-__device__ __forceinline__ uint4 shared_get4(u32 at) {
+__device__ __forceinline__ uint4 load_shared4(u32 at) {
     uint4 y;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(y.x), "=r"(y.y), "=r"(y.z), "=r"(y.w)
@@ -70,7 +69,7 @@ __device__ __forceinline__ uint4 shared_get4(u32 at) {
                  : "memory");
     return y;
 }
-__device__ __forceinline__ float2 shared_get2(u32 at) {
+__device__ __forceinline__ float2 load_shared2(u32 at) {
     float2 y;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(y.x), "=f"(y.y) : "r"(at) : "memory");
     return y;
@@ -113,7 +112,7 @@ struct Half<f16> {
 };
 
 // 2^x, to 2 ulp; 0 at -inf.
-__device__ __forceinline__ f32 power2(f32 x) {
+__device__ __forceinline__ f32 exp2_approx(f32 x) {
     f32 y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

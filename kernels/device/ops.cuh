@@ -1,7 +1,7 @@
-// The elementwise functions, one per `MapFn` of runtime/core/src/ops/elementwise.rs: `op_` and its name in snake case,
-// overloaded by compute type (f32, f64, i64, i32, u8; bools are u8). What they yield is what runtime/core/src/scalar says:
-// integers wrap, division rounds down and is total, NaN goes in and comes out. 16-bit floats arrive as f32; whoever calls
-// rounds the result. Compiled with --fmad=false, so that nothing is contracted.
+// Computes the elementwise functions, one per `MapFn` of runtime/core/src/ops/elementwise.rs: `op_` and its name in snake case,
+// overloaded by compute type (f32, f64, i64, i32, u8; bools are u8). Results are those of runtime/cpu/src/math: integers
+// wrap, division rounds down and is total, NaN propagates. 16-bit floats arrive as f32; the caller rounds the result. Compiled
+// with --fmad=false, so that nothing is contracted.
 #pragma once
 #include "device/base.cuh"
 
@@ -155,7 +155,7 @@ FN f32 op_sigmoid2(f32 x) { return sigmoid2(x, x < 0.0f); }
 FN f32 op_sigmoid2_rest(f32 x) { return sigmoid2(x, !(x < 0.0f)); }
 FN f64 op_sigmoid2_rest(f64 x) { return op_sigmoid2(-x); }
 
-// ---- numbers of 8 bits (runtime/core/src/scalar/fp8.rs)
+// ---- numbers of 8 bits (runtime/cpu/src/math/fp8.rs)
 // From sm_89 on by an instruction, which makes infinity the largest number; before by the steps of the CPU.
 #define FP8(name, mantissa, top, least, infinite)                                                  \
     FN u8 op_fp8_##name(f32 x) {                                                                    \

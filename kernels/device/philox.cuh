@@ -1,4 +1,5 @@
-// Philox 4x32-10, as in runtime/core/src/philox.rs: the same bits on every device.
+// Generates random words with Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), with the bits of
+// runtime/core/src/philox.rs.
 #pragma once
 #include "device/base.cuh"
 

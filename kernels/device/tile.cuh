@@ -1,4 +1,4 @@
-// Tiles of rows in shared memory, for ldmatrix and the tensor cores.
+// Loads and stores tiles of rows in shared memory, swizzled for ldmatrix and wgmma.
 #pragma once
 #include "device/mma.cuh"
 
@@ -7,7 +7,7 @@ namespace tensor {
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // ROWS rows of C elements, in panels of 64 columns (of 32 where C is no multiple of 64), each a dense ROWS x panel block.
-// Within a panel the 16-byte chunk c of row i lies at chunk c ^ i (c ^ i/2), so that the 8 rows that a phase of ldmatrix
+// Within a panel the 16-byte chunk c of row i is stored at chunk c ^ i (c ^ i/2), so that the 8 rows that a phase of ldmatrix
 // reads fall on all 32 banks.
 template <int C, int ROWS>
 struct Tile {
@@ -38,7 +38,7 @@ struct Tile {
         return at + column / (PANEL * 8) * (ROWS * PITCH);
     }
 
-    // Rows `first` on of a tensor: `n` is its number of rows, `width` of columns; what lies outside becomes 0. Offsets
+    // Rows `first` on of a tensor: `n` is its number of rows, `width` of columns; 0 outside. Offsets
     // within a tile are 32-bit (a row is at most 2^22 elements from the next), which saves the registers of as many
     // addresses as a thread has copies.
     template <int THREADS, typename T>
@@ -58,28 +58,28 @@ struct Tile {
             for (int i = 0; i < TOTAL / THREADS; i++) {
                 constexpr int MASK = PANEL == 8 ? 7 : 3, DIV = PANEL == 8 ? 1 : 2;
                 bool on = row + i * STEP < n;
-                copy16((to ^ ((i * STEP / DIV & MASK) * 16)) + i * STEP * PITCH,
+                cp_async_16((to ^ ((i * STEP / DIV & MASK) * 16)) + i * STEP * PITCH,
                        x + (on ? from + i * STEP * (i32)stride : 0), on);
             }
         } else {
-            const u32 tid = thread_now();
+            const u32 tid = read_tid();
 #pragma unroll
             for (int i = 0; i < (TOTAL + THREADS - 1) / THREADS; i++) {
                 u32 at = tid + i * THREADS;
                 if (TOTAL % THREADS != 0 && at >= TOTAL) break;
                 i32 row = at / CHUNKS, chunk = at % CHUNKS;
                 bool on = row < n && chunk * 8 < width;
-                copy16(tile + offset(row, chunk), x + (on ? row * (i32)stride + chunk * 8 : 0), on);
+                cp_async_16(tile + offset(row, chunk), x + (on ? row * (i32)stride + chunk * 8 : 0), on);
             }
         }
     }
 
     // Writes a warp's accumulator (16 MT rows from `row`, columns from `column`) to its rows of the tensor, by way of its
-    // own rows of the tile: nobody else may use these rows any more.
+    // own rows of the tile: no other warp may still use these rows.
     template <typename T, int MT, int N>
     static __device__ __forceinline__ void store(
         const f32 (&c)[MT][N / 8][4], u32 tile, T* x, i64 stride, i32 first, i32 n, i32 width, int row, int column) {
-        u32 lane = thread_now() & 31;
+        u32 lane = read_tid() & 31;
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -88,7 +88,7 @@ struct Tile {
                 for (int half = 0; half < 2; half++) {
                     u32 at = tile + offset(row + m * 16 + half * 8 + lane / 4, column / 8 + j) + (lane & 3) * 4;
                     u32 value = Half<T>::pack(c[m][j][2 * half], c[m][j][2 * half + 1]);
-                    shared_put(at, value);
+                    store_shared(at, value);
                 }
         __syncwarp();
         constexpr int WIDE = N / 8;
@@ -97,7 +97,7 @@ struct Tile {
             u32 at = lane + i * 32;
             u32 r = row + at / WIDE, chunk = column / 8 + at % WIDE;
             if (first + (i32)r < n && (i32)chunk * 8 < width) {
-                *(uint4*)(x + (i64)(first + (i32)r) * stride + chunk * 8) = shared_get4(tile + offset(r, chunk));
+                *(uint4*)(x + (i64)(first + (i32)r) * stride + chunk * 8) = load_shared4(tile + offset(r, chunk));
             }
         }
     }

@@ -1,15 +1,14 @@
-// The instructions that kernels for tensor cores on sm_90a are made of, as PTX: barriers in shared memory (mbarrier), the copy engine's
-// tiles (cp.async.bulk.tensor) and the tensor cores' products of a warpgroup (wgmma).
+// Wraps the PTX of tensor-core kernels on sm_90a: mbarriers, TMA loads (cp.async.bulk.tensor) and wgmma.
 //
-// A warpgroup is 4 warps; a product has 64 rows, 16 to a warp, and its accumulator lies as that of mma.m16n8k16 does
-// (see mma.cuh), 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which is what a tensor
-// map writes with a swizzle of 128 bytes.
+// A warpgroup is 4 warps; a wgmma has 64 rows, 16 for each warp, and its accumulator is laid out as that of mma.m16n8k16 (mma.cuh),
+// 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which a tensor map writes with a 128-byte
+// swizzle. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 #include "device/tile.cuh"
 
 namespace tensor {
 
-// A tensor map of the driver: where the copy engine finds a tensor, and the box it takes from it.
+// A tensor map of the driver: a tensor and the box that TMA loads from it.
 struct __align__(64) TensorMap {
     u64 words[16];
 };
@@ -17,22 +16,22 @@ struct __align__(64) TensorMap {
 // ---- barriers ------------------------------------------------------------------------------------------------------
 
 // A barrier of 8 bytes that `count` arrivals, and the bytes that were announced, complete.
-__device__ __forceinline__ void barrier_make(u32 at, u32 count) {
+__device__ __forceinline__ void mbarrier_init(u32 at, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-// Lets the copy engine see barriers that were made.
-__device__ __forceinline__ void barriers_made() {
+// Makes initialized barriers visible to TMA.
+__device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void barrier_arrive(u32 at) {
+__device__ __forceinline__ void mbarrier_arrive(u32 at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
+__device__ __forceinline__ void mbarrier_expect_tx(u32 at, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 // Until the phase with this parity is over.
-__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(u32 at, u32 parity) {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -43,14 +42,14 @@ __device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
         "}" ::"r"(at), "r"(parity) : "memory");
 }
 // All 128 threads of warpgroup `group`.
-__device__ __forceinline__ void warpgroup_meet(u32 group) {
+__device__ __forceinline__ void warpgroup_sync(u32 group) {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-// ---- the copy engine -----------------------------------------------------------------------------------------------
+// ---- TMA -----------------------------------------------------------------------------------------------------------
 
-// One box of a tensor (column, row, head, batch); what lies outside of the tensor becomes 0.
-__device__ __forceinline__ void bring_box(u32 to, const TensorMap& map, i32 column, i32 row, i32 head, i32 batch, u32 barrier) {
+// Loads one box of a tensor (column, row, head, batch); 0 outside of the tensor.
+__device__ __forceinline__ void tma_load_box(u32 to, const TensorMap& map, i32 column, i32 row, i32 head, i32 batch, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
         ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
@@ -58,13 +57,13 @@ __device__ __forceinline__ void bring_box(u32 to, const TensorMap& map, i32 colu
 }
 // ROWS rows of C columns, from `row` on.
 template <int C, int ROWS>
-__device__ __forceinline__ void bring(u32 to, const TensorMap& map, i32 row, i32 head, i32 batch, u32 barrier) {
+__device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, i32 row, i32 head, i32 batch, u32 barrier) {
 #pragma unroll
     for (int panel = 0; panel < C / 64; panel++)
-        bring_box(to + panel * ROWS * 128, map, panel * 64, row, head, batch, barrier);
+        tma_load_box(to + panel * ROWS * 128, map, panel * 64, row, head, batch, barrier);
 }
 // `bytes` neighbouring bytes: a multiple of 16, both ends aligned to 16.
-__device__ __forceinline__ void bring_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
@@ -74,16 +73,16 @@ __device__ __forceinline__ void bring_bytes(u32 to, const void* from, u32 bytes,
 // ---- products ------------------------------------------------------------------------------------------------------
 
 // Orders this warpgroup's accesses to registers before its next products.
-__device__ __forceinline__ void products_start() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most N groups of products are under way.
 template <int N>
-__device__ __forceinline__ void products_wait() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 // Keeps the compiler from moving uses of an accumulator across a wait.
 template <int N>
-__device__ __forceinline__ void settle(f32 (&x)[N][4]) {
+__device__ __forceinline__ void fence_registers(f32 (&x)[N][4]) {
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
@@ -91,11 +90,11 @@ __device__ __forceinline__ void settle(f32 (&x)[N][4]) {
 }
 
 // An operand in shared memory. K along the rows of a tile (K-major): 8 rows of 128 bytes after 8.
-__device__ __forceinline__ u64 operand_along(u32 at) {
+__device__ __forceinline__ u64 k_major_descriptor(u32 at) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
-// K down the rows (MN-major): panels of 64 columns lie `panel` bytes apart.
-__device__ __forceinline__ u64 operand_down(u32 at, u32 panel) {
+// K down the rows (MN-major): panels of 64 columns are `panel` bytes apart.
+__device__ __forceinline__ u64 mn_major_descriptor(u32 at, u32 panel) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
@@ -123,9 +122,9 @@ __device__ __forceinline__ u64 operand_down(u32 at, u32 panel) {
             : OUT : "l"(a), "l"(b), "r"((i32)add), "n"(DOWN), "n"(A_DOWN));                                            \
     }
 
-#define PL_WGMMA_HELD(N, KIND, REGS, OUT, A0, A1, A2, A3, B, P, ADD)                                                   \
+#define PL_WGMMA_REG(N, KIND, REGS, OUT, A0, A1, A2, A3, B, P, ADD)                                                   \
     template <int DOWN>                                                                                                \
-    static __device__ __forceinline__ void held(f32 (&d)[N / 8][4], const u32 (&a)[4], u64 b, bool add) {              \
+    static __device__ __forceinline__ void registers(f32 (&d)[N / 8][4], const u32 (&a)[4], u64 b, bool add) {              \
         asm volatile(                                                                                                  \
             "{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\n"                                                            \
             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" REGS "}, {%" A0 ", %" A1 ", %" A2     \
@@ -138,27 +137,27 @@ struct Product;
 #define PL_PRODUCTS(T, KIND)                                                                                           \
     template <> struct Product<T, 32> {                                                                                \
         PL_WGMMA(32, KIND, PL_R16, PL_D16(d, 0), "18", "16", "17", "19", "20")                                         \
-        PL_WGMMA_HELD(32, KIND, PL_R16, PL_D16(d, 0), "16", "17", "18", "19", "20", "21", "22")                        \
+        PL_WGMMA_REG(32, KIND, PL_R16, PL_D16(d, 0), "16", "17", "18", "19", "20", "21", "22")                        \
     };                                                                                                                 \
     template <> struct Product<T, 64> {                                                                                \
         PL_WGMMA(64, KIND, PL_R32, PL_D32(d, 0), "34", "32", "33", "35", "36")                                         \
-        PL_WGMMA_HELD(64, KIND, PL_R32, PL_D32(d, 0), "32", "33", "34", "35", "36", "37", "38")                        \
+        PL_WGMMA_REG(64, KIND, PL_R32, PL_D32(d, 0), "32", "33", "34", "35", "36", "37", "38")                        \
     };                                                                                                                 \
     template <> struct Product<T, 48> {                                                                                \
         PL_WGMMA(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "26", "24", "25", "27", "28")                    \
-        PL_WGMMA_HELD(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "24", "25", "26", "27", "28", "29", "30")   \
+        PL_WGMMA_REG(48, KIND, PL_R24, PL_D16(d, 0) PL_COMMA PL_D8(d, 4), "24", "25", "26", "27", "28", "29", "30")   \
     };                                                                                                                 \
     template <> struct Product<T, 80> {                                                                                \
         PL_WGMMA(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "42", "40", "41", "43", "44")                    \
-        PL_WGMMA_HELD(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "40", "41", "42", "43", "44", "45", "46")   \
+        PL_WGMMA_REG(80, KIND, PL_R40, PL_D32(d, 0) PL_COMMA PL_D8(d, 8), "40", "41", "42", "43", "44", "45", "46")   \
     };                                                                                                                 \
     template <> struct Product<T, 96> {                                                                                \
         PL_WGMMA(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "50", "48", "49", "51", "52")                   \
-        PL_WGMMA_HELD(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "48", "49", "50", "51", "52", "53", "54")  \
+        PL_WGMMA_REG(96, KIND, PL_R48, PL_D32(d, 0) PL_COMMA PL_D16(d, 8), "48", "49", "50", "51", "52", "53", "54")  \
     };                                                                                                                 \
     template <> struct Product<T, 128> {                                                                               \
         PL_WGMMA(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "66", "64", "65", "67", "68")                  \
-        PL_WGMMA_HELD(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "64", "65", "66", "67", "68", "69", "70") \
+        PL_WGMMA_REG(128, KIND, PL_R64, PL_D32(d, 0) PL_COMMA PL_D32(d, 8), "64", "65", "66", "67", "68", "69", "70") \
     };
 #define PL_COMMA ,
 PL_PRODUCTS(bf16, "bf16")
@@ -167,32 +166,32 @@ PL_PRODUCTS(f16, "f16")
 
 // d = A B^T for this warpgroup's 64 rows of a tile of A_ROWS and the N rows of another, both C wide.
 template <typename T, int C, int A_ROWS, int N>
-__device__ __forceinline__ void product_along(f32 (&d)[N / 8][4], u32 a, u32 b) {
+__device__ __forceinline__ void wgmma_k_major(f32 (&d)[N / 8][4], u32 a, u32 b) {
 #pragma unroll
     for (int k = 0; k < C / 16; k++)
         Product<T, N>::template shared<0>(
-            d, operand_along(a + k / 4 * A_ROWS * 128 + k % 4 * 32), operand_along(b + k / 4 * N * 128 + k % 4 * 32),
+            d, k_major_descriptor(a + k / 4 * A_ROWS * 128 + k % 4 * 32), k_major_descriptor(b + k / 4 * N * 128 + k % 4 * 32),
             k > 0);
 }
 // The same with A in registers.
 template <typename T, int C, int N>
-__device__ __forceinline__ void product_along(f32 (&d)[N / 8][4], const u32 (&a)[C / 16][4], u32 b) {
+__device__ __forceinline__ void wgmma_k_major(f32 (&d)[N / 8][4], const u32 (&a)[C / 16][4], u32 b) {
 #pragma unroll
     for (int k = 0; k < C / 16; k++)
-        Product<T, N>::template held<0>(d, a[k], operand_along(b + k / 4 * N * 128 + k % 4 * 32), k > 0);
+        Product<T, N>::template registers<0>(d, a[k], k_major_descriptor(b + k / 4 * N * 128 + k % 4 * 32), k > 0);
 }
 // d += W B: W 64 x K in registers, B a tile of K rows, N columns.
 template <typename T, int K, int N>
-__device__ __forceinline__ void product_down(f32 (&d)[N / 8][4], const u32 (&w)[K / 16][4], u32 b) {
+__device__ __forceinline__ void wgmma_mn_major(f32 (&d)[N / 8][4], const u32 (&w)[K / 16][4], u32 b) {
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
-        Product<T, N>::template held<1>(d, w[k], operand_down(b + k * 16 * 128, K * 128), true);
+        Product<T, N>::template registers<1>(d, w[k], mn_major_descriptor(b + k * 16 * 128, K * 128), true);
 }
 
-// Where a ring of STAGES tiles is: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
+// The position in a ring buffer of STAGES tiles: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
 // this is kept, so that they take no registers.
 template <int STAGES>
-struct Turn {
+struct PipelineState {
     u32 stage = 0, parity = 0;
     __device__ __forceinline__ void next() {
         if (++stage == STAGES) {
@@ -202,55 +201,55 @@ struct Turn {
     }
     // Where tile n - BACK is, for n >= BACK.
     template <int BACK>
-    __device__ __forceinline__ Turn before() const {
-        Turn t;
+    __device__ __forceinline__ PipelineState before() const {
+        PipelineState t;
         t.stage = stage >= BACK ? stage - BACK : stage + STAGES - BACK;
         t.parity = stage >= BACK ? parity : parity ^ 1;
         return t;
     }
 };
 
-// The barriers of a ring of STAGES tiles, which one thread has brought and the warps of GROUPS warpgroups use up. How a
-// block is fed: see attention/forward_wg.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
+// The barriers of a ring buffer of STAGES tiles, which one thread loads and the warps of GROUPS warpgroups consume. How a
+// block is fed: see attention/forward_sm90.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
 // read it, all where each lane reads it too. (One behind a __syncwarp would do, but compute-sanitizer does not follow that.)
 template <int STAGES, int GROUPS, int LANES = 1>
-struct Ring {
+struct Pipeline {
     static constexpr u32 BYTES = 16 * STAGES;
     u32 here, used;
-    __device__ __forceinline__ explicit Ring(u32 at) : here(at), used(at + 8 * STAGES) {}
+    __device__ __forceinline__ explicit Pipeline(u32 at) : here(at), used(at + 8 * STAGES) {}
     __device__ __forceinline__ void make() const {
 #pragma unroll
         for (int s = 0; s < STAGES; s++) {
-            barrier_make(here + 8 * s, 1);
-            barrier_make(used + 8 * s, 4 * GROUPS * LANES);
+            mbarrier_init(here + 8 * s, 1);
+            mbarrier_init(used + 8 * s, 4 * GROUPS * LANES);
         }
     }
     // The barrier that a copy into `stage` completes.
     __device__ __forceinline__ u32 barrier(u32 stage) const { return here + 8 * stage; }
     // Until the tile is there.
-    __device__ __forceinline__ void wait(const Turn<STAGES>& t) const { barrier_wait(here + 8 * t.stage, t.parity); }
+    __device__ __forceinline__ void wait(const PipelineState<STAGES>& t) const { mbarrier_wait(here + 8 * t.stage, t.parity); }
     // Each of LANES says that it is done with the tile.
-    __device__ __forceinline__ void leave(const Turn<STAGES>& t) const { barrier_arrive(used + 8 * t.stage); }
-    __device__ __forceinline__ void wait_used(const Turn<STAGES>& t) const {
-        barrier_wait(used + 8 * t.stage, t.parity);
+    __device__ __forceinline__ void release(const PipelineState<STAGES>& t) const { mbarrier_arrive(used + 8 * t.stage); }
+    __device__ __forceinline__ void wait_released(const PipelineState<STAGES>& t) const {
+        mbarrier_wait(used + 8 * t.stage, t.parity);
     }
 };
 
 // When the leader gets to tile `n` of `all` it has the place of the one two before it filled anew.
-template <int STAGES, typename FETCH, typename... RINGS>
+template <int STAGES, typename FETCH, typename... PIPES>
 __device__ __forceinline__ void refill(
-    bool leader, i32 n, i32 all, const Turn<STAGES>& now, const FETCH& fetch, const RINGS&... rings) {
+    bool leader, i32 n, i32 all, const PipelineState<STAGES>& now, const FETCH& fetch, const PIPES&... pipes) {
     if (leader && n >= 2 && n - 2 + STAGES < all) {
-        const Turn<STAGES> old = now.template before<2>();
-        (rings.wait_used(old), ...);
+        const PipelineState<STAGES> old = now.template before<2>();
+        (pipes.wait_released(old), ...);
         fetch(n - 2 + STAGES, old.stage);
     }
 }
 
 // A tile that no row of this warp sees: leaves it as soon as it is there.
-template <int STAGES, typename... RINGS>
-__device__ __forceinline__ void pass_over(u32 lane, Turn<STAGES>& now, const RINGS&... rings) {
-    if (lane == 0) ((rings.wait(now), rings.leave(now)), ...);
+template <int STAGES, typename... PIPES>
+__device__ __forceinline__ void skip_tile(u32 lane, PipelineState<STAGES>& now, const PIPES&... pipes) {
+    if (lane == 0) ((pipes.wait(now), pipes.release(now)), ...);
     __syncwarp();
     now.next();
 }

@@ -1,43 +1,42 @@
-// scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
+// Computes scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
 //
-// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes`
-// elements. Positions of src arrive sorted by bin, stably (`keys`, `order`: see sort/), so the contributions to a bin are
-// a run of the sorted list, in index order. `starts[b]` is where the run of bin b begins.
+// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes` elements.
+// Positions of src arrive stably sorted by bin (`keys`, `order`: see sort/), so the contributions to a bin are a run of the sorted
+// list, in index order. `starts[b]` is the first position of bin b.
 //
 // - A run of up to RUN contributions is added to x one by one in Acc: the bits of the CPU.
-// - Longer runs: the sorted list is cut into pieces of RUN positions; a piece adds what it holds of a long run in Acc
-//   (level 1). A piece meets at most two long runs, the one at its first position (slot 0) and the one at its last
-//   (slot 1). Runs of more than RUN pieces are folded again by RUN, in Sum, level by level, so that one hot token is not
-//   serial. The last kernel adds a bin's partials to x in order.
+// - Longer runs: the sorted list is cut into chunks of RUN positions; a chunk adds its part of a long run in Acc (level 1). A chunk
+//   meets at most two long runs, that of its first position (slot 0) and that of its last (slot 1). Runs of more than RUN chunks
+//   are reduced again by RUN, in Sum, level by level, so that one frequent token is not serial. The last kernel adds a bin's
+//   partial sums to x in order.
 //
-// Threads: one for V elements (16 bytes where slices are contiguous) of a bin or of a piece, 256 a block, no shared memory.
-// Limited by memory: src is read once and the result written once; partials only exist for long runs. Source: segmented
-// sums over a sorted list as in PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree
-// of fixed shape.
+// Mapping: one thread for V elements (16 bytes where slices are contiguous) of a bin or of a chunk, 256 a block. No shared memory.
+// Limited by device memory: src is read once and the result written once; partial sums exist only for long runs. After the segmented
+// sums of PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree of fixed shape.
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
 constexpr u32 RUN_BITS = 6, RUN = 1 << RUN_BITS;
 
-// index -> bin, for sorting. A bad index gets the bin `bins`, which is none. `walk` over the shape of the index: (index,
+// index -> bin, for sorting. A bad index gets the bin `bins`, which is none. `strided` over the shape of the index: (index,
 // bin with the axis held at 0).
-template <typename Key, typename Walk>
-__device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Walk& walk, i64 n,
-                                         i64 step, i64 size, i64 bins, Fault* fault, u32 kernel) {
-    typedef typename Walk::Index Index;
-    Index p = thread_number<Index>();
+template <typename Key, typename Strided>
+__device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Strided& strided, i64 n,
+                                         i64 step, i64 size, i64 bins, Fault* fault) {
+    typedef typename Strided::Index Index;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[2];
-    walk.locate(p, at);
+    typename Strided::Offset at[2];
+    strided.offsets(p, at);
     i64 i = index[at[0]];
     Key key = (Key)bins;
     if ((u64)i < (u64)size) {
         key = (Key)(at[1] + i * step);
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
     keys[p] = key;
 }
@@ -45,7 +44,7 @@ __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __r
 // starts[b] for b of 0 to `bins`: the first position whose key is not below b.
 template <typename Key>
 __device__ __forceinline__ void run_starts(const Key* __restrict__ keys, u32* __restrict__ starts, i64 bins, u32 n) {
-    u64 b = thread_number<u64>();
+    u64 b = global_thread<u64>();
     if (b > (u64)bins) return;
     u32 low = 0, high = n;
     while (low < high) {
@@ -59,65 +58,65 @@ __device__ __forceinline__ void run_starts(const Key* __restrict__ keys, u32* __
     starts[b] = low;
 }
 
-// Where position k of the index lies in src: k * step, for most.
-struct alignas(8) Line {
+// The offset in src of position k of the index: k * step, for most.
+struct alignas(8) LinearPosition {
     i64 step;
     __device__ __forceinline__ i64 operator()(u32 k) const { return (i64)k * step; }
 };
-template <typename Walk>
-struct alignas(8) Wander {
-    Walk walk;
+template <typename Strided>
+struct alignas(8) StridedPosition {
+    Strided strided;
     __device__ __forceinline__ i64 operator()(u32 k) const {
-        typename Walk::Offset at[1];
-        walk.locate(k, at);
+        typename Strided::Offset at[1];
+        strided.offsets(k, at);
         return at[0];
     }
 };
 
 // The contributions `from` to `to` of the sorted list, one by one.
-template <typename T, int V, typename Place>
-__device__ __forceinline__ void add_run(typename Number<T>::Acc (&sum)[V], const T* __restrict__ src,
-                                        const u32* __restrict__ order, const Place& place, u32 from, u32 to) {
+template <typename T, int V, typename Position>
+__device__ __forceinline__ void add_run(typename Numeric<T>::Acc (&sum)[V], const T* __restrict__ src,
+                                        const u32* __restrict__ order, const Position& position, u32 from, u32 to) {
     u32 k = from;
     // Four loads in flight; the additions stay in order.
     for (; k + 4 <= to; k += 4) {
-        Pack<T, V> x[4];
+        Vec<T, V> x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[i] = read<T, V>(src + place(order[k + i]));
+        for (int i = 0; i < 4; i++) x[i] = load_vec<T, V>(src + position(order[k + i]));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int v = 0; v < V; v++) sum[v] += Number<T>::up(x[i].at[v]);
+            for (int v = 0; v < V; v++) sum[v] += Numeric<T>::widen(x[i].at[v]);
         }
     }
     for (; k < to; k++) {
-        Pack<T, V> x = read<T, V>(src + place(order[k]));
+        Vec<T, V> x = load_vec<T, V>(src + position(order[k]));
 #pragma unroll
-        for (int v = 0; v < V; v++) sum[v] += Number<T>::up(x.at[v]);
+        for (int v = 0; v < V; v++) sum[v] += Numeric<T>::widen(x.at[v]);
     }
 }
 
 // Level 1: thread (piece, V lanes). `lane` over the lanes of a bin, V at once: (src).
-template <typename T, int V, typename Key, typename Lane, typename Place>
-__device__ __forceinline__ void piece_sums(const T* __restrict__ src, const Key* __restrict__ keys,
+template <typename T, int V, typename Key, typename Lane, typename Position>
+__device__ __forceinline__ void chunk_sums(const T* __restrict__ src, const Key* __restrict__ keys,
                                            const u32* __restrict__ order, const u32* __restrict__ starts,
-                                           typename Number<T>::Sum* __restrict__ partials, const Lane& lane,
-                                           const Place& place, i64 bins, u32 n, i64 lanes) {
+                                           typename Numeric<T>::Sum* __restrict__ partials, const Lane& lane,
+                                           const Position& position, i64 bins, u32 n, i64 lanes) {
     // A block covers several pieces where bins are small, or a part of one.
     u32 columns = (u32)(lanes / V), blocks = (columns + blockDim.x - 1) / blockDim.x;
-    u32 piece, column;
+    u32 chunk, column;
     if (blocks == 1) {
-        u32 pieces = blockDim.x / columns;
-        piece = threadIdx.x / columns;
-        column = threadIdx.x - piece * columns;
-        if (piece >= pieces) return;
-        piece += blockIdx.x * pieces;
+        u32 chunks = blockDim.x / columns;
+        chunk = threadIdx.x / columns;
+        column = threadIdx.x - chunk * columns;
+        if (chunk >= chunks) return;
+        chunk += blockIdx.x * chunks;
     } else {
-        piece = blockIdx.x / blocks;
-        column = (blockIdx.x - piece * blocks) * blockDim.x + threadIdx.x;
+        chunk = blockIdx.x / blocks;
+        column = (blockIdx.x - chunk * blocks) * blockDim.x + threadIdx.x;
         if (column >= columns) return;
     }
-    u64 first = (u64)piece << RUN_BITS;
+    u64 first = (u64)chunk << RUN_BITS;
     if (first >= n) return;
     u32 last = (u32)(first + RUN < n ? first + RUN : n) - 1;
     Key before = keys[first];
@@ -128,44 +127,44 @@ __device__ __forceinline__ void piece_sums(const T* __restrict__ src, const Key*
         u32 start = starts[key], end = starts[key + 1];
         if (end - start <= RUN) continue;
         typename Lane::Offset at[1];
-        lane.locate(column, at);
-        typename Number<T>::Acc sum[V];
+        lane.offsets(column, at);
+        typename Numeric<T>::Acc sum[V];
 #pragma unroll
         for (int v = 0; v < V; v++) sum[v] = 0;
-        add_run<T, V>(sum, src + at[0], order, place, start > first ? start : (u32)first, end < last + 1 ? end : last + 1);
-        typename Number<T>::Sum* to = partials + ((u64)piece * 2 + slot) * lanes + (u64)column * V;
+        add_run<T, V>(sum, src + at[0], order, position, start > first ? start : (u32)first, end < last + 1 ? end : last + 1);
+        typename Numeric<T>::Sum* to = partials + ((u64)chunk * 2 + slot) * lanes + (u64)column * V;
 #pragma unroll
-        for (int v = 0; v < V; v++) to[v] = (typename Number<T>::Sum)sum[v];
+        for (int v = 0; v < V; v++) to[v] = (typename Numeric<T>::Sum)sum[v];
     }
 }
 
 // The partials of a run [start, end) at a level whose pieces hold 2^unit positions, added in order.
 template <typename Sum>
-__device__ __forceinline__ Sum fold(const Sum* __restrict__ partials, u32 start, u32 end, u32 unit, u32 from, u32 to,
+__device__ __forceinline__ Sum sum_partials(const Sum* __restrict__ partials, u32 start, u32 end, u32 unit, u32 from, u32 to,
                                     i64 lanes, u64 lane) {
     u32 low = start >> unit, high = (end - 1) >> unit;
     from = from > low ? from : low;
     to = to < high ? to : high;
     Sum sum = 0;
 #pragma unroll 8
-    for (u32 piece = from; piece <= to; piece++) {
+    for (u32 chunk = from; chunk <= to; chunk++) {
         // Only the first piece can hold the run in its second slot.
-        u32 slot = start > piece << unit ? 1 : 0;
-        sum += partials[((u64)piece * 2 + slot) * lanes + lane];
+        u32 slot = start > chunk << unit ? 1 : 0;
+        sum += partials[((u64)chunk * 2 + slot) * lanes + lane];
     }
     return sum;
 }
 
 // Level 2 and on: thread (piece of RUN pieces below, lane). A piece below holds 2^unit positions.
 template <typename Sum, typename Key>
-__device__ __forceinline__ void fold_pieces(const Sum* __restrict__ below, Sum* __restrict__ above,
+__device__ __forceinline__ void reduce_chunks(const Sum* __restrict__ below, Sum* __restrict__ above,
                                             const Key* __restrict__ keys, const u32* __restrict__ starts, i64 bins, u32 n,
                                             i64 lanes, u32 unit) {
     // Every block works on one piece.
     u32 columns = (u32)((lanes + blockDim.x - 1) / blockDim.x);
-    u32 piece = blockIdx.x / columns;
-    u64 lane = (u64)(blockIdx.x - piece * columns) * blockDim.x + threadIdx.x;
-    u64 first = (u64)piece << (unit + RUN_BITS);
+    u32 chunk = blockIdx.x / columns;
+    u64 lane = (u64)(blockIdx.x - chunk * columns) * blockDim.x + threadIdx.x;
+    u64 first = (u64)chunk << (unit + RUN_BITS);
     if (first >= n || lane >= (u64)lanes) return;
     u64 last = (first + ((u64)RUN << unit) < n ? first + ((u64)RUN << unit) : n) - 1;
     Key before = keys[first];
@@ -175,56 +174,56 @@ __device__ __forceinline__ void fold_pieces(const Sum* __restrict__ below, Sum* 
         if ((slot && key == before) || (u64)key >= (u64)bins) continue;
         u32 start = starts[key], end = starts[key + 1];
         if (((end - 1) >> unit) - (start >> unit) < RUN) continue;
-        above[((u64)piece * 2 + slot) * lanes + lane] =
-            fold(below, start, end, unit, piece * RUN, piece * RUN + RUN - 1, lanes, lane);
+        above[((u64)chunk * 2 + slot) * lanes + lane] =
+            sum_partials(below, start, end, unit, chunk * RUN, chunk * RUN + RUN - 1, lanes, lane);
     }
 }
 
-// Thread: V elements of the result. `walk` over the result, V elements at once: (x, src with the axis held at 0, bin,
-// lane); `positions` of the sorted list. XV: x lies along V elements; else they are `x_step` apart.
-template <typename T, int V, bool XV, typename Walk, typename Place>
+// Thread: V elements of the result. `strided` over the result, V elements at once: (x, src with the axis held at 0, bin,
+// lane); `positions` of the sorted list. XV: the V elements of x are contiguous; else they are `x_step` apart.
+template <typename T, int V, bool XV, typename Strided, typename Position>
 __device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __restrict__ src,
                                          const u32* __restrict__ order, const u32* __restrict__ starts,
-                                         const typename Number<T>::Sum* __restrict__ partials, T* __restrict__ out,
-                                         const Walk& walk, const Place& place, i64 n, i64 x_step, i64 lanes,
+                                         const typename Numeric<T>::Sum* __restrict__ partials, T* __restrict__ out,
+                                         const Strided& strided, const Position& position, i64 n, i64 x_step, i64 lanes,
                                          i64 positions) {
-    typedef typename Walk::Index Index;
-    typedef typename Number<T>::Acc Acc;
-    typedef typename Number<T>::Sum Sum;
-    Index p = thread_number<Index>();
+    typedef typename Strided::Index Index;
+    typedef typename Numeric<T>::Acc Acc;
+    typedef typename Numeric<T>::Sum Sum;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[4];
-    walk.locate(p, at);
+    typename Strided::Offset at[4];
+    strided.offsets(p, at);
     u32 start = starts[at[2]], end = starts[at[2] + 1];
     Acc sum[V];
     if (XV) {
-        Pack<T, V> base = read<T, V>(x + at[0]);
+        Vec<T, V> base = load_vec<T, V>(x + at[0]);
 #pragma unroll
-        for (int v = 0; v < V; v++) sum[v] = Number<T>::up(base.at[v]);
+        for (int v = 0; v < V; v++) sum[v] = Numeric<T>::widen(base.at[v]);
     } else {
 #pragma unroll
-        for (int v = 0; v < V; v++) sum[v] = Number<T>::up(x[at[0] + v * x_step]);
+        for (int v = 0; v < V; v++) sum[v] = Numeric<T>::widen(x[at[0] + v * x_step]);
     }
     if (end - start <= RUN) {
-        add_run<T, V>(sum, src + at[1], order, place, start, end);
+        add_run<T, V>(sum, src + at[1], order, position, start, end);
     } else {
-        // The lowest level at which the run has few pieces; levels lie one after the other.
+        // The lowest level at which the run has few chunks; levels are stored consecutively.
         u32 unit = RUN_BITS;
-        u64 pieces = (positions + RUN - 1) / RUN;
+        u64 chunks = (positions + RUN - 1) / RUN;
         while (((end - 1) >> unit) - (start >> unit) >= RUN) {
-            partials += pieces * 2 * lanes;
-            pieces = (pieces + RUN - 1) / RUN;
+            partials += chunks * 2 * lanes;
+            chunks = (chunks + RUN - 1) / RUN;
             unit += RUN_BITS;
         }
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            sum[v] = (Acc)((Sum)sum[v] + fold(partials, start, end, unit, 0, ~0u, lanes, (u64)at[3] + v));
+            sum[v] = (Acc)((Sum)sum[v] + sum_partials(partials, start, end, unit, 0, ~0u, lanes, (u64)at[3] + v));
         }
     }
-    Pack<T, V> result;
+    Vec<T, V> result;
 #pragma unroll
-    for (int v = 0; v < V; v++) result.at[v] = Number<T>::down(sum[v]);
-    write<T, V>(out + (u64)p * V, result);
+    for (int v = 0; v < V; v++) result.at[v] = Numeric<T>::narrow(sum[v]);
+    store_vec<T, V>(out + (u64)p * V, result);
 }
 
 }  // namespace library

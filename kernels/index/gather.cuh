@@ -1,57 +1,56 @@
-// gather and index_select: out[p] = x[held(p) + index(p) * step].
+// Computes gather and index_select: out[p] = x[base(p) + index(p) * step], where base is the offset with the axis at 0.
 //
-// Shapes: everything over the shape of the result; `walk` yields (x with the axis held at 0, index). Where slices are
-// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in
-// 16-byte pieces. Threads: one a result element, 256 a block; no shared memory. Limited by memory: each result is written
-// once, coalesced; two dependent loads a thread, hidden by occupancy. Source: plain.
+// Mapping: one thread for each result element, 256 a block; `strided` yields (x with the axis at 0, index). Where slices are
+// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in 16-byte
+// accesses. No shared memory. Limited by device memory: each result is written once, coalesced; two dependent loads a thread, hidden
+// by occupancy.
 #pragma once
-#include "library/walk.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
-template <typename T, typename Walk>
+template <typename T, typename Strided>
 __device__ __forceinline__ void gather(const T* __restrict__ x, const i64* __restrict__ index, T* __restrict__ out,
-                                       const Walk& walk, i64 n, i64 step, i64 size, Fault* fault, u32 kernel) {
-    typedef typename Walk::Index Index;
-    Index p = thread_number<Index>();
+                                       const Strided& strided, i64 n, i64 step, i64 size, Fault* fault) {
+    typedef typename Strided::Index Index;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[2];
-    walk.locate(p, at);
+    typename Strided::Offset at[2];
+    strided.offsets(p, at);
     i64 i = index[at[1]];
     T value = {};
     if ((u64)i < (u64)size) {
         value = x[at[0] + i * step];
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
     out[p] = value;
 }
 
-// Where a result has no elements, indices are still checked. `walk` yields (index).
-template <typename Walk>
-__device__ __forceinline__ void check(const i64* __restrict__ index, const Walk& walk, i64 n, i64 size, Fault* fault,
-                                      u32 kernel) {
-    typedef typename Walk::Index Index;
-    Index p = thread_number<Index>();
+// Where a result has no elements, indices are still checked. `strided` yields (index).
+template <typename Strided>
+__device__ __forceinline__ void check(const i64* __restrict__ index, const Strided& strided, i64 n, i64 size, Fault* fault) {
+    typedef typename Strided::Index Index;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[1];
-    walk.locate(p, at);
+    typename Strided::Offset at[1];
+    strided.offsets(p, at);
     i64 i = index[at[0]];
-    if ((u64)i >= (u64)size) report(fault, kernel, i, size);
+    if ((u64)i >= (u64)size) report(fault, i, size);
 }
 
 // class_ids: the ids as they are; one that names none of `size` classes and is not `ignored` is reported and left out.
-template <typename Walk>
-__device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __restrict__ out, const Walk& walk, i64 n,
-                                          i64 size, i64 ignored, Fault* fault, u32 kernel) {
-    typedef typename Walk::Index Index;
-    Index p = thread_number<Index>();
+template <typename Strided>
+__device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __restrict__ out, const Strided& strided, i64 n,
+                                          i64 size, i64 ignored, Fault* fault) {
+    typedef typename Strided::Index Index;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[1];
-    walk.locate(p, at);
+    typename Strided::Offset at[1];
+    strided.offsets(p, at);
     i64 id = ids[at[0]];
     if ((u64)id >= (u64)size && id != ignored) {
-        report(fault, kernel, id, size);
+        report(fault, id, size);
         id = ignored;
     }
     out[p] = id;

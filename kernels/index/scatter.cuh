@@ -1,34 +1,34 @@
-// scatter: x with elements replaced by those of src; of several writes to one place the last in index order stays.
+// Computes scatter: x with elements replaced by those of src; of several writes to one element the last in index order wins.
 //
-// Three launches over a table with one number for each place of the result: `clear` zeroes it, `claim` leaves in every
-// place the largest position (plus 1) that writes there, by integer maxima, whose result does not depend on their order;
-// `pick` then writes every place once. Threads: one an element, 256 a block; no shared memory. Limited by memory, and by
-// atomics where many writes meet. Source: plain.
+// Three launches over a table with one integer for each element of the result: `clear` zeroes it, `claim` stores in each entry the
+// largest position (plus 1) that writes there, by atomicMax, whose result does not depend on the order; `pick` then writes every
+// element once. Mapping: one thread an element, 256 a block. No shared memory. Limited by device memory, and by atomics where many
+// writes collide.
 #pragma once
-#include "library/walk.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
 template <typename Word>
 __device__ __forceinline__ void clear(Word* __restrict__ table, i64 n) {
-    u64 p = thread_number<u64>();
+    u64 p = global_thread<u64>();
     if (p < (u64)n) table[p] = 0;
 }
 
-// `walk` over the shape of the index: (index, place with the axis held at 0).
-template <typename Walk>
-__device__ __forceinline__ void claim(const i64* __restrict__ index, typename Walk::Index* __restrict__ table,
-                                      const Walk& walk, i64 n, i64 step, i64 size, Fault* fault, u32 kernel) {
-    typedef typename Walk::Index Index;
-    Index p = thread_number<Index>();
+// `strided` over the shape of the index: (index, place with the axis held at 0).
+template <typename Strided>
+__device__ __forceinline__ void claim(const i64* __restrict__ index, typename Strided::Index* __restrict__ table,
+                                      const Strided& strided, i64 n, i64 step, i64 size, Fault* fault) {
+    typedef typename Strided::Index Index;
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
-    typename Walk::Offset at[2];
-    walk.locate(p, at);
+    typename Strided::Offset at[2];
+    strided.offsets(p, at);
     i64 i = index[at[0]];
     if ((u64)i < (u64)size) {
         atomicMax(&table[at[1] + i * step], p + 1);
     } else {
-        report(fault, kernel, i, size);
+        report(fault, i, size);
     }
 }
 
@@ -38,16 +38,16 @@ __device__ __forceinline__ void pick(const T* __restrict__ x, const T* __restric
                                      const typename To::Index* __restrict__ table, T* __restrict__ out, const To& to,
                                      const From& from, i64 n) {
     typedef typename To::Index Index;
-    Index p = thread_number<Index>();
+    Index p = global_thread<Index>();
     if (p >= (Index)n) return;
     Index winner = table[p];
     if (winner) {
         typename From::Offset at[1];
-        from.locate(winner - 1, at);
+        from.offsets(winner - 1, at);
         out[p] = src[at[0]];
     } else {
         typename To::Offset at[1];
-        to.locate(p, at);
+        to.offsets(p, at);
         out[p] = x[at[0]];
     }
 }

@@ -32,7 +32,7 @@ START = time.time()
 
 # ---- texts --------------------------------------------------------------------------------------------------------
 
-# Tile: (warps, mt, bn, stages, held, split, blocks), as in tiles.rs.
+# Tile: (warps, mt, bn, stages, held, split, blocks), as in mma.rs.
 NAMES = {"Forward": "forward", "BackwardQ": "backward_q", "BackwardKv": "backward_kv"}
 PLANS = {"Forward": "ForwardPlan", "BackwardQ": "BackwardQPlan", "BackwardKv": "BackwardKVPlan"}
 POINTERS = {
@@ -44,12 +44,12 @@ POINTERS = {
 }
 SIZES = [32, 64, 96, 128, 256]
 
-# Tiles of warpgroups (sm_90a): ("wg", groups, bn, stages, lean, blocks).
-WG_POINTERS = {
+# Tiles of warpgroups (sm_90a): ("sm90", groups, bn, stages, lean, blocks).
+SM90_POINTERS = {
     "Forward": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("T*", "out"), ("f32*", "lse")],
     "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const T*", "grad"), ("const T*", "out"),
-                  ("const f32*", "lse"), ("float2*", "numbers"), ("T*", "dq")],
-    "BackwardKv": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "numbers"), ("T*", "dk"),
+                  ("const f32*", "lse"), ("float2*", "stats"), ("T*", "dq")],
+    "BackwardKv": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const float2*", "stats"), ("T*", "dk"),
                    ("T*", "dv")],
 }
 
@@ -69,11 +69,11 @@ class Table:
         self.newer, hopper = arch >= (10, 0), arch == (9, 0)
         large = hopper and shared >= 200 << 10
         row = r"\(Pass::(\w+), (\d+), When::(\w+), tile\((\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\d+)\)\)"
-        self.large, self.rows = large, re.findall(row, open(os.path.join(RUST, "tiles.rs")).read())
+        self.large, self.rows = large, re.findall(row, open(os.path.join(RUST, "mma.rs")).read())
         row = r"\(Pass::(\w+), (\d+), When::(\w+), groups\((\d+), (\d+), (\d+), (\w+), (\d+)\)\)"
-        self.groups = re.findall(row, open(os.path.join(RUST, "groups.rs")).read()) if hopper else []
-        assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "tiles.rs changed"
-        assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "groups.rs changed"
+        self.groups = re.findall(row, open(os.path.join(RUST, "warpgroup.rs")).read()) if hopper else []
+        assert {(r[0], int(r[1])) for r in self.rows} == {(p, c) for p in NAMES for c in SIZES}, "mma.rs changed"
+        assert not hopper or len({(r[0], r[1]) for r in self.groups}) == 6, "warpgroup.rs changed"
 
     def of(self, p, size, causal, window, documents=False, dtype="bf16"):
         if dtype in PRODUCTS:
@@ -84,7 +84,7 @@ class Table:
                  "Mixed": documents and (window or not causal)}
         for r in self.groups:
             if r[0] == p and int(r[1]) == made_for(size) and holds[r[2]]:
-                return ("wg", *map(number, r[3:]))
+                return ("sm90", *map(number, r[3:]))
         found = next(r for r in self.rows if r[0] == p and int(r[1]) == size and holds[r[2]])
         return tuple(map(number, found[3:]))
 
@@ -106,24 +106,24 @@ def of_documents(documents):
     """What a kernel with documents takes beside the rest: parameters, arguments."""
     if not documents:
         return "", ""
-    return "const i32* labels, const int4* bounds, ", ", attention::Documents{labels, bounds}"
+    return "const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"
 
 
-def wg_text(p, size, tile, t, causal, window, documents=False):
+def sm90_text(p, size, tile, t, causal, window, documents=False):
     size = made_for(size)
     _, groups, bn, stages, lean, blocks = tile
     lower = lambda x: "true" if x else "false"
-    plan = f"attention::{PLANS[p].replace('Plan', 'WgPlan')}<{size}, {groups}, {bn}, {stages}"
+    plan = f"attention::{PLANS[p].replace('Plan', 'Sm90Plan')}<{size}, {groups}, {bn}, {stages}"
     plan += ">" if p == "Forward" else f", {lower(lean)}>"
     kinds = {"MAP": "const __grid_constant__ attention::TensorMap"}
-    names = [name + "s" * (kind != "MAP" and name == "grad") for kind, name in WG_POINTERS[p]]
-    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for (kind, _), name in zip(WG_POINTERS[p], names))
+    names = [name + "s" * (kind != "MAP" and name == "grad") for kind, name in SM90_POINTERS[p]]
+    params = ", ".join(f"{kinds.get(kind, kind).replace('T*', t + '*')} {name}" for (kind, _), name in zip(SM90_POINTERS[p], names))
     args = ", ".join(names)
     more, given = of_documents(documents)
-    return (f'#include "attention/{NAMES[p]}_wg.cuh"\n'
+    return (f'#include "attention/{NAMES[p]}_sm90.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__({128 * groups}, {blocks}) KERNEL({params}, {more}'
             f"const __grid_constant__ attention::Problem p) {{\n"
-            f"    attention::{NAMES[p]}_wg<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
+            f"    attention::{NAMES[p]}_sm90<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
 def tf32_text(p, size, tile, causal, window, documents=False):
@@ -140,8 +140,8 @@ def tf32_text(p, size, tile, causal, window, documents=False):
 
 
 def text(p, size, tile, t, causal, window, documents=False):
-    if tile[0] == "wg":
-        return wg_text(p, size, tile, t, causal, window, documents)
+    if tile[0] == "sm90":
+        return sm90_text(p, size, tile, t, causal, window, documents)
     if tile[0] == "tf32":
         return tf32_text(p, size, tile, causal, window, documents)
     warps, mt, bn, stages, held, split, blocks = tile
@@ -157,14 +157,14 @@ def text(p, size, tile, t, causal, window, documents=False):
             f"    attention::{NAMES[p]}<{t}, {plan}, {lower(causal)}, {lower(window)}>({args}, p{given});\n}}\n")
 
 
-BOUNDS = ('#include "attention/documents.cuh"\n'
+BOUNDS = ('#include "attention/segment_ids.cuh"\n'
           'extern "C" __global__ void __launch_bounds__(256) KERNEL(const i64* ids, i32* labels, int4* bounds, '
-          "const attention::Numbers p) {\n    attention::document_bounds(ids, labels, bounds, p);\n}\n")
+          "const attention::SegmentParams p) {\n    attention::segment_bounds(ids, labels, bounds, p);\n}\n")
 
 
 def delta_text(size, t):
     lanes = 1 << (size // 8 - 1).bit_length()
-    return (f'#include "attention/rows.cuh"\n'
+    return (f'#include "attention/preprocess.cuh"\n'
             f'extern "C" __global__ void __launch_bounds__(256) KERNEL(const {t}* grad, const {t}* out, f32* delta, '
             f"const attention::Problem p) {{\n    attention::row_delta<{t}, {lanes}>(grad, out, delta, p);\n}}\n")
 
@@ -172,16 +172,16 @@ def delta_text(size, t):
 def threads(tile):
     if tile[0] == "tf32":
         return 32 * tile[2]
-    return 128 * tile[1] if tile[0] == "wg" else 32 * tile[0]
+    return 128 * tile[1] if tile[0] == "sm90" else 32 * tile[0]
 
 
 def tile_rows(tile):
     if tile[0] == "tf32":
         return 16 * tile[2] * tile[3] // tile[6]
-    return 64 * tile[1] if tile[0] == "wg" else 16 * tile[1] * tile[0]
+    return 64 * tile[1] if tile[0] == "sm90" else 16 * tile[1] * tile[0]
 
 
-def wg_shared_bytes(p, size, tile):
+def sm90_shared_bytes(p, size, tile):
     size = made_for(size)
     _, groups, bn, stages, _, _ = tile
     own, step = 64 * groups * size * 2, bn * size * 2
@@ -190,8 +190,8 @@ def wg_shared_bytes(p, size, tile):
 
 
 def shared_bytes(p, size, tile):
-    if tile[0] == "wg":
-        return wg_shared_bytes(p, size, tile)
+    if tile[0] == "sm90":
+        return sm90_shared_bytes(p, size, tile)
     if tile[0] == "tf32":
         _, _, _, _, bn, stages, side, _ = tile
         rows = tile_rows(tile)
@@ -362,10 +362,10 @@ class Case:
 
     def texts(self, tiles):
         kinds = [self.text(p, self.tile(tiles, p)) for p in NAMES] + ([BOUNDS] if self.documents else [])
-        return kinds if self.wg(tiles) else [*kinds, delta_text(self.size, element(self.dtype))]
+        return kinds if self.sm90(tiles) else [*kinds, delta_text(self.size, element(self.dtype))]
 
-    def wg(self, tiles):
-        return self.tile(tiles, "BackwardQ")[0] == "wg"
+    def sm90(self, tiles):
+        return self.tile(tiles, "BackwardQ")[0] == "sm90"
 
     def problem(self, p, rows):
         r = self.h // self.g
@@ -385,13 +385,13 @@ class Case:
     def launches(self, gpu, p, tile):
         """The arguments of Gpu.launch for one kernel."""
         data, blocks = self.problem(p, tile_rows(tile))
-        if tile[0] == "wg":
+        if tile[0] == "sm90":
             # The side that a block keeps comes BM rows at a time, the other BN.
             kept = {"Forward": "q", "BackwardQ": ("q", "grad"), "BackwardKv": ("k", "v")}[p]
             box = lambda name: tile_rows(tile) if name in kept else tile[2]
             width = lambda name: self.e if name in ("v", "grad") else self.d
             args = [gpu.map(getattr(self, name), width(name), box(name)) if kind == "MAP" else getattr(self, name)
-                    for kind, name in WG_POINTERS[p]]
+                    for kind, name in SM90_POINTERS[p]]
         else:
             args = [getattr(self, name) for _, name in POINTERS[p]]
         t = self.text(p, tile)
@@ -406,7 +406,7 @@ class Case:
         return delta_text(self.size, element(self.dtype)), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
 
     def backward_launches(self, gpu, tiles):
-        first = [] if self.wg(tiles) else [self.delta_launch()]
+        first = [] if self.sm90(tiles) else [self.delta_launch()]
         return first + [self.launches(gpu, p, self.tile(tiles, p)) for p in ("BackwardQ", "BackwardKv")]
 
     def bounds_launch(self):
@@ -701,29 +701,29 @@ F32_SWEEP = {
 
 SWEEP = {
     ("Forward", 64): [(4, 2, 64, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
-        ("wg", 2, 64, 4, False, 2), ("wg", 2, 64, 5, False, 2), ("wg", 2, 64, 3, False, 2), ("wg", 2, 128, 4, False, 1),
-        ("wg", 3, 64, 4, False, 1), ("wg", 3, 128, 3, False, 1), ("wg", 2, 32, 5, False, 2), ("wg", 1, 64, 3, False, 3),
-        ("wg", 2, 80, 3, False, 2), ("wg", 2, 80, 4, False, 2), ("wg", 3, 96, 3, False, 1)],
+        ("sm90", 2, 64, 4, False, 2), ("sm90", 2, 64, 5, False, 2), ("sm90", 2, 64, 3, False, 2), ("sm90", 2, 128, 4, False, 1),
+        ("sm90", 3, 64, 4, False, 1), ("sm90", 3, 128, 3, False, 1), ("sm90", 2, 32, 5, False, 2), ("sm90", 1, 64, 3, False, 3),
+        ("sm90", 2, 80, 3, False, 2), ("sm90", 2, 80, 4, False, 2), ("sm90", 3, 96, 3, False, 1)],
     ("Forward", 128): [(4, 2, 64, 1, False, 1, 2), (4, 2, 64, 2, False, 1, 2),
-        ("wg", 3, 96, 3, False, 1), ("wg", 3, 64, 4, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 128, 3, False, 1),
-        ("wg", 2, 96, 3, False, 1)],
+        ("sm90", 3, 96, 3, False, 1), ("sm90", 3, 64, 4, False, 1), ("sm90", 2, 64, 4, False, 1), ("sm90", 2, 128, 3, False, 1),
+        ("sm90", 2, 96, 3, False, 1)],
     ("BackwardQ", 64): [(4, 2, 32, 2, True, 1, 2), (4, 2, 64, 2, False, 1, 2),
-        ("wg", 2, 64, 4, True, 2), ("wg", 2, 64, 3, True, 2), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
-        ("wg", 2, 128, 3, False, 1), ("wg", 2, 64, 4, False, 1), ("wg", 2, 32, 4, False, 2),
-        ("wg", 1, 64, 3, False, 3),
-        ("wg", 1, 96, 3, True, 3), ("wg", 2, 48, 4, True, 2), ("wg", 2, 80, 3, True, 1)],
+        ("sm90", 2, 64, 4, True, 2), ("sm90", 2, 64, 3, True, 2), ("sm90", 3, 64, 3, False, 1), ("sm90", 3, 64, 3, True, 1),
+        ("sm90", 2, 128, 3, False, 1), ("sm90", 2, 64, 4, False, 1), ("sm90", 2, 32, 4, False, 2),
+        ("sm90", 1, 64, 3, False, 3),
+        ("sm90", 1, 96, 3, True, 3), ("sm90", 2, 48, 4, True, 2), ("sm90", 2, 80, 3, True, 1)],
     ("BackwardQ", 128): [(4, 2, 32, 2, False, 1, 2), (4, 2, 32, 1, False, 1, 2),
-        ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1), ("wg", 2, 64, 4, False, 1), ("wg", 3, 32, 4, False, 1),
-        ("wg", 2, 64, 3, True, 1),
-        ("wg", 3, 48, 4, False, 1), ("wg", 3, 48, 4, True, 1)],
+        ("sm90", 2, 64, 3, False, 1), ("sm90", 3, 64, 3, True, 1), ("sm90", 2, 64, 4, False, 1), ("sm90", 3, 32, 4, False, 1),
+        ("sm90", 2, 64, 3, True, 1),
+        ("sm90", 3, 48, 4, False, 1), ("sm90", 3, 48, 4, True, 1)],
     ("BackwardKv", 64): [(4, 2, 32, 2, False, 1, 2), (4, 1, 64, 2, False, 1, 3),
-        ("wg", 2, 64, 4, False, 1), ("wg", 2, 64, 3, False, 1), ("wg", 3, 64, 3, False, 1), ("wg", 3, 64, 3, True, 1),
-        ("wg", 2, 32, 4, False, 2), ("wg", 2, 32, 4, True, 2), ("wg", 2, 128, 3, True, 1), ("wg", 1, 64, 3, False, 2),
-        ("wg", 1, 64, 3, True, 3),
-        ("wg", 1, 96, 3, False, 2), ("wg", 1, 96, 3, True, 2), ("wg", 1, 48, 4, False, 3), ("wg", 1, 48, 4, True, 3), ("wg", 2, 96, 3, False, 1), ("wg", 2, 96, 3, True, 1), ("wg", 2, 48, 4, False, 1), ("wg", 2, 128, 3, False, 1), ("wg", 3, 48, 4, False, 1), ("wg", 1, 80, 3, True, 2), ("wg", 1, 80, 3, False, 2)],
+        ("sm90", 2, 64, 4, False, 1), ("sm90", 2, 64, 3, False, 1), ("sm90", 3, 64, 3, False, 1), ("sm90", 3, 64, 3, True, 1),
+        ("sm90", 2, 32, 4, False, 2), ("sm90", 2, 32, 4, True, 2), ("sm90", 2, 128, 3, True, 1), ("sm90", 1, 64, 3, False, 2),
+        ("sm90", 1, 64, 3, True, 3),
+        ("sm90", 1, 96, 3, False, 2), ("sm90", 1, 96, 3, True, 2), ("sm90", 1, 48, 4, False, 3), ("sm90", 1, 48, 4, True, 3), ("sm90", 2, 96, 3, False, 1), ("sm90", 2, 96, 3, True, 1), ("sm90", 2, 48, 4, False, 1), ("sm90", 2, 128, 3, False, 1), ("sm90", 3, 48, 4, False, 1), ("sm90", 1, 80, 3, True, 2), ("sm90", 1, 80, 3, False, 2)],
     ("BackwardKv", 128): [(4, 1, 32, 2, True, 1, 2), (4, 1, 64, 2, False, 1, 2),
-        ("wg", 2, 64, 3, False, 1), ("wg", 2, 64, 4, True, 1), ("wg", 2, 64, 3, True, 1), ("wg", 2, 32, 4, False, 1),
-        ("wg", 2, 80, 3, True, 1), ("wg", 2, 48, 4, False, 1)],
+        ("sm90", 2, 64, 3, False, 1), ("sm90", 2, 64, 4, True, 1), ("sm90", 2, 64, 3, True, 1), ("sm90", 2, 32, 4, False, 1),
+        ("sm90", 2, 80, 3, True, 1), ("sm90", 2, 48, 4, False, 1)],
 }
 
 
@@ -765,7 +765,7 @@ def sweep_f32(gpu, tiles, dtype):
 
 
 def sweep(gpu, tiles):
-    print("\nsweep: (warps, mt, bn, stages, held, split, blocks) or (wg, groups, bn, stages, lean, blocks): registers, "
+    print("\nsweep: (warps, mt, bn, stages, held, split, blocks) or (sm90, groups, bn, stages, lean, blocks): registers, "
           "local bytes, blocks an SM; TFLOP/s of the kernel's own products at 16x1024, 4x4096, 1x16384; the distance of "
           "its results from the table's tile; * is the table's")
     products = {"Forward": 2, "BackwardQ": 3, "BackwardKv": 4}
@@ -784,7 +784,7 @@ def sweep(gpu, tiles):
                 if time.time() - START > LIMIT:
                     print("sweep: out of time")
                     return
-                if tile[0] == "wg" and gpu.arch != (9, 0) or gpu.codes[text(p, d, tile, "bf16", True, False)][0] is None:
+                if tile[0] == "sm90" and gpu.arch != (9, 0) or gpu.codes[text(p, d, tile, "bf16", True, False)][0] is None:
                     continue
                 try:
                     ready = c.launches(gpu, p, tile)

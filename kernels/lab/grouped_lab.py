@@ -47,13 +47,13 @@ def text(op, tile, t, down=True):
     if tile == PLAIN:
         more, given = ("i64 matrix, ", " matrix,") if op == "rows" else ("", "")
         return (f'#include "matmul/grouped_plain.cuh"\nextern "C" __global__ void __launch_bounds__(256, 1) KERNEL('
-                f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Ends e, "
-                f"const __grid_constant__ library::Product p, {more}Fault* fault, u32 kernel) {{\n    "
-                f"library::grouped_{op}_plain(x, w, ends, out, e, p,{given} fault, kernel);\n}}\n")
-    header = "grouped_wg" if tile[0] == "Warpgroups" else "grouped"
+                f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::GroupEnds e, "
+                f"const __grid_constant__ library::Product p, {more}Fault* fault) {{\n    "
+                f"library::grouped_{op}_plain(x, w, ends, out, e, p,{given} fault);\n}}\n")
+    header = "grouped_sm90" if tile[0] == "Warpgroups" else "grouped"
     return (f'#include "matmul/{header}.cuh"\nextern "C" __global__ void __launch_bounds__({tile[5]}, {tile[6]}) KERNEL('
             f"const {t}* x, const {t}* w, const i64* ends, {t}* out, const __grid_constant__ library::Grouped p, "
-            f"Fault* fault, u32 kernel) {{\n    library::{call_of(op, tile, t, down)}(x, w, ends, out, p, fault, kernel);\n}}\n")
+            f"Fault* fault) {{\n    library::{call_of(op, tile, t, down)}(x, w, ends, out, p, fault);\n}}\n")
 
 
 def shared_bytes(tile):

@@ -2,7 +2,7 @@
 
 Launches come from the Rust code itself, so that what is checked here is what ships. On the build machine:
 
-    PERILUNE_LIBRARY_DUMP=target/library-cases cargo test -p perilune-cuda --test library cases_for_the_lab
+    cargo run -p perilune-cuda --example library_cases target/library-cases
     python3 kernels/lab/library_lab.py pack target/library-cases target/library-cases.tgz
 
 and on a machine with a GPU, torch and cupy, at the root of the repository (the archive is carried there):

@@ -1,13 +1,12 @@
-// Grouped products of 16-bit floats by warps of tensor cores, for every GPU since sm_80.
+// Computes grouped matrix products of 16-bit floats with mma.sync (sm_80 and later), as mixture-of-experts layers need.
 //
 // rows: x (T, K), w (E, K, N), ends (E) -> (T, N): the rows of group e times w[e]; rows behind the last end are 0.
 // sums: a (T, M), b (T, N), ends (E) -> (E, M, N): the rows of group e of a, transposed, times those of b.
 //
-// A block makes a tile of ROWS x COLS, each warp 64 x 64 of it, from strips of DEEP along the summed dim, STAGES of which
-// are in shared memory or on their way there (cp.async). A tile belongs to one group, which the block finds from the ends
-// (groups.cuh); a launch has as many blocks as any ends could need, and those without rows leave at once. Sums in f32, in
-// order of the summed dim. Limited by the tensor cores, which mma.sync feeds at about two thirds of their rate on sm_90
-// (see grouped_wg.cuh).
+// Mapping: a block computes a tile of ROWS x COLS, each warp 64 x 64 of it, from slices of DEEP along K, with STAGES slices in shared
+// memory or in flight (cp.async). A tile belongs to one group, which the block finds from the ends (groups.cuh). The grid has as many
+// blocks as any ends could need; those without rows exit at once. Sums in f32, in order of K. Limited by the tensor cores, which
+// mma.sync drives at about two thirds of their rate on sm_90 (see grouped_sm90.cuh).
 #pragma once
 #include "device/tile.cuh"
 #include "matmul/groups.cuh"
@@ -17,7 +16,7 @@ namespace library {
 // In elements. What is read along memory lies at multiples of 8: rows are copied 16 bytes at a time, and behind K, M and N
 // zeros follow up to the next multiple of 8.
 struct alignas(8) Grouped {
-    Ends ends;
+    GroupEnds ends;
     i64 left, right;   // from one row of x or a, w or b, to the next
     i64 matrix;        // from one matrix of w to the next
     i32 m, n, k;       // m of sums, k of rows
@@ -27,9 +26,9 @@ struct alignas(8) Grouped {
 
 // Tile number `at` of tiles_m x tiles_n. Blocks start in order of their number: those that run at the same time make a square
 // of tiles rather than a row of them, which reads less of either side.
-struct Spot {
+struct TileCoord {
     i32 row, col;
-    __device__ __forceinline__ Spot(const Grouped& p, u32 at) {
+    __device__ __forceinline__ TileCoord(const Grouped& p, u32 at) {
         constexpr u32 BAND = 16;
         const u32 first = at / (BAND * p.tiles_n) * BAND, rest = at - first * p.tiles_n;
         const u32 n = min(BAND, p.tiles_m - first);
@@ -43,7 +42,7 @@ __device__ __forceinline__ i32 padded(i32 n) { return (n + 7) & ~7; }
 // One side of a product: rows of `x` along the summed dim (`from` to `to` of them, k up to `deep`), or the summed dim down
 // its rows (columns `from` to `to`).
 template <typename T>
-struct Side {
+struct OperandTile {
     const T* x;
     i64 stride;
     i32 from, to, deep;
@@ -69,7 +68,7 @@ struct Warps {
 
     // c = the sum over k from `k` to `end`.
     template <typename T, bool LEFT_DOWN, bool RIGHT_DOWN>
-    static __device__ __forceinline__ void product(Sum& c, const Side<T>& left, const Side<T>& right, i32 k, i32 end) {
+    static __device__ __forceinline__ void product(Sum& c, const OperandTile<T>& left, const OperandTile<T>& right, i32 k, i32 end) {
         using namespace tensor;
         typedef Tile<LEFT_DOWN ? ROWS : DEEP, LEFT_DOWN ? DEEP : ROWS> A;
         typedef Tile<RIGHT_DOWN ? COLS : DEEP, RIGHT_DOWN ? DEEP : COLS> B;
@@ -87,14 +86,14 @@ struct Warps {
                 left.template fetch<LEFT_DOWN, ROWS, DEEP, THREADS>(at, k + step * DEEP);
                 right.template fetch<RIGHT_DOWN, COLS, DEEP, THREADS>(at + LEFT, k + step * DEEP);
             }
-            copies_end();
+            cp_async_commit();
         };
 #pragma unroll
         for (int s = 0; s < STAGES - 1; s++) fetch(s, shared + s * (LEFT + RIGHT));
         u32 now = 0, next = STAGES - 1;
         for (i32 step = 0; step < steps; step++) {
-            copies_wait<STAGES - 2>();
-            // Everybody's copies are there, and nobody reads the strip before any more.
+            cp_async_wait<STAGES - 2>();
+            // All copies have arrived, and no warp still reads the previous slice.
             __syncthreads();
             fetch(step + STAGES - 1, shared + next * (LEFT + RIGHT));
             const u32 here = shared + now * (LEFT + RIGHT);
@@ -125,7 +124,7 @@ struct Warps {
             if (++now == STAGES) now = 0;
             if (++next == STAGES) next = 0;
         }
-        copies_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
     }
 
@@ -157,18 +156,17 @@ struct Warps {
     }
 };
 
-// w[e] lies with its columns along memory (W_DOWN), or with K.
+// w[e] has contiguous columns (W_DOWN), or contiguous K.
 template <typename W, typename T, bool W_DOWN>
-__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
-    const Spot spot(p, blockIdx.x);
-    const i32 col = spot.col * W::COLS;
-    const Piece at = find_tile<W::ROWS>(ends, p.ends, spot.row);
+__device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
+    const TileCoord coord(p, blockIdx.x);
+    const i32 col = coord.col * W::COLS;
+    const RowRange at = find_tile<W::ROWS>(ends, p.ends, coord.row);
     if (at.group == -2) return;
     const bool some = at.group >= 0;
-    const Side<T> left = {x, p.left, at.first, at.last, padded(p.k)};
-    const Side<T> right = {w + (some ? at.group : 0) * p.matrix, p.right, col, W_DOWN ? padded(p.n) : p.n,
+    const OperandTile<T> left = {x, p.left, at.first, at.last, padded(p.k)};
+    const OperandTile<T> right = {w + (some ? at.group : 0) * p.matrix, p.right, col, W_DOWN ? padded(p.n) : p.n,
                            W_DOWN ? p.k : padded(p.k)};
     typename W::Sum c;
     W::template product<T, false, W_DOWN>(c, left, right, 0, some ? p.k : 0);
@@ -176,15 +174,14 @@ __device__ __forceinline__ void grouped_rows(const T* x, const T* w, const i64* 
 }
 
 template <typename W, typename T>
-__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault,
-                                             u32 kernel) {
-    if (blockIdx.x == 0) check_ends(ends, p.ends, fault, kernel);
+__device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* ends, T* out, const Grouped& p, Fault* fault) {
+    if (blockIdx.x == 0) check_ends(ends, p.ends, fault);
     const u32 each = p.tiles_m * p.tiles_n, group = blockIdx.x / each;
-    const Spot spot(p, blockIdx.x - group * each);
-    const i32 row = spot.row * W::ROWS, col = spot.col * W::COLS;
-    const Piece at = group_rows(ends, p.ends, group);
-    const Side<T> left = {a, p.left, row, padded(p.m), at.last};
-    const Side<T> right = {b, p.right, col, padded(p.n), at.last};
+    const TileCoord coord(p, blockIdx.x - group * each);
+    const i32 row = coord.row * W::ROWS, col = coord.col * W::COLS;
+    const RowRange at = group_rows(ends, p.ends, group);
+    const OperandTile<T> left = {a, p.left, row, padded(p.m), at.last};
+    const OperandTile<T> right = {b, p.right, col, padded(p.n), at.last};
     typename W::Sum c;
     W::template product<T, true, true>(c, left, right, at.first, at.last);
     W::template store<T>(c, out + (i64)group * p.m * p.n, row, p.m, col, p.n);

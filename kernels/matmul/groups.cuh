@@ -1,40 +1,40 @@
-// Groups of rows whose ends lie in memory: what the kernels of grouped products share.
+// Finds the rows of a tile in a grouped product, whose group ends lie in device memory.
 //
-// ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or beyond the
-// rows are reported and then taken for the nearest that are neither, so that nothing reads or writes out of bounds.
+// ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or exceed the rows are
+// reported and then clamped to the nearest valid ones, so that nothing is accessed out of bounds.
 #pragma once
 #include "device/base.cuh"
 #include "device/fault.cuh"
 
 namespace library {
 
-struct alignas(8) Ends {
+struct alignas(8) GroupEnds {
     i64 step;    // elements from one end to the next
     i32 groups;  // E
     i32 rows;    // T
 };
 
-__device__ __forceinline__ i32 end_of(const i64* ends, const Ends& p, i32 group) {
+__device__ __forceinline__ i32 end_of(const i64* ends, const GroupEnds& p, i32 group) {
     i64 end = ends[group * p.step];
     return (i32)(end < 0 ? 0 : end > p.rows ? p.rows : end);
 }
 
 // The threads of a block look at all ends: one block of a launch does.
-__device__ __forceinline__ void check_ends(const i64* ends, const Ends& p, Fault* fault, u32 kernel) {
+__device__ __forceinline__ void check_ends(const i64* ends, const GroupEnds& p, Fault* fault) {
     for (i32 e = threadIdx.x; e < p.groups; e += blockDim.x) {
         i64 end = ends[e * p.step], before = e > 0 ? ends[(e - 1) * p.step] : 0;
-        if (end < before || end < 0 || end > p.rows) report(fault, kernel, end, p.rows);
+        if (end < before || end < 0 || end > p.rows) report(fault, end, p.rows);
     }
 }
 
 // Rows of one group, `first` to `last`; of no group (they are behind the last end) where `group` is -1, and none at all
 // where it is -2.
-struct Piece {
+struct RowRange {
     i32 group, first, last;
 };
 
 // The rows of group `group`.
-__device__ __forceinline__ Piece group_rows(const i64* ends, const Ends& p, i32 group) {
+__device__ __forceinline__ RowRange group_rows(const i64* ends, const GroupEnds& p, i32 group) {
     i32 first = group > 0 ? end_of(ends, p, group - 1) : 0;
     return {group, first, max(first, end_of(ends, p, group))};
 }
@@ -42,7 +42,7 @@ __device__ __forceinline__ Piece group_rows(const i64* ends, const Ends& p, i32 
 // Tile number `tile` of ROWS rows at most, where every group begins a tile of its own, and the rows behind the last end do.
 // Each warp finds out by itself: 32 groups at a time, with sums over its lanes.
 template <int ROWS>
-__device__ __forceinline__ Piece find_tile(const i64* ends, const Ends& p, i32 tile) {
+__device__ __forceinline__ RowRange find_tile(const i64* ends, const GroupEnds& p, i32 tile) {
     constexpr u32 ALL = 0xffffffffu;
     const i32 lane = threadIdx.x & 31;
     i32 start = 0, tiles = 0;  // rows and tiles of the groups before

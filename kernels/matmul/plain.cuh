@@ -1,12 +1,12 @@
-// matmul and linear without tensor cores: integers, and floats where cuBLASLt has nothing.
+// Computes matmul and linear without tensor cores: integers, and floats that cuBLASLt does not support.
 //
-// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). A block of 256 threads makes a tile of 64 x 64, each thread
-// 4 x 4 of it, from strips of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in
-// order of K: f32 for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16
-// multiply-adds. Source: Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra" (2008).
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). Mapping: a block of 256 threads computes a tile of 64 x 64, each thread
+// 4 x 4 of it, from slices of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in order of K: f32
+// for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16 multiply-adds. Volkov and Demmel,
+// "Benchmarking GPUs to tune dense linear algebra" (2008).
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
@@ -32,9 +32,9 @@ constexpr int PLAIN_SIDE = 64;
 // The sums of this thread, of rows from `row` and columns from `col` on: (i, j) is row + threadIdx.x / 16 + 16 i and column
 // col + threadIdx.x % 16 + 16 j.
 template <typename T>
-__device__ __forceinline__ void product_sums(typename Number<T>::Acc (&sum)[4][4], const T* __restrict__ a,
+__device__ __forceinline__ void product_sums(typename Numeric<T>::Acc (&sum)[4][4], const T* __restrict__ a,
                                              const T* __restrict__ b, const Product& p, i64 row, i64 col) {
-    typedef typename Number<T>::Acc Acc;
+    typedef typename Numeric<T>::Acc Acc;
     constexpr int SIDE = PLAIN_SIDE, DEEP = 16;
     __shared__ Acc left[DEEP][SIDE + 1], right[DEEP][SIDE + 1];
     u32 t = threadIdx.x, y = t / 16, x = t % 16;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void product_sums(typename Number<T>::Acc (&sum)[4][4
 #pragma unroll
         for (int j = 0; j < 4; j++) sum[i][j] = 0;
     }
-    // Threads run along whichever dim of an operand lies closer together.
+    // Threads run along the dim of an operand with the smaller stride.
     bool a_along = p.a_col == 1 || p.a_row != 1, b_along = p.b_col == 1 || p.b_row != 1;
     for (i64 k = 0; k < p.k; k += DEEP) {
 #pragma unroll
@@ -51,11 +51,11 @@ __device__ __forceinline__ void product_sums(typename Number<T>::Acc (&sum)[4][4
             u32 e = t + i * 256;
             u32 d = a_along ? e % DEEP : e / SIDE, r = a_along ? e / DEEP : e % SIDE;
             bool inside = row + r < p.m && k + d < p.k;
-            left[d][r] = inside ? Number<T>::up(a[(row + r) * p.a_row + (k + d) * p.a_col]) : (Acc)0;
+            left[d][r] = inside ? Numeric<T>::widen(a[(row + r) * p.a_row + (k + d) * p.a_col]) : (Acc)0;
             d = b_along ? e / SIDE : e % DEEP;
             u32 c = b_along ? e % SIDE : e / DEEP;
             inside = col + c < p.n && k + d < p.k;
-            right[d][c] = inside ? Number<T>::up(b[(k + d) * p.b_row + (col + c) * p.b_col]) : (Acc)0;
+            right[d][c] = inside ? Numeric<T>::widen(b[(k + d) * p.b_row + (col + c) * p.b_col]) : (Acc)0;
         }
         __syncthreads();
         // 8-byte sums: fewer steps at once, or registers run out.
@@ -79,7 +79,7 @@ __device__ __forceinline__ void product_sums(typename Number<T>::Acc (&sum)[4][4
 
 // Writes them, with the bias of a column added before they are rounded.
 template <typename T>
-__device__ __forceinline__ void product_store(const typename Number<T>::Acc (&sum)[4][4], T* __restrict__ out, const Product& p,
+__device__ __forceinline__ void product_store(const typename Numeric<T>::Acc (&sum)[4][4], T* __restrict__ out, const Product& p,
                                               i64 row, i64 col, const T* __restrict__ bias) {
     u32 y = threadIdx.x / 16, x = threadIdx.x % 16;
 #pragma unroll
@@ -88,25 +88,25 @@ __device__ __forceinline__ void product_store(const typename Number<T>::Acc (&su
         for (int j = 0; j < 4; j++) {
             i64 r = row + y + 16 * i, c = col + x + 16 * j;
             if (r < p.m && c < p.n) {
-                typename Number<T>::Acc all = sum[i][j];
-                if (bias) all = add(all, Number<T>::up(bias[c * p.bias_step]));
-                out[r * p.n + c] = Number<T>::down(all);
+                typename Numeric<T>::Acc all = sum[i][j];
+                if (bias) all = add(all, Numeric<T>::widen(bias[c * p.bias_step]));
+                out[r * p.n + c] = Numeric<T>::narrow(all);
             }
         }
     }
 }
 
-// `walk` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
-template <typename T, typename Walk>
+// `strided` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
+template <typename T, typename Strided>
 __device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
-                                        const Walk& walk, const Product& p, const T* __restrict__ bias = nullptr) {
+                                        const Strided& strided, const Product& p, const T* __restrict__ bias = nullptr) {
     u32 rest = blockIdx.x / (u32)p.tiles_n;
     i64 col = (i64)(blockIdx.x - rest * (u32)p.tiles_n) * PLAIN_SIDE;
     u32 batch = rest / (u32)p.tiles_m;
     i64 row = (i64)(rest - batch * (u32)p.tiles_m) * PLAIN_SIDE;
-    typename Walk::Offset at[2];
-    walk.locate((typename Walk::Index)batch, at);
-    typename Number<T>::Acc sum[4][4];
+    typename Strided::Offset at[2];
+    strided.offsets((typename Strided::Index)batch, at);
+    typename Numeric<T>::Acc sum[4][4];
     product_sums(sum, a + at[0], b + at[1], p, row, col);
     product_store(sum, out + (i64)batch * p.m * p.n, p, row, col, bias);
 }

@@ -1,9 +1,9 @@
-// A matrix of bytes written dense: the transpose of one whose rows lie in memory, or what any strides say.
+// Writes a matrix of bytes densely: transposed, or gathered through any strides. fp8 products need both operands with K contiguous.
 //
-// transpose_bytes: x (rows, cols) with `stride` bytes from row to row -> y (cols, rows) dense; rows and cols are multiples of
-// 16, as is the stride. A block of 256 threads takes a tile of 128 x 128: a thread reads 16 columns of 4 rows, turns them in
-// registers into 16 words of 4 rows each, and the tile goes through 16 KiB of shared memory, whose words are permuted so that
-// neither side meets a bank twice. Lines of 128 bytes on both sides; limited by memory.
+// transpose_bytes: x (rows, cols) with `stride` bytes from row to row -> y (cols, rows) dense; rows, cols and stride are multiples of
+// 16. A block of 256 threads takes a tile of 128 x 128: a thread reads 16 columns of 4 rows, transposes them in registers into 16
+// words of 4 rows each, and the tile goes through 16 KiB of shared memory, swizzled so that neither side has bank conflicts. 128-byte
+// lines on both sides. Limited by device memory.
 #pragma once
 #include "device/base.cuh"
 

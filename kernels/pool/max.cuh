@@ -1,11 +1,12 @@
-// max_pool2d of (N, C, H, W) in any layout, and its gradient: each element of the gradient of a window's maximum is shared by
-// the elements that attain it.
+// Computes max_pool2d of (N, C, H, W) in any layout, and its gradient: the gradient of a window's maximum is split equally among the
+// elements that attain it.
 //
-// Threads: one for V neighbouring channels (16 bytes where channels lie side by side, else 1) of one position, 256 a block. Forward reads each element once for each window it is in, from the caches all but once. Backward is two
-// walks: `share` divides each window's gradient by the number of its maxima, `spread` adds up, for each element of x, the shares
-// of the windows whose maximum it is, in order of windows and in f32; by a product, so that a NaN reaches its whole window. No shared memory; limited by memory.
+// Mapping: one thread for V neighbouring channels (16 bytes where channels are innermost, else 1) of one position, 256 a block. Forward
+// reads each element once for each window that contains it, mostly from cache. Backward takes two launches: `share` divides each
+// window's gradient by the number of its maxima; `spread` adds, for each element of x, the shares of the windows whose maximum it
+// is, in order of windows and in f32, by a product, so that a NaN reaches its whole window. No shared memory. Limited by device memory.
 #pragma once
-#include "device/pack.cuh"
+#include "device/vec.cuh"
 
 namespace pool {
 
@@ -47,7 +48,7 @@ __device__ __forceinline__ bool place(Place& at, const Problem& p, i32 rows, i32
     return true;
 }
 
-// Where a window's share lies: in the order of threads.
+// The offset of a window's share: in the order of threads.
 template <bool LAST>
 __device__ __forceinline__ i64 cell(const Problem& p, i32 n, i32 c, i32 y, i32 x) {
     return LAST ? (((i64)n * p.oh + y) * p.ow + x) * p.c + c : (((i64)n * p.c + c) * p.oh + y) * p.ow + x;
@@ -82,12 +83,12 @@ __device__ __forceinline__ void maximum(const T* x, T* y, const Problem& p) {
             const i32 ix = at.x * W::sx - W::px + j * W::dx;
             if ((u32)ix >= (u32)p.w) continue;
             C v[V];
-            load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
+            load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
 #pragma unroll
             for (int k = 0; k < V; k++) top[k] = larger(top[k], v[k]);
         }
     }
-    store_pack<V>(y + offset(p.ys, at.n, at.c, at.y, at.x), top);
+    store_vec<V>(y + offset(p.ys, at.n, at.c, at.y, at.x), top);
 }
 
 // What each element that attains a window's maximum gets.
@@ -96,8 +97,8 @@ __device__ __forceinline__ void share(const T* x, const T* y, const T* g, T* out
     Place at;
     if (!place<I, V, LAST>(at, p, p.oh, p.ow)) return;
     C top[V], d[V], count[V];
-    load_pack<V, true>(top, y + offset(p.ys, at.n, at.c, at.y, at.x));
-    load_pack<V, true>(d, g + offset(p.gs, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(top, y + offset(p.ys, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(d, g + offset(p.gs, at.n, at.c, at.y, at.x));
 #pragma unroll
     for (int k = 0; k < V; k++) count[k] = 0;
 #pragma unroll(W::ky <= 4 ? W::ky : 1)
@@ -108,14 +109,14 @@ __device__ __forceinline__ void share(const T* x, const T* y, const T* g, T* out
             const i32 ix = at.x * W::sx - W::px + j * W::dx;
             const bool inside = (u32)iy < (u32)p.h && (u32)ix < (u32)p.w;
             C v[V];
-            if (inside) load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
+            if (inside) load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, iy, ix));
 #pragma unroll
             for (int k = 0; k < V; k++) count[k] += (inside ? v[k] : lowest<C>()) == top[k] ? (C)1 : (C)0;
         }
     }
 #pragma unroll
     for (int k = 0; k < V; k++) d[k] = d[k] / count[k];
-    store_pack<V>(out + cell<LAST>(p, at.n, at.c, at.y, at.x), d);
+    store_vec<V>(out + cell<LAST>(p, at.n, at.c, at.y, at.x), d);
 }
 
 template <class W, class I, class T, class C, int V, bool LAST>
@@ -123,7 +124,7 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
     Place at;
     if (!place<I, V, LAST>(at, p, p.h, p.w)) return;
     C v[V], sum[V];
-    load_pack<V, true>(v, x + offset(p.xs, at.n, at.c, at.y, at.x));
+    load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, at.y, at.x));
 #pragma unroll
     for (int k = 0; k < V; k++) sum[k] = 0;
     // Windows that hold this row, and of these that hold this column, in order: at most as many as taps are apart.
@@ -140,13 +141,13 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
             const i32 j = left + q;
             if (j >= p.ow || j * W::sx > tx || (tx - j * W::sx) % W::dx) continue;
             C top[V], d[V];
-            load_pack<V, true>(top, y + offset(p.ys, at.n, at.c, i, j));
-            load_pack<V, true>(d, shares + cell<LAST>(p, at.n, at.c, i, j));
+            load_vec<V, true>(top, y + offset(p.ys, at.n, at.c, i, j));
+            load_vec<V, true>(d, shares + cell<LAST>(p, at.n, at.c, i, j));
 #pragma unroll
             for (int k = 0; k < V; k++) sum[k] += d[k] * (v[k] == top[k] ? (C)1 : (C)0);
         }
     }
-    store_pack<V>(dx + offset(p.ds, at.n, at.c, at.y, at.x), sum);
+    store_vec<V>(dx + offset(p.ds, at.n, at.c, at.y, at.x), sum);
 }
 
 }  // namespace pool

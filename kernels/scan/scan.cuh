@@ -1,15 +1,16 @@
-// cumsum and cumprod: each element joined with all before it along an axis.
+// Computes cumsum and cumprod: an inclusive scan along an axis.
 //
-// A unit is (chunk of a row, row); GROUP threads walk it from its start. 1: rows are short, or lie side by side in memory;
-// elements join one by one in Acc, as on the CPU. 32 or 256: a step takes STRIPS strips a warp of 32 * V elements, each
-// scanned by shuffles; strips, warps and steps join in Sum. Few long rows are cut into chunks: `scan_totals` joins each
-// chunk, shape (chunks, rows), then every chunk starts from the join of the totals before it, made in a fixed order.
-// Shared memory: one Sum a warp. Limited by memory: x is read once, or twice where rows are cut, and the result written
-// once. Source: reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back"
-// (2016), section 3; look-back itself is not used because its order of additions is not fixed.
+// Mapping: a unit is (chunk of a row, row); GROUP threads scan it from its start. 1: rows are short or adjacent in memory; elements
+// combine one by one in Acc, as on the CPU. 32 or 256: a step takes STRIPS strips a warp of 32 * V elements, each scanned by shuffles;
+// strips, warps and steps combine in Sum. Few long rows are cut into chunks: `scan_totals` reduces each chunk, shape (chunks, rows),
+// then every chunk starts from the combined totals before it, in a fixed order.
+//
+// Shared memory: one Sum a warp. Limited by device memory: x is read once, or twice where rows are cut, and the result written once.
+// Reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), section 3; look-back
+// itself is not used because its order of additions is not fixed.
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
@@ -17,18 +18,18 @@ namespace library {
 // running product that ran out the other way, so they join in f64.
 struct Plus {
     template <typename T>
-    using Local = typename Number<T>::Acc;
+    using Local = typename Numeric<T>::Acc;
     template <typename A>
-    static __device__ __forceinline__ A join(A a, A b) {
+    static __device__ __forceinline__ A combine(A a, A b) {
         return a + b;
     }
     static constexpr int IDENTITY = 0;
 };
 struct Times {
     template <typename T>
-    using Local = typename Number<T>::Sum;
+    using Local = typename Numeric<T>::Sum;
     template <typename A>
-    static __device__ __forceinline__ A join(A a, A b) {
+    static __device__ __forceinline__ A combine(A a, A b) {
         return a * b;
     }
     static constexpr int IDENTITY = 1;
@@ -42,47 +43,47 @@ __device__ __forceinline__ A warp_scan(A x) {
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
         A left = __shfl_up_sync(~0u, x, d);
-        if (threadIdx.x % 32 >= d) x = Op::join(left, x);
+        if (threadIdx.x % 32 >= d) x = Op::combine(left, x);
     }
     return x;
 }
 
-// V elements from `i` on, the identity beyond `end`. VX: they lie in one aligned pack.
+// V elements from `i` on, the identity beyond `end`. VX: they are one aligned vector.
 template <typename T, typename Op, int V, bool VX>
 __device__ __forceinline__ void load(typename Op::template Local<T> (&x)[V], const T* from, i64 i, i64 end, i64 step) {
     if (VX && i + V <= end) {
-        Pack<T, V> p = read<T, V>(from + i);
+        Vec<T, V> p = load_vec<T, V>(from + i);
 #pragma unroll
-        for (int v = 0; v < V; v++) x[v] = Number<T>::up(p.at[v]);
+        for (int v = 0; v < V; v++) x[v] = Numeric<T>::widen(p.at[v]);
     } else {
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            x[v] = i + v < end ? Number<T>::up(from[(i + v) * step]) : (typename Op::template Local<T>)Op::IDENTITY;
+            x[v] = i + v < end ? Numeric<T>::widen(from[(i + v) * step]) : (typename Op::template Local<T>)Op::IDENTITY;
         }
     }
 }
 
-// totals: (chunks, rows). `walk` over rows: (x, out). The last chunk's total is not wanted.
-template <typename T, typename Op, int GROUP, int V, bool VX, typename Walk>
-__device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Number<T>::Sum* __restrict__ totals,
-                                            const Walk& walk, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk) {
-    typedef typename Number<T>::Acc Acc;
-    typedef typename Number<T>::Sum Sum;
+// totals: (chunks, rows). `strided` over rows: (x, out). The last chunk's total is not wanted.
+template <typename T, typename Op, int GROUP, int V, bool VX, typename Strided>
+__device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Numeric<T>::Sum* __restrict__ totals,
+                                            const Strided& strided, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk) {
+    typedef typename Numeric<T>::Acc Acc;
+    typedef typename Numeric<T>::Sum Sum;
     typedef typename Op::template Local<T> Local;
-    u64 unit = thread_number<u64>() / GROUP;
+    u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * (chunks - 1))) return;
     // Rows are only cut where there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
-    typename Walk::Offset at[2];
-    walk.locate((typename Walk::Index)row, at);
+    typename Strided::Offset at[2];
+    strided.offsets((typename Strided::Index)row, at);
     const T* from = x + at[0];
     i64 start = (i64)c * chunk, end = start + chunk;
     Sum total = (Sum)Op::IDENTITY;
     if (GROUP == 1) {
         Acc sum = (Acc)Op::IDENTITY;
 #pragma unroll 8
-        for (i64 i = start; i < end; i++) sum = Op::join(sum, Number<T>::up(from[i * step]));
+        for (i64 i = start; i < end; i++) sum = Op::combine(sum, Numeric<T>::widen(from[i * step]));
         totals[unit] = (Sum)sum;
         return;
     }
@@ -94,21 +95,21 @@ __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Nu
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
 #pragma unroll
-            for (int k = s == 0; k < V; k++) sum = Op::join(sum, v[s][k]);
+            for (int k = s == 0; k < V; k++) sum = Op::combine(sum, v[s][k]);
         }
-        total = Op::join(total, (Sum)sum);
+        total = Op::combine(total, (Sum)sum);
     }
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
         Sum right = __shfl_down_sync(~0u, total, d);
-        total = Op::join(total, right);
+        total = Op::combine(total, right);
     }
     if (GROUP > 32) {
         __shared__ Sum shared[8];
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = total;
         __syncthreads();
         if (threadIdx.x == 0) {
-            for (int w = 1; w < 8; w++) total = Op::join(total, shared[w]);
+            for (int w = 1; w < 8; w++) total = Op::combine(total, shared[w]);
         }
     }
     if (lane == 0) totals[unit] = total;
@@ -119,40 +120,40 @@ template <typename Op, int GROUP, typename Sum>
 __device__ __forceinline__ Sum totals_before(const Sum* __restrict__ totals, u64 c, u64 row, i64 rows, Sum* shared) {
     u32 lane = threadIdx.x % GROUP;
     Sum carry = (Sum)Op::IDENTITY;
-    for (u64 k = lane; k < c; k += GROUP) carry = Op::join(carry, totals[k * rows + row]);
+    for (u64 k = lane; k < c; k += GROUP) carry = Op::combine(carry, totals[k * rows + row]);
     if (GROUP > 1) {
 #pragma unroll
         for (int d = 16; d > 0; d /= 2) {
             Sum other = __shfl_xor_sync(~0u, carry, d);
-            carry = Op::join(carry, other);
+            carry = Op::combine(carry, other);
         }
     }
     if (GROUP > 32) {
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = carry;
         __syncthreads();
         carry = shared[0];
-        for (int w = 1; w < 8; w++) carry = Op::join(carry, shared[w]);
+        for (int w = 1; w < 8; w++) carry = Op::combine(carry, shared[w]);
         __syncthreads();
     }
     return carry;
 }
 
-// `walk` over rows: (x, out); elements of a row are `step` apart in x and `out_step` in out.
-template <typename T, typename Op, int GROUP, int V, bool VX, bool VO, typename Walk>
+// `strided` over rows: (x, out); elements of a row are `step` apart in x and `out_step` in out.
+template <typename T, typename Op, int GROUP, int V, bool VX, bool VO, typename Strided>
 __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict__ out,
-                                          const typename Number<T>::Sum* __restrict__ totals, const Walk& walk, i64 rows,
+                                          const typename Numeric<T>::Sum* __restrict__ totals, const Strided& strided, i64 rows,
                                           i64 n, i64 step, i64 out_step, i64 chunks, i64 chunk) {
-    typedef typename Number<T>::Acc Acc;
-    typedef typename Number<T>::Sum Sum;
+    typedef typename Numeric<T>::Acc Acc;
+    typedef typename Numeric<T>::Sum Sum;
     typedef typename Op::template Local<T> Local;
     __shared__ Sum shared[8];
-    u64 unit = thread_number<u64>() / GROUP;
+    u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * chunks)) return;
     // Rows are only cut where there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
-    typename Walk::Offset at[2];
-    walk.locate((typename Walk::Index)row, at);
+    typename Strided::Offset at[2];
+    strided.offsets((typename Strided::Index)row, at);
     const T* from = x + at[0];
     T* to = out + at[1];
     i64 start = (i64)c * chunk, end = start + chunk < n ? start + chunk : n;
@@ -164,16 +165,16 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
         for (; i + 8 <= end; i += 8) {
             Acc v[8];
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = Number<T>::up(from[(i + k) * step]);
+            for (int k = 0; k < 8; k++) v[k] = Numeric<T>::widen(from[(i + k) * step]);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                total = Op::join(total, v[k]);
-                to[(i + k) * out_step] = Number<T>::down(total);
+                total = Op::combine(total, v[k]);
+                to[(i + k) * out_step] = Numeric<T>::narrow(total);
             }
         }
         for (; i < end; i++) {
-            total = Op::join(total, Number<T>::up(from[i * step]));
-            to[i * out_step] = Number<T>::down(total);
+            total = Op::combine(total, Numeric<T>::widen(from[i * step]));
+            to[i * out_step] = Numeric<T>::narrow(total);
         }
         return;
     }
@@ -190,12 +191,12 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
 #pragma unroll
-            for (int k = 1; k < V; k++) v[s][k] = Op::join(v[s][k - 1], v[s][k]);
+            for (int k = 1; k < V; k++) v[s][k] = Op::combine(v[s][k - 1], v[s][k]);
             Local scan = warp_scan<Op>(v[s][V - 1]);
             Local left = __shfl_up_sync(~0u, scan, 1);
             before[s] = l > 0 ? left : (Local)Op::IDENTITY;
             strip[s] = sum;
-            sum = Op::join(sum, (Sum)__shfl_sync(~0u, scan, 31));
+            sum = Op::combine(sum, (Sum)__shfl_sync(~0u, scan, 31));
         }
         Sum mine = carry;
         if (GROUP > 32) {
@@ -203,22 +204,22 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
             __syncthreads();
 #pragma unroll
             for (int w = 0; w < 8; w++) {
-                if (w < warp) mine = Op::join(mine, shared[w]);
-                carry = Op::join(carry, shared[w]);
+                if (w < warp) mine = Op::combine(mine, shared[w]);
+                carry = Op::combine(carry, shared[w]);
             }
             __syncthreads();
         } else {
-            carry = Op::join(carry, sum);
+            carry = Op::combine(carry, sum);
         }
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
-            Sum lead = Op::join(Op::join(mine, strip[s]), (Sum)before[s]);
+            Sum lead = Op::combine(Op::combine(mine, strip[s]), (Sum)before[s]);
             i64 i = first + s * STRIP;
-            Pack<T, V> p;
+            Vec<T, V> p;
 #pragma unroll
-            for (int k = 0; k < V; k++) p.at[k] = Number<T>::down((Acc)Op::join(lead, (Sum)v[s][k]));
+            for (int k = 0; k < V; k++) p.at[k] = Numeric<T>::narrow((Acc)Op::combine(lead, (Sum)v[s][k]));
             if (VO && i + V <= end) {
-                write<T, V>(to + i, p);
+                store_vec<T, V>(to + i, p);
             } else {
 #pragma unroll
                 for (int k = 0; k < V; k++) {

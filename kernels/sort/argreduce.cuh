@@ -1,12 +1,12 @@
-// argreduce: the position of the first largest (or smallest) element of each row; NaN beats all.
+// Computes argmax and argmin: the position of the first largest (or smallest) element of each row; NaN beats all.
 //
-// A unit is (chunk of a row, row); GROUP threads read it: 1 where rows are short or lie side by side in memory, a warp, or
-// a block of 256. A row with several chunks leaves partials (key, position) of shape (chunks, rows), which `arg_finish`
-// joins, a warp a row. The winner does not depend on the order of comparisons: the larger key, then the smaller position.
-// Limited by memory: x is read once. Source: plain.
+// Mapping: a unit is (chunk of a row, row); GROUP threads read it: 1 where rows are short or adjacent in memory, a warp, or a block of
+// 256. A row with several chunks leaves partial results (key, position) of shape (chunks, rows), which `arg_finish` reduces, one warp
+// a row. The winner does not depend on the order of comparisons: the larger key, then the smaller position. Limited by device memory:
+// x is read once.
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void keep_better(Best& a, u64 key, u64 at) {
 
 // Joins the bests of GROUP neighbouring threads; thread 0 of the group has the result.
 template <int GROUP>
-__device__ __forceinline__ void join_best(Best& best) {
+__device__ __forceinline__ void reduce_best(Best& best) {
     if (GROUP == 1) return;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
@@ -42,19 +42,19 @@ __device__ __forceinline__ void join_best(Best& best) {
     }
 }
 
-// `walk` over rows: (x).
-template <typename T, int GROUP, typename Walk>
+// `strided` over rows: (x).
+template <typename T, int GROUP, typename Strided>
 __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restrict__ out, Best* __restrict__ partials,
-                                           const Walk& walk, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk, bool max) {
-    typedef Order<T> O;
-    u64 unit = thread_number<u64>() / GROUP;
+                                           const Strided& strided, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk, bool max) {
+    typedef SortKey<T> O;
+    u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     // Whole groups leave together.
     if (unit >= (u64)(rows * chunks)) return;
     // Rows are only cut where there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
-    typename Walk::Offset at[1];
-    walk.locate((typename Walk::Index)row, at);
+    typename Strided::Offset at[1];
+    strided.offsets((typename Strided::Index)row, at);
     const T* from = x + at[0];
     i64 end = (i64)(c + 1) * chunk < n ? (i64)(c + 1) * chunk : n;
     Best best = {0, ~0ull};
@@ -67,7 +67,7 @@ __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restr
         }
         keep_better(best, key, i);
     }
-    join_best<GROUP>(best);
+    reduce_best<GROUP>(best);
     if (lane == 0) {
         if (chunks == 1) {
             out[row] = (i64)best.at;
@@ -78,14 +78,14 @@ __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restr
 }
 
 __device__ __forceinline__ void arg_finish(const Best* __restrict__ partials, i64* __restrict__ out, i64 rows, i64 chunks) {
-    u64 row = thread_number<u64>() / 32;
+    u64 row = global_thread<u64>() / 32;
     if (row >= (u64)rows) return;
     Best best = {0, ~0ull};
     for (i64 c = threadIdx.x % 32; c < chunks; c += 32) {
         Best b = partials[c * rows + row];
         keep_better(best, b.key, b.at);
     }
-    join_best<32>(best);
+    reduce_best<32>(best);
     if (threadIdx.x % 32 == 0) out[row] = (i64)best.at;
 }
 

@@ -1,12 +1,11 @@
-// Sorting short rows: P = next power of two, at most 2048, all in shared memory.
+// Sorts short rows in shared memory: P = the next power of two, at most 2048.
 //
-// A block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs: positions
-// break ties, which makes it stable. Rows are padded with the largest pair. Shared memory: 8 bytes a pair (12 for 64-bit
-// elements), at most 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Source: Batcher, "Sorting
-// networks and their applications" (1968).
+// Mapping: a block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs: positions break
+// ties, which makes it stable. Rows are padded with the largest pair. Shared memory: 8 bytes a pair (12 for 64-bit elements), at most
+// 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Batcher, "Sorting networks and their applications" (1968).
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
@@ -41,16 +40,16 @@ __device__ __forceinline__ void bitonic(Key* keys, u32* at) {
     __syncthreads();
 }
 
-// argsort: `walk` over rows: (x); out of shape (outer, n, inner). `flip`: all bits of a key if descending, else 0.
-template <typename T, int P, typename Walk>
-__device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restrict__ out, const Walk& walk, i64 rows, i64 n,
+// argsort: `strided` over rows: (x); out of shape (outer, n, inner). `flip`: all bits of a key if descending, else 0.
+template <typename T, int P, typename Strided>
+__device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restrict__ out, const Strided& strided, i64 rows, i64 n,
                                           i64 step, i64 inner, bool descending) {
-    typedef typename Order<T>::Key Key;
+    typedef typename SortKey<T>::Key Key;
     constexpr int L = P < 512 ? 512 : P;
     __shared__ Key keys[L];
     __shared__ u32 at[L];
     u64 first = (u64)blockIdx.x * (L / P);
-    // Rows that lie side by side are read side by side: neighbours in a column of the shared memory's rows.
+    // Rows that are adjacent in memory are read together: neighbours in a column of the rows in shared memory.
     for (u32 t = threadIdx.x; t < L; t += 256) {
         u32 row, i;
         if (inner > 1) {
@@ -60,12 +59,12 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
             row = t / P;
             i = t % P;
         }
-        Key key = Order<T>::LAST;
+        Key key = SortKey<T>::LAST;
         if (i < n && first + row < (u64)rows) {
-            typename Walk::Offset o[1];
-            walk.locate((typename Walk::Index)(first + row), o);
-            key = Order<T>::key(x[o[0] + i * step]);
-            if (descending) key = key ^ Order<T>::LAST;
+            typename Strided::Offset o[1];
+            strided.offsets((typename Strided::Index)(first + row), o);
+            key = SortKey<T>::key(x[o[0] + i * step]);
+            if (descending) key = key ^ SortKey<T>::LAST;
         }
         keys[row * P + i] = key;
         at[row * P + i] = i;
@@ -82,7 +81,7 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
         }
         u64 r = first + row;
         if (i < n && r < (u64)rows) {
-            u64 o = (typename Walk::Index)r / (typename Walk::Index)inner;
+            u64 o = (typename Strided::Index)r / (typename Strided::Index)inner;
             out[(o * n + i) * inner + (r - o * inner)] = at[row * P + i];
         }
     }

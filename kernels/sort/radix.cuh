@@ -1,34 +1,33 @@
-// Sorting long rows: least significant digit first, 8 bits a pass, stable.
+// Sorts long rows by a stable least-significant-digit radix sort, 8 bits a pass.
 //
-// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of
-// each tile of 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` makes
-// of them, for each digit, the sums over earlier tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks:
-// each of 8 warps takes ITEMS strips of 32 neighbouring pairs in order; lanes with one digit find each other by ballots,
-// so equal digits keep their order. Pairs pass through shared memory to be written in runs. Several rows of one length are
-// sorted at once: block (row, tile).
+// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of each tile of
+// 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` turns the counts of each digit
+// into exclusive prefix sums over the tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks: each of 8 warps takes ITEMS
+// strips of 32 neighbouring pairs in order; lanes with equal digits find each other by ballots, so equal digits keep their order. Pairs
+// go through shared memory to be written in runs. Several rows of one length are sorted at once: block (row, tile).
 //
-// Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by memory: a pass reads keys twice
-// and positions once, and writes both. Source: Merrill and Grimshaw, "High performance and scalable radix sorting" (2011),
-// with ranks as in Adinets and Merrill, "Onesweep" (2022).
+// Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by device memory: a pass reads keys twice and
+// positions once, and writes both. Merrill and Grimshaw, "High performance and scalable radix sorting" (2011), with ranks as in Adinets
+// and Merrill, "Onesweep" (2022).
 #pragma once
-#include "library/number.cuh"
-#include "library/walk.cuh"
+#include "library/numeric_traits.cuh"
+#include "library/strided.cuh"
 
 namespace library {
 
 constexpr u32 RADIX = 256;
 
-// Keys of all rows of x, each row contiguous. `walk` over rows: (x).
-template <typename T, typename Walk>
-__device__ __forceinline__ void row_keys(const T* __restrict__ x, typename Order<T>::Key* __restrict__ keys,
-                                         const Walk& walk, i64 n, i64 step, bool descending) {
+// Keys of all rows of x, each row contiguous. `strided` over rows: (x).
+template <typename T, typename Strided>
+__device__ __forceinline__ void row_keys(const T* __restrict__ x, typename SortKey<T>::Key* __restrict__ keys,
+                                         const Strided& strided, i64 n, i64 step, bool descending) {
     u32 blocks = (u32)((n + blockDim.x - 1) / blockDim.x), row = blockIdx.x / blocks;
     u32 i = (blockIdx.x - row * blocks) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    typename Walk::Offset at[1];
-    walk.locate(row, at);
-    typename Order<T>::Key key = Order<T>::key(x[at[0] + i * step]);
-    keys[(u64)row * n + i] = descending ? key ^ Order<T>::LAST : key;
+    typename Strided::Offset at[1];
+    strided.offsets(row, at);
+    typename SortKey<T>::Key key = SortKey<T>::key(x[at[0] + i * step]);
+    keys[(u64)row * n + i] = descending ? key ^ SortKey<T>::LAST : key;
 }
 
 // counts: (rows, RADIX, stride), one column for each tile.
@@ -53,7 +52,7 @@ __device__ __forceinline__ void radix_count(const Key* __restrict__ keys, u32* _
 // One warp for each (row, digit): its counts become the sums of those before; totals: (rows, RADIX).
 __device__ __forceinline__ void radix_scan(u32* __restrict__ counts, u32* __restrict__ totals, i64 lists, u32 tiles,
                                            u32 stride) {
-    u64 list = thread_number<u64>() / 32;
+    u64 list = global_thread<u64>() / 32;
     u32 lane = threadIdx.x % 32;
     if (list >= (u64)lists) return;
     u32* row = counts + list * stride;
@@ -230,12 +229,12 @@ constexpr int ROW_BLOCKS = 2;
 #endif
 
 // argsort of rows of at most 256 * ITEMS elements, a block for each: all passes in shared memory, with the ranks of
-// `radix_place`. `walk` over rows: (x); out of shape (outer, n, inner); `bits` of a key count. Shared memory: 8 KiB of warp
+// `radix_place`. `strided` over rows: (x); out of shape (outer, n, inner); `bits` of a key count. Shared memory: 8 KiB of warp
 // counts and 6 bytes a pair (10 for 64-bit elements). Limited by instructions: some 55 for each pair and digit.
-template <typename T, int ITEMS, typename Walk>
-__device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restrict__ out, const Walk& walk, u32 n, i64 step,
+template <typename T, int ITEMS, typename Strided>
+__device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restrict__ out, const Strided& strided, u32 n, i64 step,
                                           i64 inner, bool descending, u32 bits) {
-    typedef typename Order<T>::Key Key;
+    typedef typename SortKey<T>::Key Key;
     constexpr u32 TILE = RADIX * ITEMS;
     static_assert(TILE <= 1 << 16);
     __shared__ u32 found[8][RADIX];
@@ -243,8 +242,8 @@ __device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restri
     __shared__ u16 order_at[TILE];
     __shared__ u32 sums[8];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x;
-    typename Walk::Offset from[1];
-    walk.locate((typename Walk::Index)blockIdx.x, from);
+    typename Strided::Offset from[1];
+    strided.offsets((typename Strided::Index)blockIdx.x, from);
     Key key[ITEMS];
     u32 order[ITEMS];  // and, in the upper half, the rank among its warp's pairs with that digit
 #pragma unroll
@@ -253,8 +252,8 @@ __device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restri
         // Beyond the end: the largest key, behind all others.
         key[i] = (Key)~(Key)0;
         if (p < n) {
-            key[i] = Order<T>::key(x[from[0] + p * step]);
-            if (descending) key[i] = key[i] ^ Order<T>::LAST;
+            key[i] = SortKey<T>::key(x[from[0] + p * step]);
+            if (descending) key[i] = key[i] ^ SortKey<T>::LAST;
         }
         order[i] = p;
     }

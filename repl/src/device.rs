@@ -1,12 +1,13 @@
-//! `--device`, `--precision`, `--threads`: from words to a backend.
+//! Parses `--device`, `--precision` and `--threads`, and opens the backend.
 
-use crate::failure::Failure;
+use perilune_core::byte_size::amount;
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_plan::Backend;
+use perilune_train::{Error, Result};
 use std::rc::Rc;
 
-/// Where to compute, and nothing about what.
+/// Options of where to compute.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlaceArgs {
     /// Where to compute: cpu, cuda, cuda:N or auto
@@ -17,6 +18,7 @@ pub struct PlaceArgs {
     threads: Option<usize>,
 }
 
+/// Options of where to compute, and of how a recipe computes.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
     #[command(flatten)]
@@ -29,18 +31,20 @@ pub struct DeviceArgs {
     pub memory_budget: Option<usize>,
 }
 
-/// More threads than any machine has; a slip of the finger is more likely.
+/// An upper limit of `--threads`: a larger number is a typing error.
 const MOST_THREADS: usize = 1024;
 
 impl DeviceArgs {
+    /// Returns the number of CPU threads.
     pub fn threads(&self) -> usize {
         self.place.threads()
     }
 
-    pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
+    /// Checks the precision and opens the backend.
+    pub fn open(&self) -> Result<Rc<dyn Backend>> {
         match self.precision.as_deref().unwrap_or("f32") {
             "f32" | "tf32" | "bf16" | "fp16" | "fp8" => self.place.open(),
-            p => Err(Failure::Usage(format!(
+            p => Err(Error::Usage(format!(
                 "--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8"
             ))),
         }
@@ -48,16 +52,19 @@ impl DeviceArgs {
 }
 
 impl PlaceArgs {
-    /// CPU threads that were asked for, or all there are.
+    /// Returns the number of CPU threads: as given, else all cores.
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// `auto` is the first GPU if its libraries are there, else the CPU. What the environment says is looked at too: a word
-    /// that a switch does not take is an error here, before anything reads it.
-    pub fn open(&self) -> Result<Rc<dyn Backend>, Failure> {
-        let no = |text: String| Err(Failure::Usage(text));
+    /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
+    /// a value that a flag does not take is an error here, before anything reads it.
+    pub fn open(&self) -> Result<Rc<dyn Backend>> {
+        let no = |text: String| Err(Error::Usage(text));
         if let Err(e) = perilune_core::env_flags::check() {
+            return no(e.to_string());
+        }
+        if let Err(e) = perilune_cpu::Isa::chosen() {
             return no(e.to_string());
         }
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
@@ -81,7 +88,7 @@ impl PlaceArgs {
                 Ok(gpu) => Ok(Rc::new(gpu)),
                 // The message without the op, which is the device's name once more.
                 Err(e) => {
-                    Err(Failure::System(format!("--device {d}: {}", perilune_core::Error { op: String::new(), ..e })))
+                    Err(Error::System(format!("--device {d}: {}", perilune_core::Error { op: String::new(), ..e })))
                 }
             },
             d => no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
@@ -89,19 +96,13 @@ impl PlaceArgs {
     }
 }
 
-/// `0` or `0,1`.
+/// Whether the text is a list of device numbers: `0` or `0,1`.
 fn is_list(text: &str) -> bool {
     !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
 }
 
-/// An amount of memory of the command line.
-fn amount(text: &str) -> Result<usize, String> {
-    let found = perilune_core::byte_size::parse(text).filter(|n| *n > 0);
-    found.ok_or_else(|| format!("\"{text}\" is no amount of memory; write it as 20GiB or 512MiB"))
-}
-
-/// A `key=value` of the command line.
-pub fn key_value(text: &str) -> Result<(String, String), String> {
+/// Parses `key=value`.
+pub fn key_value(text: &str) -> std::result::Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_string(), value.to_string())),
         _ => Err(format!("write it as {}=VALUE", if text.is_empty() { "KEY" } else { text.trim_matches('=') })),

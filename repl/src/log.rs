@@ -1,5 +1,5 @@
-//! The log for those who look inside: `PERILUNE_LOG` says what to write (as in `debug` or `perilune_engine=trace`), `--log`
-//! where to. Without either, spans and events cost a load and a branch each.
+//! Sets up tracing: `PERILUNE_LOG` selects what is logged (as in `debug` or `perilune_engine=trace`), `--log` the file. Without
+//! either, spans and events cost a load and a branch each.
 
 use crate::failure::{Failure, disk};
 use std::io::IsTerminal;
@@ -8,9 +8,10 @@ use std::sync::Mutex;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// What `--log FILE` writes unless the variable says otherwise.
+/// The filter of `--log FILE` without the variable.
 const DEFAULT: &str = "debug";
 
+/// Starts logging, if the variable or the option asks for it.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let asked = std::env::var("PERILUNE_LOG").ok().filter(|v| !v.is_empty());
     if asked.is_none() && file.is_none() {
@@ -22,16 +23,17 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
             "PERILUNE_LOG={filter}: {e}; say a level (error, warn, info, debug, trace), or target=level"
         ))
     })?;
-    // A span says how long it took when it ends.
+    // A span logs its duration when it ends.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
     match file {
         Some(path) => {
             let out = std::fs::File::create(path).map_err(disk("write the log to", path))?;
             log.with_ansi(false).with_writer(Mutex::new(out)).init();
         }
-        None => {
-            log.with_ansi(crate::screen::color(std::io::stderr().is_terminal())).with_writer(std::io::stderr).init()
-        }
+        None => log
+            .with_ansi(crate::console_out::color(std::io::stderr().is_terminal()))
+            .with_writer(std::io::stderr)
+            .init(),
     }
     Ok(())
 }

@@ -1,28 +1,27 @@
-//! How far a run has come: one line rewritten in place on a terminal, elsewhere a plain line now and then.
+//! Shows the progress of a run: one line rewritten in place on a terminal, elsewhere a plain line now and then.
 
+use crate::console_out::ConsoleOut;
 use crate::format::{clock, rate, short};
-use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use perilune_plan::Readings;
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Between two looks of the live line.
+/// Time between two updates of the live line.
 const REFRESH: Duration = Duration::from_millis(80);
 /// Plain lines are at least this far apart, and about twenty in all.
 const PLAIN: Duration = Duration::from_secs(2);
 const LINES: f64 = 18.0;
 
-/// Steps that say nothing about the speed of the others: the first ones, of a new version of the recipe too.
+/// The first steps, of a new version too, which are excluded from the speed: they compile.
 const WARM: u32 = 5;
-/// After so many seconds a step counts half in the speed that the live line says.
+/// Half-life of a step in the speed of the live line, in seconds.
 const HALF: f64 = 10.0;
 
 /// Width of the bar.
 const BAR: usize = 20;
 
-/// What steps took together: seconds, those of them that making batches took, samples, FLOP of products.
+/// Sums over steps: seconds, those of them spent on data, samples, FLOP of matrix products.
 #[derive(Clone, Copy, Default)]
 struct Pace {
     steps: f64,
@@ -40,6 +39,7 @@ impl Pace {
         self.work += work;
     }
 
+    /// Scales all sums, so that older steps count less.
     fn fade(&mut self, by: f64) {
         for sum in [&mut self.steps, &mut self.seconds, &mut self.data, &mut self.samples, &mut self.work] {
             *sum *= by;
@@ -47,18 +47,16 @@ impl Pace {
     }
 }
 
+/// The progress display of one run.
 pub struct Progress {
-    screen: Rc<Screen>,
+    screen: Rc<ConsoleOut>,
     total: u64,
     bar: Option<ProgressBar>,
-    /// Seconds that making batches took in all, and how many of them have been looked at.
-    data: Rc<Cell<f64>>,
-    seen: f64,
     /// All steps; those after the first few; the last ones of the running version.
     all: Pace,
     warm: Pace,
     recent: Pace,
-    /// Steps taken here, and by the running version.
+    /// Steps taken in this process, and by the running version.
     taken: u32,
     fresh: u32,
     shown: Instant,
@@ -66,14 +64,15 @@ pub struct Progress {
     loss: Option<f64>,
     /// Tokens in a sample, where samples have some.
     tokens: Option<u64>,
-    /// What the device could do, in FLOP/s of products.
+    /// The peak of the device, in FLOP/s.
     peak: Option<f64>,
-    /// What its sensors said last.
+    /// The last sensor readings, formatted.
     readings: Option<String>,
 }
 
 impl Progress {
-    pub fn new(screen: Rc<Screen>, total: u64) -> Progress {
+    /// Creates the display of a run of so many steps.
+    pub fn new(screen: Rc<ConsoleOut>, total: u64) -> Progress {
         let bar = screen.live.then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
             let width = total.to_string().len() + 1;
@@ -88,8 +87,6 @@ impl Progress {
             screen,
             total,
             bar,
-            data: Rc::default(),
-            seen: 0.0,
             all: Pace::default(),
             warm: Pace::default(),
             recent: Pace::default(),
@@ -104,21 +101,13 @@ impl Progress {
         }
     }
 
-    /// Where the seconds go that making batches takes.
-    pub fn data(&self) -> Rc<Cell<f64>> {
-        self.data.clone()
-    }
-
-    /// Another version of the recipe takes the next step: its speed is its own. With the tokens in a sample, and the FLOP/s
-    /// that the device reaches at most.
+    /// Restarts the speed for another version of the recipe, with its tokens per sample and the peak FLOP/s of the device.
     pub fn begin(&mut self, tokens: Option<u64>, peak: Option<f64>) {
         (self.tokens, self.peak) = (tokens, peak);
         (self.recent, self.fresh) = (Pace::default(), 0);
-        // Making it ready took batches, too.
-        self.seen = self.data.get();
     }
 
-    /// The run became longer or shorter.
+    /// Changes the number of steps.
     pub fn set_total(&mut self, total: u64) {
         self.total = total;
         if let Some(bar) = &self.bar {
@@ -126,10 +115,8 @@ impl Progress {
         }
     }
 
-    /// A step was taken, in that time, with so much work.
-    pub fn took(&mut self, seconds: f64, work: f64) {
-        let data = self.data.get() - self.seen;
-        self.seen += data;
+    /// Counts a step: its seconds, those of them spent on data, and the FLOP of its matrix products.
+    pub fn took(&mut self, seconds: f64, data: f64, work: f64) {
         (self.taken, self.fresh) = (self.taken + 1, self.fresh + 1);
         self.all.add(seconds, data, work);
         if self.taken > WARM {
@@ -142,11 +129,12 @@ impl Progress {
         self.recent.add(seconds, data, work);
     }
 
+    /// Sets the sensor readings to show.
     pub fn set_readings(&mut self, readings: &Readings) {
-        self.readings = Some(crate::monitor::short(readings));
+        self.readings = Some(sensors(readings));
     }
 
-    /// The numbers of a step have arrived.
+    /// Shows a step whose numbers have been read, if the last update is old enough.
     pub fn update(&mut self, step: u64, loss: f64, samples: u64) {
         self.step = step;
         self.loss = Some(loss);
@@ -165,12 +153,12 @@ impl Progress {
         self.show(&format!("{} left", clock(left)));
     }
 
-    /// Seconds a step takes at present.
+    /// Returns the seconds of a recent step.
     fn a_step(&self) -> f64 {
         self.recent.seconds / self.recent.steps.max(1e-9)
     }
 
-    /// `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
+    /// Formats `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
     fn message(&self, time: &str, of: &Pace, products: &Pace) -> String {
         let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
         if of.seconds > 0.0 {
@@ -186,7 +174,7 @@ impl Progress {
         parts.join(" · ")
     }
 
-    /// Of now.
+    /// Formats the recent steps.
     fn present(&self, time: &str) -> String {
         let products = if self.fresh >= WARM { self.recent } else { Pace::default() };
         self.message(time, &self.recent, &products)
@@ -207,7 +195,7 @@ impl Progress {
         self.screen.line(&format!("step {:>width$}/{}{between} {message}", self.step, self.total));
     }
 
-    /// The last line, which stays: printed as text, since a bar leaves the cursor at its end.
+    /// Prints the last line as text, since a bar leaves the cursor at its end.
     pub fn finish(&mut self) {
         self.screen.set_bar(None);
         let between = match self.bar.take() {
@@ -224,19 +212,38 @@ impl Progress {
     }
 }
 
+/// Formats sensor readings: `GPU 98 % 512 W 61 °C`, and what throttles the device.
+fn sensors(r: &Readings) -> String {
+    let mut parts = vec!["GPU".to_string()];
+    parts.extend(r.utilization.map(|v| format!("{v:.0} %")));
+    parts.extend(r.power.map(|v| format!("{v:.0} W")));
+    parts.extend(r.temperature.map(|v| format!("{v:.0} °C")));
+    if !r.throttled.is_empty() {
+        parts.push(format!("slowed by {}", r.throttled.join(", ")));
+    }
+    parts.join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::screen::Mode;
+
+    #[test]
+    fn readings_are_short() {
+        let (utilization, power) = (Some(98.0), Some(512.4));
+        let r = Readings { utilization, power, throttled: vec!["power limit"], ..Readings::default() };
+        assert_eq!(sensors(&r), "GPU 98 % 512 W slowed by power limit");
+    }
+
+    use crate::console_out::Mode;
 
     /// A new version of the recipe is slower, and spends more of its time on data.
     #[test]
     fn the_line_says_the_speed_of_the_running_version() {
-        let mut p = Progress::new(Rc::new(Screen::new(Mode::Quiet)), 1000);
+        let mut p = Progress::new(Rc::new(ConsoleOut::new(Mode::Quiet)), 1000);
         let steps = |p: &mut Progress, n: u32, seconds: f64, data: f64, samples: u64| {
             for _ in 0..n {
-                p.data.set(p.data.get() + data);
-                p.took(seconds, 8e9);
+                p.took(seconds, data, 8e9);
                 p.update(1, 0.5, samples);
             }
         };
@@ -245,7 +252,6 @@ mod tests {
         assert_eq!(p.present("t"), "loss 0.500 · 2.0 samples/s · data 0.0 % · t");
         steps(&mut p, 99, 0.01, 0.001, 10);
         assert_eq!(p.present("t"), "loss 0.500 · 1.0k samples/s · MFU 80.0 % · data 10.0 % · t");
-        p.data.set(p.data.get() + 3.0);
         p.begin(None, Some(1e12));
         steps(&mut p, 1, 0.5, 0.25, 20);
         assert_eq!(p.present("t"), "loss 0.500 · 40 samples/s · data 50.0 % · t");

@@ -1,21 +1,23 @@
-//! Ctrl-C, SIGTERM and SIGUSR1 (which asks for a checkpoint and to be started again). Handlers only set flags: the first
+//! Connects the signals of the process to a run.
+//!
+//! SIGINT, SIGTERM and SIGUSR1 (which asks for a checkpoint and a restart) stop the run; the handlers only set flags. The first
 //! signal of a training run ends it after the step, the second one ends the process at once. Before training, and in plain
-//! scripts, the first does. SIGHUP asks a training run to read its recipe again, unless it says that the terminal is gone.
+//! scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal has been closed.
 
-use crate::failure::{Failure, plain};
-use crate::hurry;
+use crate::failure::Failure;
+use perilune_train::{Control, plain};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The handlers of one run.
 #[derive(Clone)]
 pub struct Signals {
+    control: Control,
     /// The next signal ends the process.
     at_once: Arc<AtomicBool>,
-    seen: Arc<AtomicUsize>,
-    reload: Arc<AtomicBool>,
-    /// There was a terminal at the start, and its end is to be the run's.
+    /// There was a terminal at the start, and closing it ends the run.
     on_terminal: bool,
 }
 
@@ -23,78 +25,81 @@ fn terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Whether SIGHUP was to be ignored, as `nohup` asks for.
+/// Whether SIGHUP was ignored at the start, as `nohup` does.
 fn nohup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|m| m & 1 << (SIGHUP - 1) != 0)
 }
 
-/// A signal that asked for the end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asked {
-    pub name: &'static str,
-    pub status: u8,
+fn cannot_listen(e: std::io::Error) -> Failure {
+    Failure::System(format!("cannot listen for signals: {}", plain(&e)))
+}
+
+/// Returns the name of the signal that is the code of a stop.
+pub fn name(code: usize) -> &'static str {
+    match code as i32 {
+        SIGTERM => "SIGTERM",
+        SIGHUP => "SIGHUP",
+        SIGUSR1 => "SIGUSR1",
+        _ => "SIGINT",
+    }
+}
+
+/// Returns the exit status after a stop by a signal; 75 asks for a restart.
+pub fn exit_status(code: usize) -> u8 {
+    match code as i32 {
+        SIGTERM => 143,
+        SIGHUP => 129,
+        SIGUSR1 => 75,
+        _ => 130,
+    }
 }
 
 impl Signals {
-    pub fn install() -> Result<Signals, Failure> {
+    /// Installs handlers that end the process at the first signal.
+    pub fn install(control: &Control) -> Result<Signals, Failure> {
         let out = Signals {
+            control: control.clone(),
             at_once: Arc::new(AtomicBool::new(true)),
-            seen: Arc::default(),
-            reload: Arc::default(),
             on_terminal: terminal() && !nohup(),
         };
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
-            // Actions run in the order of registration: look at the flag, then set it.
+            // Actions run in the order of registration: test the flag, then set it.
             flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
                 .and_then(|_| flag::register(signal, out.at_once.clone()))
-                .and_then(|_| flag::register_usize(signal, out.seen.clone(), signal as usize))
-                .map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
+                .and_then(|_| flag::register_usize(signal, control.stop_flag(), signal as usize))
+                .map_err(cannot_listen)?;
         }
         Ok(out)
     }
 
-    /// From now on SIGHUP asks to read the recipe again, instead of ending the process. A version that is being built then
-    /// does not keep the other signals waiting.
-    pub fn hear_reload(&self) -> Result<(), Failure> {
-        let heard = flag::register(SIGHUP, self.reload.clone());
-        let others = heard.and_then(|_| signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1]));
-        let mut others = others.map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
-        std::thread::spawn(move || others.forever().for_each(|_| hurry::stop()));
+    /// Makes the first signal from now on a stop request, and SIGHUP a reload request. A thread passes signals on to work
+    /// that has no step boundary.
+    pub fn begin_training(&self) -> Result<(), Failure> {
+        self.at_once.store(false, Ordering::SeqCst);
+        let all = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP]);
+        let mut all = all.map_err(cannot_listen)?;
+        let (control, on_terminal) = (self.control.clone(), self.on_terminal);
+        std::thread::spawn(move || {
+            for signal in all.forever() {
+                match signal {
+                    SIGHUP if on_terminal && !terminal() => control.stop(SIGHUP as usize),
+                    SIGHUP => control.reload(),
+                    _ => control.cancel(),
+                }
+            }
+        });
         Ok(())
     }
 
-    pub fn reload_asked(&self) -> bool {
-        let asked = self.reload.swap(false, Ordering::SeqCst);
-        if asked && self.on_terminal && !terminal() {
-            self.seen.store(SIGHUP as usize, Ordering::SeqCst);
-            return false;
-        }
-        asked
-    }
-
-    /// From now on the first signal is a request.
-    pub fn soften(&self) {
-        self.at_once.store(false, Ordering::SeqCst);
-    }
-
-    /// Runs a line that a person typed at a breakpoint: its first Ctrl-C is not one for the run, a second ends the process.
+    /// Runs a line typed at a breakpoint: its first Ctrl-C is not one for the run, a second one ends the process.
     pub fn set_aside<T>(&self, f: impl FnOnce() -> T) -> T {
-        let (at_once, seen) = (self.at_once.swap(false, Ordering::SeqCst), self.seen.load(Ordering::SeqCst));
+        let stop = self.control.stop_flag();
+        let (at_once, seen) = (self.at_once.swap(false, Ordering::SeqCst), stop.load(Ordering::SeqCst));
         let out = f();
-        self.seen.store(seen, Ordering::SeqCst);
+        stop.store(seen, Ordering::SeqCst);
         self.at_once.store(at_once, Ordering::SeqCst);
         out
-    }
-
-    pub fn asked(&self) -> Option<Asked> {
-        match self.seen.load(Ordering::SeqCst) as i32 {
-            0 => None,
-            SIGTERM => Some(Asked { name: "SIGTERM", status: 143 }),
-            SIGHUP => Some(Asked { name: "SIGHUP", status: 129 }),
-            SIGUSR1 => Some(Asked { name: "SIGUSR1", status: 75 }),
-            _ => Some(Asked { name: "SIGINT", status: 130 }),
-        }
     }
 }

@@ -119,6 +119,34 @@ fn profile_says_where_the_time_goes_and_writes_a_timeline() {
     assert!(r.err.contains("--trace none/t.json: "), "{}", r.err);
 }
 
+/// The parts of a step, as they are printed, sum to the step to the last digit.
+#[test]
+fn the_parts_of_a_profile_sum_to_the_step() {
+    let p = place();
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../recipes/regression.lua");
+    let r = p.run(&["profile", recipe, "--steps", "4", "--device", "cpu"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    assert!(r.out.contains("parts of a step, medians of 4 steps"), "{}", r.out);
+    let rows: Vec<(i64, &str)> = r
+        .out
+        .lines()
+        .skip_while(|l| !l.starts_with("parts of a step"))
+        .skip(2)
+        .map_while(|l| {
+            let (_, rest) = l.split_once(" % ")?;
+            let (micros, name) = rest.trim_start().split_once("  ")?;
+            Some((micros.replace('.', "").parse().ok()?, name))
+        })
+        .collect();
+    let Some(((step, last), parts)) = rows.split_last() else { panic!("no parts: {}", r.out) };
+    assert_eq!((*last, parts.len()), ("step", 5), "{}", r.out);
+    assert_eq!(parts.iter().map(|p| p.0).sum::<i64>(), *step, "{}", r.out);
+    assert!(parts[0].0 > 0 && parts[1].0 > 0 && *step > 0, "{}", r.out);
+    let head = r.out.lines().next().unwrap();
+    let shown: f64 = head.split(" · ").last().unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!((shown * 1e3 - *step as f64 / 10.0).abs() < 1.0, "{head}: {step}");
+}
+
 #[test]
 fn profile_says_of_memory_and_lines_what_is_the_recipes() {
     let p = tiny();

@@ -270,6 +270,15 @@ fn out_of_memory_is_a_failure_that_names_the_owners_and_what_would_help() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let same = ["3M", "3MiB", "3145728"].map(|size| {
+        let r: support::Ran =
+            p.command(&["run", "wide.lua"]).env("PERILUNE_MEMORY_LIMIT", size).output().unwrap().into();
+        assert!(r.status == Some(1) && r.err.contains("of 3.0 MiB are in use"), "{size}: {}", r.err);
+        let r = p.run(&["ckpt", "export", "none", "w.safetensors", "--shard-size", size]);
+        assert!(!r.err.contains("--shard-size"), "{size}: {}", r.err);
+        r.status
+    });
+    assert_eq!(same, [same[0]; 3]);
     let r: support::Ran = p.command(&["run", "tiny.lua"]).env("PERILUNE_MEMORY_LIMIT", "lots").output().unwrap().into();
     assert_eq!(r.status, Some(2), "{}", r.err);
     assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is no amount of memory"), "{}", r.err);
@@ -286,8 +295,18 @@ fn a_memory_budget_is_kept_or_refused() {
     let r = p.run(&["run", "tiny.lua", "--memory-budget", "much"]);
     assert_eq!(r.status, Some(2), "{}", r.err);
     let weights = |args: &[&str]| p.run(args).events().last().unwrap()["weights"].to_string();
-    assert_eq!(
-        weights(&["run", "tiny.lua", "--json"]),
-        weights(&["run", "tiny.lua", "--json", "--memory-budget", "1GiB"])
-    );
+    let plain = weights(&["run", "tiny.lua", "--json"]);
+    for size in ["1GiB", "512M", "512MiB", "1.5 GB", "1000000000"] {
+        assert_eq!(weights(&["run", "tiny.lua", "--json", "--memory-budget", size]), plain, "{size}");
+    }
+    // As a param of a recipe, whether its default is a number or a text.
+    for default in ["1 << 30", "2e9", "\"1GiB\""] {
+        p.file("param.lua", TINY.replace("width = 4 }", &format!("width = 4, memory_budget = {default} }}")));
+        for size in ["512M", "512MiB", "536870912"] {
+            let set = format!("memory_budget={size}");
+            assert_eq!(weights(&["run", "param.lua", "--json", "--set", &set]), plain, "{default}, {size}");
+        }
+        let r = p.run(&["run", "param.lua", "--set", "memory_budget=1K"]);
+        assert!(r.err.contains("the budget is 1.0 KiB"), "{default}: {}", r.err);
+    }
 }

@@ -119,6 +119,19 @@ fn a_word_that_a_switch_does_not_take_is_refused() {
 }
 
 #[test]
+fn the_instruction_set_is_one_of_three_that_the_processor_has() {
+    let p = tiny();
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu"], &[("PERILUNE_CPU_ISA", "avx3")]);
+    assert_eq!(r.status, Some(2), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_CPU_ISA=avx3: it takes sse2 or avx2 or avx512"), "{}", r.err);
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu", "--quiet"], &[("PERILUNE_CPU_ISA", "sse2")]);
+    assert_eq!(r.status, if cfg!(target_arch = "x86_64") { Some(0) } else { Some(2) }, "{}", r.err);
+    let r = with(&p, &["run", "tiny.lua", "--device", "cpu", "--quiet"], &[("PERILUNE_CPU_ISA", "avx512")]);
+    let refused = r.err.contains("PERILUNE_CPU_ISA=avx512: this processor lacks it");
+    assert_eq!(r.status, if refused { Some(2) } else { Some(0) }, "{}", r.err);
+}
+
+#[test]
 fn a_plan_of_what_is_no_tensor_is_an_error() {
     let p = place();
     for (given, is) in [("3", "3"), ("nil", "nil"), ("{ 1, 2 }", "a table")] {
@@ -196,4 +209,25 @@ end
     // 4 x 2 heads x 64 queries x 32 x 64 keys; half of it where half of the scores are masked.
     let flops: Vec<&str> = r.out.lines().filter(|l| l.contains(" scaled_dot_product_attention ")).collect();
     assert!(flops.len() == 2 && flops[0].contains("524.3 kFLOP") && flops[1].contains("1.0 MFLOP"), "{}", r.out);
+}
+
+/// A product of bytes on a GPU counts as the same product of 16-bit floats does.
+#[test]
+fn a_gpus_plan_counts_products_of_bytes() {
+    let p = place();
+    p.file(
+        "bytes.lua",
+        r#"
+local pl = require "perilune"
+local x = pl.eval(pl.randn { 64, 128 })
+local q = pl.eval(pl.quantize_fp8(x))
+print(pl.plan(pl.matmul_fp8(q, q), { source = true }))
+local h = pl.eval(x:to "bf16")
+print(pl.plan(h:matmul(h:t()), { source = true }))
+"#,
+    );
+    let r = with(&p, &["run", "bytes.lua", "--device", "cpu"], &[]);
+    let products = r.out.lines().filter(|l| l.contains(" matmul_fp8 ") || l.contains(" matmul "));
+    let flops: Vec<bool> = products.map(|l| l.contains("1.0 MFLOP")).collect(); // 2 x 64 x 64 x 128
+    assert_eq!(flops, [true, true], "{}{}", r.out, r.err);
 }

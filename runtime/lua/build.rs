@@ -30,7 +30,7 @@ fn main() {
         let Ok(inside) = file.strip_prefix(&root) else { continue };
         let inside = inside.to_string_lossy().replace('\\', "/");
         let stem = inside.trim_end_matches(".lua");
-        // `nn/init.lua` is the module `perilune.nn`; `init.lua` at the top holds the initialisers, `perilune.init`.
+        // `nn/init.lua` is the module `perilune.nn`.
         let stem = stem.strip_suffix("/init").unwrap_or(stem);
         let module = format!("perilune.{}", stem.replace('/', "."));
         let _ = writeln!(text, "    ({module:?}, {inside:?}, include_str!({:?})),", file.display().to_string());

@@ -1,4 +1,4 @@
--- data/image.lua: PNG files to and from tensors (C, H, W) with values from 0 to 1, C = 1 (grey), 3 (colour) or 4 (with alpha).
+-- data/image.lua: reads and writes PNG files as tensors (C, H, W) in [0, 1]; C is 1 (grey), 3 (RGB) or 4 (RGBA).
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -14,9 +14,9 @@ function image.png(path)
   return native.png(path)
 end
 
----Writes floats in [0, 1] (what lies outside is clamped) or u8 as they are. (H, W) is a grey image.
+---Writes a PNG file. Floats are clamped to [0, 1] and scaled; u8 values are written as they are.
 ---@param path string
----@param x perilune.Tensor (C, H, W) or (H, W)
+---@param x perilune.Tensor (C, H, W), or (H, W) for grey
 function image.save_png(path, x)
   local op = "data.save_png"
   if type(path) ~= "string" then pl.error(op, "the path is " .. check.show(path), "PyTorch's order differs: save_png(path, image)") end

@@ -1,22 +1,22 @@
--- data/images.lua: a folder of images as a dataset: FOLDER/CLASS/**/*.{jpg,jpeg,png}, x (B, 3, P, P) u8 and y (B) i64.
+-- data/images.lua: reads a folder of images as a dataset: FOLDER/CLASS/**/*.{jpg,jpeg,png} to x (B, 3, P, P) u8, y (B) i64.
 --
 --   local set = data.images("train", { pixels = 224, crop = "random" })
 --   return { train = set:shuffle(1):map(flipped):batch(256), valid = data.images("val", { pixels = 224, classes = set.classes }):batch(256) }
 --
--- Ids are the places of the class folders in sorted order. Only the list of files is held: images are decoded, cropped and scaled
--- when a batch is made, by threads that work two batches ahead (runtime/data/src/images). Order, crops and bilinear scaling with
--- antialias are those of torchvision's ImageFolder, RandomResizedCrop, Resize and CenterCrop; EXIF's orientation is ignored as there.
--- A random crop is a function of (the seed of shuffle, the sample's number in the stream), so a run that is resumed sees the same.
+-- A class id is the position of the class folder in sorted order. Only the list of files is stored. Threads decode, crop and scale
+-- the images of a batch, prefetching two batches (runtime/data/src/images). Order, crops and antialiased bilinear scaling are those
+-- of torchvision's ImageFolder, RandomResizedCrop, Resize and CenterCrop; EXIF orientation is ignored as there. A random crop is a
+-- function of the shuffle seed and the sample's number in the stream, so a resumed run has the same crops.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
 local set = require "perilune.data.set"
 
----What only one kind of crop has.
+---Options that belong to one kind of crop.
 local own = { scale = "random", ratio = "random", resize = "center" }
 
----A range { low, high }.
+---Checks an option of the form { low, high }.
 local function range(op, name, value)
   if #value ~= 2 or type(value[1]) ~= "number" or type(value[2]) ~= "number" then
     pl.error(op, ("%s is not two numbers"):format(name), ("the least and the most: %s = { 0.5, 1 }"):format(name))
@@ -24,10 +24,10 @@ local function range(op, name, value)
   return value[1], value[2]
 end
 
----The images of a folder that has a folder for each class.
----  crop = "center": the shorter side becomes `resize` (256/224 of pixels), and the middle is taken.
----  crop = "random": a part of `scale` of the area ({ 0.08, 1 }) and of a `ratio` of width to height ({ 3/4, 4/3 }) is scaled to fit.
----`classes` fixes names and ids, for a folder beside another one; `threads` is as many as there are processors.
+---Reads the images of a folder that contains one folder for each class.
+---  crop = "center": scales the shorter side to `resize` pixels (pixels * 256 / 224) and crops the center.
+---  crop = "random": crops a fraction `scale` of the area ({ 0.08, 1 }) of aspect ratio `ratio` ({ 3/4, 4/3 }), and scales it.
+---`classes` fixes the names in the order of their ids, as of a training set; `threads` is the number of processors by default.
 ---@param path string beside the recipe, or absolute
 ---@param opts {pixels: integer, crop?: "center"|"random", resize?: integer, scale?: number[], ratio?: number[], classes?: string[], threads?: integer}
 ---@return perilune.Set
@@ -63,20 +63,20 @@ local function images(path, opts)
     local inner = folder:reader(options)
     return {
       batch = function(rows, first)
-        -- A loop of the library asks for batches: a file that does not decode is a matter of the line that names the folder.
+        -- Attribute a file that does not decode to the line that names the folder.
         local before = pl.native.at(place)
         local _back <close> = setmetatable({}, { __close = function() pl.native.at(before) end })
         local x, y = inner:batch(rows, first)
         return { x = x, y = y }
       end,
-      expect = function(rows, first) inner:expect(rows, first) end,
+      prefetch = function(rows, first) inner:prefetch(rows, first) end,
     }
   end
   local function file(i)
     if i >= folder:size() then pl.error("set:path", ("there is no image %d"):format(i), ("there are %d, from 0"):format(folder:size())) end
     return folder:path(i)
   end
-  reader() -- raises here what is wrong with the numbers
+  reader() -- validates the options now
   return set.new({ what = "images", reader = reader, path = file }, folder:size(), { classes = folder:classes() })
 end
 

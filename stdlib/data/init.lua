@@ -1,4 +1,4 @@
--- data/init.lua: datasets for recipes: CSV files, texts, tensors, folders of images.
+-- data/init.lua: collects the dataset readers: CSV files, texts, tensors, folders of images.
 --
 --   local set = data.csv("data/digits.csv.gz"):tensors { x = { columns = {0, 64} }, y = { column = 64, dtype = "i64" } }
 --   return { train = set:split("train", 0.8, 1):shuffle(1):batch(64), valid = set:split("valid", 0.2, 1):batch(256) }

@@ -1,10 +1,11 @@
--- data/loader.lua: batches by number. `loader:batch_at(k)` is a pure function of k (and the seed), so a run can be resumed,
--- repeated or spread over machines by its step count alone; a loader keeps no position.
+-- data/loader.lua: loads batches by number, and prefetches the next ones.
 --
--- A shuffled loader is an endless stream of samples, epoch behind epoch, each in its own order, cut into batches of equal
--- size; a batch may span two epochs, so that every step has the same shapes and no sample is left out. With `drop_last`
--- an epoch ends with its last full batch instead. A loader in order goes through once, its last batch may be smaller, and numbers
--- beyond it start again.
+-- `loader:batch_at(k)` is a pure function of k and the seed; a loader stores no position. So a run is resumed, repeated or
+-- distributed by its step count alone.
+--
+-- A shuffled loader is an endless stream: the epochs one after another, each in its own order, cut into batches of equal size.
+-- A batch may span two epochs, so every step has the same shapes and every sample is used. With `drop_last` an epoch ends with
+-- its last full batch instead. A sequential loader has one epoch, whose last batch may be smaller; higher numbers wrap around.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -14,21 +15,22 @@ local check = require "perilune.check"
 ---@field size integer samples in a batch
 ---@field shuffled boolean
 ---@field drop_last boolean
----@field make fun(first: integer, count: integer): table the batch of samples first .. first + count - 1 of the stream
----@field expect (fun(first: integer, count: integer))? begins with a batch that will be asked for, where that takes time
----@field ids (fun(first: integer, count: integer): integer[])? what a person would look these samples up by
----@field what string? what `ids` counts: "rows"
----@field tokens integer? tokens in a sample, of a text
----@field place integer the recipe line that made it
+---@field make fun(first: integer, count: integer): table makes the batch of samples first .. first + count - 1 of the stream
+---@field prefetch (fun(first: integer, count: integer))? starts to make a batch on other threads
+---@field ids (fun(first: integer, count: integer): integer[])? numbers of these samples in the source, for warnings
+---@field what string? unit of `ids`: "rows"
+---@field tokens integer? tokens in a sample of text
+---@field place integer source location of the recipe line that made it
 ---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
 
--- Batches that are in the making while one is used. Two: with one, a slow batch behind a quick step would be waited for.
+-- Batches in progress while one is used. With one only, the step would wait for every batch that takes longer than a step.
 local AHEAD = 2
 local meta = { __index = Loader }
 
----@param op string
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, expect: function?, ids: function?, what: string?, tokens: integer?, classes: string[]?}
+---Makes a loader from its fields.
+---@param op string the function of the recipe, for errors
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, classes: string[]?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)
@@ -41,20 +43,20 @@ local function new(op, fields)
   return loader
 end
 
----Batches in an epoch.
+---Number of batches in an epoch.
 ---@return integer
 function Loader:batches()
   if self.drop_last then return self.n // self.size end
   return (self.n + self.size - 1) // self.size
 end
 
----Samples in an epoch.
+---Number of samples in an epoch.
 ---@return integer
 function Loader:samples()
   return self.drop_last and self:batches() * self.size or self.n
 end
 
----First sample and number of samples of batch `k`.
+---Computes the first sample and the number of samples of batch `k`.
 ---@param self perilune.Loader
 ---@param k integer
 ---@return integer first
@@ -69,28 +71,28 @@ local function span(self, k)
   return first, math.min(self.size, self.n - first)
 end
 
----Batch number `k`, from 0.
+---Makes batch `k`, counted from 0, and starts to prefetch the next ones.
 ---@param k integer
 ---@return table batch named tensors, recorded in the current step
----@return integer count samples in it
+---@return integer count number of samples
 function Loader:batch_at(k)
   local first, count = span(self, k)
-  -- In the standard loop no line of the recipe is being run: then the line that made the loader stands for the batch.
+  -- Attribute the ops to the line that made the loader: the default loop has no line of the recipe on the stack.
   local before = pl.native.at(self.place)
   local made, batch = pcall(self.make, first, count)
   pl.native.at(before)
   if not made then error(batch, 0) end
-  if self.expect then
-    -- A loader in order ends with its last batch: whether it begins again, nobody knows.
+  if self.prefetch then
+    -- A sequential loader may be done after its last batch: do not prefetch beyond it.
     local last = self.shuffled and k + AHEAD or math.min(k + AHEAD, k - k % self:batches() + self:batches() - 1)
-    for next = k + 1, last do self.expect(span(self, next)) end
+    for next = k + 1, last do self.prefetch(span(self, next)) end
   end
   return batch, count
 end
 
----Which samples batch `k` has: what they are called and their numbers, if they have some.
+---Lists the samples of batch `k` by their numbers in the source.
 ---@param k integer
----@return string? what
+---@return string? what unit of the numbers; nil if the samples have none
 ---@return integer[]? ids
 function Loader:ids_at(k)
   if not self.ids then return nil end
@@ -98,7 +100,7 @@ function Loader:ids_at(k)
   return self.what, self.ids(first, count)
 end
 
----Where batch `k` starts, as a checkpoint tells it.
+---Computes where batch `k` starts, as checkpoints store it.
 ---@param k integer
 ---@return {epoch: integer, index: integer}
 function Loader:position(k)

@@ -1,16 +1,16 @@
--- data/pad.lua: sequences of any lengths as tensors of a few lengths.
+-- data/pad.lua: pads sequences to a few bucket lengths.
 --
 --   local x, lengths = data.pad({ { 5, 7, 2 }, { 9 } }, { from = 32, to = 1024 })     -- {2, 32} i64, {2} i64
 --
--- Every shape is a plan of its own, to be made and kept. So lengths are rounded up to buckets, from*1, from*1.5, from*2, from*3, from*4 and so
--- on: two an octave, by which at most a third of a batch is padding. From 32 to 1024 that is 11 lengths.
+-- Every shape needs a plan of its own. So lengths are rounded up to buckets: from * 1, 1.5, 2, 3, 4, 6, 8 and so on, two per octave.
+-- At most a third of a row is then padding. There are 11 buckets from 32 to 1024.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 
----The length that sequences of length `n` are padded to.
+---Rounds a length up to its bucket. Raises if `n` exceeds `to`.
 ---@param n integer
----@param opts {from?: integer, to?: integer}? the shortest and the longest length; from is even, 32 by default
+---@param opts {from?: integer, to?: integer}? shortest and longest bucket; from is even, 32 by default
 ---@return integer
 local function bucket(n, opts)
   local op = "data.bucket"
@@ -25,18 +25,17 @@ local function bucket(n, opts)
   end
   local length = o.from
   while length < n do
-    -- From a power of two times `from` to one and a half of it, and from there to the next.
     local half = length + length // 2
     length = n <= half and half or length * 2
   end
   return o.to and math.min(length, o.to) --[[@as integer]] or length
 end
 
----A batch of sequences as one tensor (B, L), and their own lengths (B): L is the bucket of the longest.
+---Pads a batch of sequences to one tensor; L is the bucket of the longest.
 ---@param sequences integer[][]|number[][]
----@param opts {from?: integer, to?: integer, value?: number, dtype?: perilune.DType}? value is what fills up, 0 by default; dtype is i64 by default
----@return perilune.Tensor padded
----@return perilune.Tensor lengths
+---@param opts {from?: integer, to?: integer, value?: number, dtype?: perilune.DType}? value: the padding, 0 by default; dtype: i64 by default
+---@return perilune.Tensor padded (B, L)
+---@return perilune.Tensor lengths (B) i64
 local function pad(sequences, opts)
   local op = "data.pad"
   local o = check.options(op, opts, { from = 32, value = 0, dtype = "i64" }, { to = "number" })

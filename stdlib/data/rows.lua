@@ -1,4 +1,4 @@
--- data/rows.lua: rows of a CSV file, and the tensors made of their columns.
+-- data/rows.lua: reads CSV files and converts their columns to tensors.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -12,8 +12,8 @@ local set = require "perilune.data.set"
 local Rows = {}
 local meta = { __index = Rows }
 
----Reads a CSV file, plain or gzip-compressed. `header` (whether the first row names the columns) and `delimiter` are found
----out unless given; lines that start with `comment` are skipped; `missing` is what an empty cell becomes (else an error).
+---Reads a CSV file, plain or gzip. `header` (whether the first row names the columns) and `delimiter` are detected by default.
+---Lines that start with `comment` are skipped. `missing` is the value of empty cells, which raise an error by default.
 ---@param path string beside the recipe, or absolute
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}?
 ---@return perilune.Rows
@@ -23,20 +23,20 @@ local function csv(path, opts)
   return setmetatable({ path = path, native = native.csv(path, o) }, meta)
 end
 
----The numbers of rows and columns.
+---Number of rows and number of columns.
 ---@return integer rows
 ---@return integer columns
 function Rows:size()
   return self.native:size()
 end
 
----The names in the header, or nil.
+---Returns the column names of the header, or nil without a header.
 ---@return string[]?
 function Rows:names()
   return self.native:names()
 end
 
----The words in a column, sorted, or nil if it holds numbers.
+---Returns the distinct words of a column, sorted, or nil if it holds numbers.
 ---@param column integer|string
 ---@return string[]?
 function Rows:words(column)
@@ -45,7 +45,7 @@ function Rows:words(column)
   return words
 end
 
----The list of columns that a spec names, and whether it is a single one.
+---Returns the columns that a spec selects, and whether it is a single `column`.
 local function columns_of(op, name, spec)
   if spec.column ~= nil and spec.columns ~= nil or spec.column == nil and spec.columns == nil then
     pl.error(op, ("'%s' needs either `column` or `columns`"):format(name), "column = 64, or columns = {0, 64} (half-open), or columns = { \"age\", \"bmi\" }")
@@ -63,10 +63,10 @@ local function columns_of(op, name, spec)
   return out, false
 end
 
----A dataset with one tensor for each name:
+---Converts columns to a dataset with one tensor for each name:
 ---  rows:tensors { x = { columns = {0, 64}, scale = 1 / 16 }, y = { column = 64, dtype = "i64" } }
----`columns` gives (rows, columns), `column` gives (rows); `shape` views each row in another shape; dtype is "f32" unless given.
----With `labels = true` a column of words becomes i64 codes, in sorted order of the words (a list fixes the words and their order).
+---`columns` gives a tensor (rows, columns), `column` a tensor (rows); `shape` reshapes each row; dtype is "f32" by default.
+---`labels = true` encodes a column of words as i64 codes, in sorted order; a list of words fixes their codes.
 ---@param specs table<string, {columns: any[]?, column: integer|string|nil, scale: number?, dtype: string?, shape: integer[]?, labels: boolean|string[]|nil}>
 ---@return perilune.Set
 function Rows:tensors(specs)

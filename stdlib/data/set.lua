@@ -1,24 +1,24 @@
--- data/set.lua: datasets: samples by number from a source, and views of them.
+-- data/set.lua: defines datasets: samples by number from a source, with split, shuffle, map and batch.
 --
--- split, shuffle and map return a new view and copy no data: which samples, in which order, what is done to a batch. The source
--- makes a batch of a list of samples. That of `tensors`, named columns of equal length in memory, does so by `index_select` from a
--- small index tensor, so it is recorded like any other op and its content is no part of the plan; data/images.lua has another.
+-- split, shuffle and map return views, which copy no data: a view is a subset, an order, and functions to apply to batches. A
+-- source makes the batch of a list of samples. Two exist: `tensors` here gathers rows of named tensors in memory, with an index
+-- tensor as a run-time input, so that every batch has the same plan; data/images.lua decodes files.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local native = require "perilune.data.native"
-local part = require "perilune.data.part"
+local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
 
 ---@class perilune.Source
----@field what string what its rows are called
----@field reader fun(seed: integer?): perilune.BatchReader for one loader, with the seed of its order
----@field path fun(row: integer): string the file of a row, or an error
+---@field what string unit of its row numbers, such as "rows"
+---@field reader fun(seed: integer?): perilune.BatchReader opens it for one loader, with the seed of the order
+---@field path fun(row: integer): string returns the file of a row; raises if rows are no files
 
----@class perilune.BatchReader rows, and the number of the first of them in the loader's stream of samples
+---@class perilune.BatchReader `rows` are numbers in the source, `first` is the number of the first in the loader's stream
 ---@field batch fun(rows: integer[], first: integer): table<string, perilune.Tensor>
----@field expect (fun(rows: integer[], first: integer))? begins with a batch that will be asked for
+---@field prefetch (fun(rows: integer[], first: integer))? starts to make a batch
 
 ---@class perilune.Set
 ---@field source perilune.Source
@@ -39,7 +39,7 @@ local function view(set, changes)
   return setmetatable(out, meta)
 end
 
----A set of the `n` samples of a source.
+---Makes a set of the `n` samples of a source.
 ---@param source perilune.Source
 ---@param n integer
 ---@param fields {columns: table?, classes: string[]?}
@@ -48,14 +48,14 @@ local function new(source, n, fields)
   return setmetatable({ source = source, columns = fields.columns, classes = fields.classes, n = n, maps = {}, parts = {} }, meta)
 end
 
----Rows of tensors.
+---Gathers rows of every column.
 local function select(columns, rows)
   local ids, batch = pl.tensor(rows, { dtype = "i64" }), {}
   for _, name in ipairs(tree.names(columns)) do batch[name] = columns[name]:index_select(0, ids) end
   return batch
 end
 
----A set from tensors whose first dims are equal: data.tensors { x = x, y = y }.
+---Makes a set from tensors whose first dims are equal: data.tensors { x = x, y = y }.
 ---@param columns table<string, perilune.Tensor>
 ---@return perilune.Set
 local function tensors(columns)
@@ -85,28 +85,28 @@ local function tensors(columns)
   return new({ what = "rows", reader = function() return reader end, path = path }, n --[[@as integer]], { columns = own })
 end
 
----The number of samples.
+---Number of samples.
 ---@return integer
 function Set:size()
   return self.n
 end
 
----The file of an image, by its number in the list of all (`images 4, 17` in a warning), from 0.
+---Returns the file of an image by its number, counted from 0, as warnings show it (`images 4, 17`).
 ---@param row integer
 ---@return string
 function Set:path(row)
   return self.source.path(check.whole("set:path", "row", row, 0))
 end
 
----A random part: see data/part.lua. The same seed gives parts that do not overlap.
+---Returns a random subset. Subsets of different names and the same seed are disjoint (data/split.lua).
 ---@param name string "train", "valid", "test" or another
 ---@param fraction number of all samples of this set
 ---@param seed integer?
 ---@return perilune.Set
 function Set:split(name, fraction, seed)
   seed = check.whole("set:split", "seed", seed or 0, 0)
-  self.parts[seed] = self.parts[seed] or part.new(self.n)
-  local low, high = part.take("set:split", self.parts[seed], name, fraction)
+  self.parts[seed] = self.parts[seed] or splits.new(self.n)
+  local low, high = splits.take("set:split", self.parts[seed], name, fraction)
   local order, index = native.split_order(seed, self.n), {}
   for i = low + 1, high do
     local at = order[i] --[[@as integer]]
@@ -115,14 +115,14 @@ function Set:split(name, fraction, seed)
   return view(self, { index = index, n = #index })
 end
 
----Another order in each epoch, from `seed`.
+---Shuffles the samples, in an order of its own for each epoch.
 ---@param seed integer?
 ---@return perilune.Set
 function Set:shuffle(seed)
   return view(self, { seed = check.whole("set:shuffle", "seed", seed or 0, 0) })
 end
 
----Applies `fn` to every batch when it is made, for scaling or augmentation. It returns the batch to use.
+---Applies `fn` to every batch when it is made, for scaling or augmentation. `fn` returns the new batch.
 ---@param fn fun(batch: table<string, perilune.Tensor>): table<string, perilune.Tensor>
 ---@return perilune.Set
 function Set:map(fn)
@@ -132,7 +132,7 @@ function Set:map(fn)
   return view(self, { maps = maps })
 end
 
----What the maps make of a batch.
+---Applies the maps to a batch.
 local function mapped(set, batch)
   for _, fn in ipairs(set.maps) do
     batch = fn(batch)
@@ -141,14 +141,14 @@ local function mapped(set, batch)
   return batch
 end
 
----Batches of `size` samples: endless if shuffled, else once through in order. See data/loader.lua.
+---Returns a loader of batches of `size` samples: an endless stream if shuffled, else one epoch in order (data/loader.lua).
 ---@param size integer
 ---@param opts {drop_last?: boolean}?
 ---@return perilune.Loader
 function Set:batch(size, opts)
   local o = check.options("set:batch", opts, { drop_last = false })
   local set, reader = self, self.source.reader(self.seed)
-  ---Samples `first` .. `first + count - 1` of the stream as rows of the source; a batch may span two epochs.
+  ---Computes the rows of samples `first` .. `first + count - 1` of the stream; a batch may span two epochs.
   ---@return integer[]
   local function rows(first, count)
     local list = {}
@@ -163,9 +163,9 @@ function Set:batch(size, opts)
     return list
   end
   local function make(first, count) return mapped(set, reader.batch(rows(first, count), first)) end
-  local expect = reader.expect and function(first, count) reader.expect(rows(first, count), first) end
+  local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
-                                    make = make, expect = expect, ids = rows, what = self.source.what, classes = self.classes })
+                                    make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes })
 end
 
 return { new = new, tensors = tensors }

@@ -1,27 +1,28 @@
--- data/text.lua: a text as token ids, and windows of it for language models.
+-- data/text.lua: reads texts as token ids and batches windows of them for language models.
 --
--- Tokens are characters, numbered in sorted order. The parts of a split are contiguous ("train" in front), since shuffled windows of
--- one text would leak. A batch has x (B, T) and y (B, T), y one token further; windows for training start
--- anywhere, windows for evaluation lie side by side and cover the part once.
+-- A batch has x (B, T) and y (B, T) i64, y shifted by one token. Training windows start at random positions; evaluation windows
+-- are adjacent and cover the text once. Splits are contiguous ("train" in front), because overlapping windows would leak
+-- validation tokens into training. data.text numbers the characters of a file in sorted order; other tokenizers write files of
+-- ids for data.tokens.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
-local part = require "perilune.data.part"
+local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
 
 ---@class perilune.Text
----@field vocab any? of a text file, with :size(), :encode(text), :decode(ids)
+---@field vocab any? of data.text, with :size(), :encode(text), :decode(ids)
 ---@field tokens perilune.Tensor (N) i64
----@field low integer first token of this part
----@field high integer end of this part
----@field parts perilune.Parts those given away already
+---@field low integer first token of this split
+---@field high integer end of this split, exclusive
+---@field parts perilune.Parts splits taken from it
 local Text = {}
 local meta = { __index = Text }
 
----Reads a UTF-8 text file.
+---Reads a UTF-8 text file as character ids.
 ---@param path string beside the recipe, or absolute
----@param opts {level?: string}? "char"
+---@param opts {level?: string}? level: "char"
 ---@return perilune.Text
 local function text(path, opts)
   if type(path) ~= "string" then pl.error("data.text", "the path is " .. check.show(path)) end
@@ -31,11 +32,11 @@ local function text(path, opts)
   local vocab = native.chars(content)
   local tokens = vocab:encode(content)
   pl.eval(tokens)
-  return setmetatable({ vocab = vocab, tokens = tokens, low = 0, high = tokens:size(0), parts = part.new(tokens:size(0)) }, meta)
+  return setmetatable({ vocab = vocab, tokens = tokens, low = 0, high = tokens:size(0), parts = splits.new(tokens:size(0)) }, meta)
 end
 
----Token ids as a text: split and windows as of a text file. ids (N), integers.
----@param ids perilune.Tensor
+---Makes a text of token ids, for `split` and `windows`.
+---@param ids perilune.Tensor (N) i32 or i64
 ---@return perilune.Text
 local function sequence(ids)
   if not pl.is_tensor(ids) or ids:dim() ~= 1 or (ids.dtype ~= "i32" and ids.dtype ~= "i64") then
@@ -43,12 +44,12 @@ local function sequence(ids)
     pl.error("data.sequence", "the ids are " .. got, "give a tensor of shape {N}, i32 or i64")
   end
   pl.eval(ids)
-  return setmetatable({ tokens = ids, low = 0, high = ids:size(0), parts = part.new(ids:size(0)) }, meta)
+  return setmetatable({ tokens = ids, low = 0, high = ids:size(0), parts = splits.new(ids:size(0)) }, meta)
 end
 
----Token ids in a file: (N). `.bin` is as llm.c and nanoGPT write it (i32 here); .npy and .safetensors hold one integer tensor.
+---Reads token ids from a file: .bin of u16 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
 ---@param path string beside the recipe, or absolute
----@return perilune.Tensor
+---@return perilune.Tensor (N), i32 from .bin
 local function tokens(path)
   if type(path) ~= "string" then pl.error("data.tokens", "the path is " .. check.show(path)) end
   if path:match "%.bin$" then return native.tokens(path) end
@@ -61,8 +62,8 @@ local function tokens(path)
   return (more --[[@as perilune.Tensor]]):flatten()
 end
 
----Data for a language model: windows of a file of tokens, the first 95 in 100 to train on; random tokens where `tokens` is empty,
----which say how fast a machine is and nothing else.
+---Makes the loaders of a language model: windows of a token file, its first 95 % for training.
+---With tokens = "" the ids are random, for measurements of speed.
 ---@param opts {tokens: string, vocab: integer, context: integer, batch: integer, seed: integer}
 ---@return {train: perilune.Loader, valid: perilune.Loader}
 local function language(opts)
@@ -84,22 +85,22 @@ local function language(opts)
   }
 end
 
----The number of tokens.
+---Number of tokens.
 ---@return integer
 function Text:size()
   return self.high - self.low
 end
 
----A contiguous part: "train" from the front, others from the back. See data/part.lua.
+---Returns a contiguous part: "train" from the front, other names from the back (data/split.lua).
 ---@param name string
 ---@param fraction number
 ---@return perilune.Text
 function Text:split(name, fraction)
-  local low, high = part.take("text:split", self.parts, name, fraction)
-  return setmetatable({ vocab = self.vocab, tokens = self.tokens, low = self.low + low, high = self.low + high, parts = part.new(high - low) }, meta)
+  local low, high = splits.take("text:split", self.parts, name, fraction)
+  return setmetatable({ vocab = self.vocab, tokens = self.tokens, low = self.low + low, high = self.low + high, parts = splits.new(high - low) }, meta)
 end
 
----A loader of windows of `length` tokens: random starts with a `seed`, else side by side, once through.
+---Returns a loader of windows of `length` tokens: at random positions with a `seed`, else adjacent, one epoch in order.
 ---@param opts {length: integer, batch: integer, seed: integer?}
 ---@return perilune.Loader
 function Text:windows(opts)

@@ -1,4 +1,4 @@
--- nn/activation.lua: activations as modules, for nn.Sequential. In a forward of your own, call the op: `x:relu()`.
+-- nn/activation.lua: wraps activation functions as modules, for nn.Sequential. A `forward` calls the op: `x:relu()`.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -6,12 +6,12 @@ local module = require("perilune.nn.module").module
 
 local activation = {}
 
--- Those without options: module name -> op name.
+-- Activations without options: module name -> op.
 local plain = { ReLU = "relu", SiLU = "silu", Tanh = "tanh", Sigmoid = "sigmoid", Softplus = "softplus", Mish = "mish", Hardswish = "hardswish" }
 
 for kind, op in pairs(plain) do
   local function forward(_, x) return x[op](x) end
-  -- An activation without options: as the op of its name (`?pl.relu`), for nn.Sequential.
+  -- Applies the op of the same name elementwise: see its help, such as `?pl.relu`. Takes no options.
   activation[kind] = function(...)
     if select("#", ...) > 0 then pl.error("nn." .. kind, "it takes no arguments", ("write nn.%s()"):format(kind)) end
     return module { kind = kind, forward = forward }
@@ -20,7 +20,8 @@ end
 
 local function gelu(self, x) return x:gelu(self.options) end
 
----Hendrycks and Gimpel, Gaussian Error Linear Units (2016); approximate is "none" (by erf) or "tanh".
+---Applies GELU elementwise. approximate is "none" (x * Phi(x) by erf) or "tanh".
+---Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
 ---@param opts {approximate?: string}?
 ---@return perilune.Module
 function activation.GELU(opts)
@@ -31,8 +32,8 @@ end
 
 local function leaky_relu(self, x) return x:leaky_relu(self.slope) end
 
----x where it is positive, slope * x elsewhere.
----@param slope number? of the negative side, 0.01 by default
+---Applies leaky ReLU elementwise: x if positive, else slope * x.
+---@param slope number? 0.01 by default
 ---@return perilune.Module
 function activation.LeakyReLU(slope)
   slope = check.between("nn.LeakyReLU", "slope", slope or 0.01, 0, math.huge)
@@ -41,7 +42,7 @@ end
 
 local function elu(self, x) return x:elu(self.alpha) end
 
----x where it is positive, alpha * (exp(x) - 1) elsewhere.
+---Applies ELU elementwise: x if positive, else alpha * (exp(x) - 1).
 ---@param alpha number? 1 by default
 ---@return perilune.Module
 function activation.ELU(alpha)
@@ -51,8 +52,8 @@ end
 
 local function softmax(self, x) return x:softmax(self.dim) end
 
----exp(x), by its sum along a dim.
----@param dim integer? the last by default
+---Applies softmax along a dim: exp(x) / sum(exp(x)).
+---@param dim integer? the last one by default
 ---@return perilune.Module
 function activation.Softmax(dim)
   dim = check.whole("nn.Softmax", "dim", dim or -1, false)

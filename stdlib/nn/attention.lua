@@ -1,17 +1,17 @@
--- nn/attention.lua: multi-head attention with grouped queries, rotary positions and windows.
+-- nn/attention.lua: defines multi-head attention with grouped queries, rotary positions and sliding windows.
 --
--- Vaswani et al., Attention Is All You Need (2017); grouped queries: Ainslie et al., GQA (2023); rotary positions: Su et
--- al., RoFormer (2021). Queries, keys and values come from one Linear, laid out along its outputs as [q heads | k heads |
--- v heads], so that a step runs one GEMM instead of three. There is no key-value cache here.
+-- Vaswani et al., Attention Is All You Need (2017). Grouped queries: Ainslie et al., GQA (2023). Rotary positions: Su et al.,
+-- RoFormer (2021). One Linear projects queries, keys and values in one GEMM; its outputs are [q heads | k heads | v heads].
+-- There is no key-value cache.
 --
--- Letters: B batch, T positions, S positions attended to, C width, H query heads, K key-value heads, D head width.
+-- Dims: B batch, T query positions, S key positions, C width, H query heads, K key-value heads, D head dim.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local nn = require "perilune.nn.module"
 local Linear = require("perilune.nn.linear").Linear
 
----Attention by plain ops, for the one thing the fused op has not: dropout of the attention weights.
+---Computes attention with dropout of the attention weights, by elementary ops. The fused op has no dropout.
 ---@param q_BHTD perilune.Tensor
 ---@param k_BKSD perilune.Tensor
 ---@param v_BKSD perilune.Tensor
@@ -42,7 +42,7 @@ local function attention_with_dropout(q_BHTD, k_BKSD, v_BKSD, opts, p)
   return pl.dropout(score_BHTS:softmax(-1), p):matmul(v_BKSD)
 end
 
----Queries (B, H, T, D) of x, keys and values (B, K, S, D) of x or of `memory`.
+---Projects x to queries (B, H, T, D), and x or `memory` to keys and values (B, K, S, D).
 ---@param self any
 ---@param x_BTC perilune.Tensor
 ---@param memory_BSC perilune.Tensor?
@@ -61,13 +61,13 @@ local function project(self, x_BTC, memory_BSC)
   return q, kv:narrow(1, 0, K), kv:narrow(1, K, K)
 end
 
----How far each pair of a head turns from one position to the next: (head_dim / 2), for the option `rope = { rates = ... }`.
----`scaling` is Llama 3.1's way to longer texts: pairs that turn less than `low` times within `original` positions turn `factor`
----times slower, those that turn more than `high` times stay, those between are blended. Grattafiori et al., The Llama 3 Herd
----of Models (2024); the arithmetic is that of transformers' "llama3".
+---Computes the rotation rates of RoPE in radians per position, for the option `rope = { rates = ... }`.
+---`scaling` extends the context as Llama 3.1 does: a pair that turns fewer than `low` times within `original` positions turns
+---`factor` times slower, one that turns more than `high` times keeps its rate, and those between are interpolated.
+---Grattafiori et al., The Llama 3 Herd of Models (2024); the arithmetic of transformers' "llama3".
 ---@param head_dim integer
 ---@param opts {base?: number, scaling?: {factor: number, low: number, high: number, original: integer}}?
----@return perilune.Tensor
+---@return perilune.Tensor (head_dim / 2) f32
 local function rope_rates(head_dim, opts)
   local op = "nn.rope_rates"
   check.whole(op, "head_dim", head_dim, 2)
@@ -95,7 +95,7 @@ end
 
 local per_call = { mask = "tensor", documents = "tensor", positions = "tensor", memory = "tensor" }
 
----x (B, T, C) -> (B, T, C).
+---Computes attention: x (B, T, C) -> (B, T, C).
 ---@param self any
 ---@param x_BTC perilune.Tensor
 ---@param given {mask?: perilune.Tensor, documents?: perilune.Tensor, positions?: perilune.Tensor, memory?: perilune.Tensor}?
@@ -124,16 +124,19 @@ local function forward(self, x_BTC, given)
 end
 
 ---@class perilune.AttentionOptions
----@field kv_heads integer? fewer than heads: grouped queries
+---@field kv_heads integer? number of key-value heads, `heads` by default; a divisor of `heads` groups the queries
 ---@field head_dim integer? width // heads by default
 ---@field bias boolean? true by default
----@field causal boolean? each position sees itself and those before it
----@field window integer? each position sees the last `window` positions, itself included: causal too
----@field rope boolean|{base?: number, interleaved?: boolean, rates?: perilune.Tensor}? rotary positions for queries and keys
+---@field causal boolean? each position attends to itself and earlier ones; false by default
+---@field window integer? each position attends to the last `window` positions, itself included; implies causal
+---@field rope boolean|{base?: number, interleaved?: boolean, rates?: perilune.Tensor}? rotary positions of queries and keys
 ---@field dropout number? of the attention weights, in training
 
----attn(x, { mask =, documents =, positions =, memory = }): `mask` is bool (true: attend) or added to the scores, broadcast to
----(B, H, T, S); `documents` (B, T) or (T) int: positions see those with the same number alone; `positions` (T) i64 for RoPE, 0, 1, ... if absent; `memory` (B, S, C) to attend to something other than x.
+---Makes multi-head attention, x (B, T, width) -> (B, T, width). Options of a call: attn(x, { mask =, documents =, positions =, memory = })
+---  mask: bool (true: attend) or added to the scores, broadcast to (B, H, T, S)
+---  documents: segment ids (B, T) or (T), integers; a position attends only to positions of its own segment
+---  positions: (T) i64 for RoPE, 0, 1, ... by default
+---  memory: (B, S, width), keys and values of cross attention
 ---@param width integer
 ---@param heads integer
 ---@param opts perilune.AttentionOptions?

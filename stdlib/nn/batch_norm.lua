@@ -1,8 +1,7 @@
--- nn/batch_norm.lua: Ioffe and Szegedy, Batch Normalization (2015).
+-- nn/batch_norm.lua: normalizes each channel over the batch. Ioffe and Szegedy, Batch Normalization (2015).
 --
--- In training the statistics of the batch are used, and the running ones move towards them through `assign`, so they are
--- written at the end of the step like every State. In evaluation the running ones are used. As in PyTorch, `momentum` is the share of the
--- new value, and the running variance is the unbiased one.
+-- Training uses the statistics of the batch and updates the running statistics by `assign`, at the end of the step. Evaluation
+-- uses the running statistics. As in PyTorch, `momentum` is the weight of the new value, and the running variance is unbiased.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -40,7 +39,7 @@ local function batch_norm(kind, rank, channels, opts)
   }
 end
 
----x (B, C) or (B, C, T) -> the same shape.
+---Normalizes each channel of x (B, C) or (B, C, T).
 ---@param channels integer
 ---@param opts {eps?: number, momentum?: number, affine?: boolean}?
 ---@return perilune.Module
@@ -48,7 +47,7 @@ local function BatchNorm1d(channels, opts)
   return batch_norm("BatchNorm1d", 3, channels, opts)
 end
 
----x (B, C, H, W) -> the same shape.
+---Normalizes each channel of x (B, C, H, W).
 ---@param channels integer
 ---@param opts {eps?: number, momentum?: number, affine?: boolean}?
 ---@return perilune.Module

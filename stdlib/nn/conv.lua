@@ -1,16 +1,16 @@
--- nn/conv.lua: convolutions over one and two dims, and the transposed one.
+-- nn/conv.lua: defines 1-d, 2-d and transposed 2-d convolutions.
 --
--- Layouts are PyTorch's: images (B, C, H, W), weights (out, in / groups, kernel...), transposed (in, out / groups, kernel...).
--- `padding` is a number of zeros on each side, or "same" (stride 1) or "valid"; other ways of padding are `pl.pad`'s.
+-- Layouts and initialization are PyTorch's: images (B, C, H, W), weights (out, in / groups, kernel...), transposed
+-- (in, out / groups, kernel...). `padding` is the number of zeros on each side, "same" (stride 1) or "valid"; `pl.pad` has others.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local module = require("perilune.nn.module").module
 
 local function list(sizes) return table.concat(sizes, "x") end
 
----What the constructors share: checked arguments, weight and bias as PyTorch makes them.
+---Checks the arguments and makes the module, with PyTorch's initial weight and bias.
 local function conv(kind, dims, forward, in_dim, out_dim, kernel, opts, transposed)
   local op = "nn." .. kind
   check.whole(op, "in_dim", in_dim)
@@ -73,7 +73,7 @@ local function forward_transpose2d(self, x) return pl.conv_transpose2d(x, self.w
 ---@field groups integer?
 ---@field bias boolean?
 
----x (B, in, T) -> (B, out, T'). With padding "same" and a stride of 1 T' = T.
+---Convolves x (B, in, T) -> (B, out, T'), T' = (T + 2 padding - dilation (kernel - 1) - 1) // stride + 1; with padding "same", T' = T.
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer
@@ -83,7 +83,7 @@ local function Conv1d(in_dim, out_dim, kernel, opts)
   return conv("Conv1d", 1, forward1d, in_dim, out_dim, kernel, opts, false)
 end
 
----x (B, in, H, W) -> (B, out, H', W'), H' = (H + 2 padding - dilation (kernel - 1) - 1) // stride + 1; with padding "same", H' = H.
+---Convolves x (B, in, H, W) -> (B, out, H', W'), H' = (H + 2 padding - dilation (kernel - 1) - 1) // stride + 1; with padding "same", H' = H.
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer|integer[]
@@ -93,7 +93,7 @@ local function Conv2d(in_dim, out_dim, kernel, opts)
   return conv("Conv2d", 2, forward2d, in_dim, out_dim, kernel, opts, false)
 end
 
----x (B, in, H, W) -> (B, out, H', W'), H' = (H - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+---Convolves x transposed, (B, in, H, W) -> (B, out, H', W'), H' = (H - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer|integer[]

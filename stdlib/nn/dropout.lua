@@ -1,5 +1,6 @@
--- nn/dropout.lua: Srivastava et al., Dropout (2014): in training, zero each value with probability p and scale the rest by
--- 1 / (1 - p); in evaluation, nothing. The mask is never stored: the counter-based generator draws it again where needed.
+-- nn/dropout.lua: zeroes values at random in training. Srivastava et al., Dropout (2014).
+--
+-- The mask is not stored: the counter-based generator recomputes it in the backward pass.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -10,7 +11,7 @@ local function forward(self, x)
   return pl.dropout(x, self.p)
 end
 
----x (...) -> (...).
+---Zeroes each value with probability p and scales the others by 1 / (1 - p), in training; the identity in evaluation.
 ---@param p number? 0.5 by default
 ---@return perilune.Module
 local function Dropout(p)

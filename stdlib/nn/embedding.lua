@@ -1,16 +1,16 @@
--- nn/embedding.lua: a table of rows, looked up by id.
+-- nn/embedding.lua: looks up rows of a weight matrix by id.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local module = require("perilune.nn.module").module
 
 local function forward(self, ids)
   return pl.embedding(self.weight, ids)
 end
 
----ids (...) i64, counted from 0 -> (..., dim). weight (num, dim) starts normal with `std` (1, as in PyTorch).
----@param num integer how many ids there are
+---Looks up ids (...) i64, counted from 0 -> (..., dim). The weight (num, dim) starts normal with `std` (1, as in PyTorch).
+---@param num integer number of ids
 ---@param dim integer
 ---@param opts {std?: number}?
 ---@return perilune.Module

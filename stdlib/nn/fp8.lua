@@ -1,19 +1,19 @@
--- nn/fp8.lua: the products of a Linear in numbers of 8 bits, with delayed scaling.
+-- nn/fp8.lua: computes the matrix products of a Linear in fp8, with delayed scaling.
 --
--- Micikevicius et al., FP8 Formats for Deep Learning (2022); the recipe is that of NVIDIA's Transformer Engine: x and w in
--- E4M3, the gradient of y in E5M2. A tensor's scale comes from the largest magnitudes that it had in the uses before, so that
--- rounding need not wait for a pass over the tensor. They lie in `amax` (3, history) of the layer, a row each for x, w and the
--- gradient, newest first. Every use in training (`training`, and not within pl.no_grad) moves a row on; evaluation reads only.
--- In the step in which a layer was made its scales come from the tensors themselves; later, a row without a number means scale 1.
+-- Micikevicius et al., FP8 Formats for Deep Learning (2022). The formats are those of NVIDIA's Transformer Engine: x and w in
+-- E4M3, the gradient of y in E5M2. The scale of a tensor derives from its largest magnitudes in previous uses, so quantization
+-- needs no extra pass over the tensor. The State `amax` (3, history) of the layer stores them, newest first, in rows for x, w and
+-- the gradient. Each use in training (`training`, outside pl.no_grad) shifts a row; evaluation only reads. In the step that made
+-- the layer, scales are computed from the tensors themselves; afterwards an empty row means scale 1.
 --
--- What stays in 16 or 32 bits: sums, the bias and its gradient, results, the weights themselves.
+-- Accumulation, the bias and its gradient, results and the stored weights stay in 16 or 32 bits.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local is_module = require("perilune.nn.module").is_module
 
----What sizes are multiples of where a GPU multiplies bytes.
+---Alignment of matrix sizes for fp8 tensor cores.
 local MULTIPLE = 16
 
 ---@type table<string, integer>
@@ -21,35 +21,52 @@ local rows = { x = 0, w = 1, grad = 2 }
 local formats = { x = "e4m3", w = "e4m3", grad = "e5m2" }
 local largest = { e4m3 = 448, e5m2 = 57344 }
 
----The largest magnitude of x, or 0 if that is not finite: one bad batch must not silence the next sixteen.
+---Computes max |x|, or 0 if that is not finite, so that one bad batch does not spoil the scales of the next ones.
 local function amax(x)
   local m = x:abs()
-  if m:dim() > 1 then m = m:amax(-1) end -- row by row, which is done where x is made
+  if m:dim() > 1 then m = m:amax(-1) end -- by rows first, which fuses with the producer of x
   m = m:amax():to("f32")
   return pl.where(m:isfinite(), m, 0)
 end
 
----What 1 is worth in the bytes of x, a tensor of the kind `name` in `layer`.
+---Computes the quantization scale of x, in the role `name` (x, w, grad) of `layer`.
 local function scale_of(layer, name, x)
   local top = layer.amax:select(0, rows[name]):amax()
   if pl.native.mode().step <= layer.born then top = pl.where(top:gt(0), top, amax(x)) end
   return pl.where(top:gt(0), top * (2.0 ^ layer.fp8.margin / largest[formats[name]]), 1)
 end
 
----Moves rows of `layer.amax` on: `found[name]` goes in front, at the end the oldest number falls out.
+---@type table<integer, { shift: perilune.Tensor, first: perilune.Tensor, row: table<string, perilune.Tensor> }>
+local masks = {}
+
+---Returns the masks that shift a history of that length. They are evaluated once and shared: masks recorded in every layer are
+---distinct nodes, which made thousands of lines of CUDA text and seconds of compilation.
+local function masks_of(history)
+  if not masks[history] then
+    local column, row = pl.arange(history), pl.arange(3):unsqueeze(1)
+    masks[history] = {
+      shift = pl.eval(column:eq(column:unsqueeze(1) - 1)),
+      first = pl.eval(column:eq(0)),
+      row = { x = pl.eval(row:eq(rows.x)), w = pl.eval(row:eq(rows.w)), grad = pl.eval(row:eq(rows.grad)) },
+    }
+  end
+  return masks[history]
+end
+
+---Shifts rows of `layer.amax`: inserts `found[name]` in front and drops the oldest value.
 local function remember(layer, found)
   local old = layer.amax
-  local new, column, row = old, pl.arange(old:size(1)), pl.arange(3):unsqueeze(1)
-  -- Row by row the old numbers one column further, 0 in front.
-  local moved = pl.where(column:eq(column:unsqueeze(1) - 1), old:unsqueeze(1), 0):amax(-1)
+  local new, mask = old, masks_of(old:size(1))
+  -- The old values one column further, 0 in front.
+  local moved = pl.where(mask.shift, old:unsqueeze(1), 0):amax(-1)
   for _, name in ipairs(tree.names(found)) do
-    local this = pl.where(column:eq(0), found[name], moved)
-    new = pl.where(row:eq(rows[name]), this, new)
+    local this = pl.where(mask.first, found[name], moved)
+    new = pl.where(mask.row[name], this, new)
   end
   old:assign(new)
 end
 
----The bytes of x, with their scale.
+---Quantizes x to fp8 with its scale.
 local function bytes(layer, name, x)
   local scale = scale_of(layer, name, x)
   return { q = pl.quantize_fp8(x, scale, { format = formats[name] }), scale = scale }
@@ -76,7 +93,7 @@ local product = pl.custom {
   end,
 }
 
----y = x W^T + b as a Linear with `fp8` computes it: the result is of autocast's dtype, or else of x's.
+---Computes y = x W^T + b in fp8. The result has the dtype of autocast, or else that of x.
 ---@param self any
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
@@ -99,7 +116,7 @@ local function fits(layer)
   return layer.in_dim % MULTIPLE == 0 and layer.out_dim % MULTIPLE == 0
 end
 
----Gives a Linear its States for fp8. `given` is true or the options.
+---Switches a Linear to fp8 and adds its State `amax`. `given` is true or the options.
 ---@param layer any
 ---@param given boolean|{history?: integer, margin?: integer}
 local function enable(layer, given)
@@ -113,12 +130,13 @@ local function enable(layer, given)
   check.whole(op .. " fp8", "margin", o.margin, 0)
   layer.fp8 = { history = o.history, margin = o.margin }
   layer.born = pl.native.mode().step
+  masks_of(o.history)   -- before a step, which reading them would split
   layer.amax = pl.state(pl.zeros { 3, o.history }, { trainable = false })
   layer.info = layer.info .. ", fp8"
 end
 
----Turns every Linear below `model` to fp8 whose sizes are multiples of 16, but not those made with `fp8 = false`. Returns how
----many it found, those that were in fp8 before among them.
+---Switches every Linear of `model` to fp8 whose sizes are multiples of 16, except those made with `fp8 = false`.
+---Returns the number of layers in fp8, those switched before included.
 ---@param model perilune.Module
 ---@param opts {history?: integer, margin?: integer}?
 ---@return integer
@@ -139,7 +157,7 @@ local function use_fp8(model, opts)
   return count
 end
 
----The histories of the layers below `model`: no weights, so files of other programs have none.
+---Collects the `amax` States of a model: they are no weights, and files of other programs do not contain them.
 ---@return table<perilune.State, boolean>
 local function histories(model)
   local out = {}

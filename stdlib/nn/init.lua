@@ -1,6 +1,6 @@
--- nn/init.lua: the parts of networks. Each file beside this one holds a family and can be read by itself.
+-- nn/init.lua: collects the layers. Each file beside this one defines one family.
 --
--- A module is a plain table with a `forward`; nn/module.lua says all there is to know about that.
+-- A module is a plain table with a `forward` function; nn/module.lua defines what that means.
 
 local nn = { module = require("perilune.nn.module").module, is_module = require("perilune.nn.module").is_module }
 

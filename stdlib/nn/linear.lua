@@ -1,10 +1,10 @@
--- nn/linear.lua: y = x W^T + b, over the last dim of x.
+-- nn/linear.lua: defines the linear layer y = x W^T + b, over the last dim of x.
 --
--- Weights have PyTorch's shape (out, in) and default initialisation, so that weights can be carried over by name.
+-- Shape (out, in), initialization and names of the weights are PyTorch's, so weights can be copied by name.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local fp8 = require "perilune.nn.fp8"
 local module = require("perilune.nn.module").module
 
@@ -13,8 +13,8 @@ local function forward(self, x)
   return pl.linear(x, self.weight, self.bias)
 end
 
----x (..., in) -> (..., out). weight (out, in) and bias (out) start uniform in +-1/sqrt(in).
----`fp8` lets its products be made of numbers of 8 bits (see nn/fp8.lua); with false, precision = "fp8" passes the layer over.
+---Maps x (..., in) -> (..., out). weight (out, in) and bias (out) start uniform in +-1/sqrt(in).
+---`fp8` computes its products in fp8 (nn/fp8.lua); false excludes the layer from precision = "fp8".
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param opts {bias?: boolean, fp8?: boolean|{history?: integer, margin?: integer}}?

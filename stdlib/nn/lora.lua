@@ -1,10 +1,10 @@
--- nn/lora.lua: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021).
+-- nn/lora.lua: fine-tunes frozen Linear layers by low-rank adapters. Hu et al., LoRA (2021).
 --
--- y = base(x) + (alpha / rank) x A^T B^T with the base frozen; B starts at zero, so the wrapped layer begins as the old one.
+-- y = base(x) + (alpha / rank) x A^T B^T. The base is frozen. B starts at zero, so the adapted layer initially equals its base.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local tree = require "perilune.tree"
 local nn = require "perilune.nn.module"
 
@@ -13,7 +13,7 @@ local function forward(self, x)
   return self.base(x) + pl.linear(pl.linear(low, self.a), self.b) * self.scale
 end
 
----Adds the adapter into the base's weight and resets it, at the end of the step. Returns the base, trainable again.
+---Adds the adapter to the weight of the base and resets the adapter, at the end of the step. Returns the base, trainable again.
 local function merge(self)
   local base = self.base
   base.weight:assign(base.weight + self.b:matmul(self.a) * self.scale)
@@ -22,7 +22,7 @@ local function merge(self)
   return base
 end
 
----Wraps a Linear and freezes it: a (rank, in) and b (out, rank) are trained instead.
+---Wraps a Linear: freezes it and trains a (rank, in) and b (out, rank) instead.
 ---@param linear perilune.Module
 ---@param opts {rank?: integer, alpha?: number, dropout?: number}?
 ---@return perilune.Module
@@ -41,7 +41,7 @@ local function LoRA(linear, opts)
   }
 end
 
----Freezes a whole model and puts a LoRA around every Linear whose path `match` accepts, in place. Returns the number wrapped.
+---Freezes a model and wraps every Linear whose path `match` accepts in a LoRA, in place. Returns the number of wrapped layers.
 ---@param model perilune.Module
 ---@param match string|fun(path: string): boolean a Lua pattern or a function of the path
 ---@param opts {rank?: integer, alpha?: number, dropout?: number}?
@@ -67,7 +67,7 @@ local function add_lora(model, match, opts)
   if #found == 0 then pl.error("nn.add_lora", "no Linear matches " .. check.show(match), "print(model) shows the paths") end
   for _, f in ipairs(found) do
     local linear = f.parent[f.key]
-    wrapped[linear] = wrapped[linear] or LoRA(linear, opts) -- a layer used twice keeps one adapter
+    wrapped[linear] = wrapped[linear] or LoRA(linear, opts) -- tied layers share one adapter
     f.parent[f.key] = wrapped[linear]
   end
   return #found

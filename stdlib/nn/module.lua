@@ -1,9 +1,8 @@
--- nn/module.lua: what makes a plain table a module.
+-- nn/module.lua: defines modules: plain tables with a `forward` function.
 --
--- A module is a table with a `forward` function, whose States and sub-modules are its fields (or lie in lists among its
--- fields). `nn.module(t)` only sets a metatable: `m(x)` then calls `m:forward(x)`, and the methods below are found. There
--- is no class registry, no hidden list of parameters and no inheritance: to learn what a module holds, look at its fields.
--- Two fields have a meaning for printing: `kind` (the name) and `info` (what to show behind it).
+-- The States and sub-modules of a module are its fields, or parts of lists among its fields. `nn.module(t)` only sets a metatable:
+-- `m(x)` calls `m:forward(x)`, and the methods below become available. There is no class registry, no list of parameters and no
+-- inheritance. Two fields control printing: `kind` (the name) and `info` (details in brackets).
 
 local pl = require "perilune"
 local tree = require "perilune.tree"
@@ -11,18 +10,18 @@ local tree = require "perilune.tree"
 ---@class perilune.Module
 ---@field kind string?
 ---@field info string?
----@field training boolean whether layers such as Dropout and BatchNorm act as in training
+---@field training boolean mode of layers such as Dropout and BatchNorm
 ---@field forward fun(self: perilune.Module, ...): ...
 ---@overload fun(...: any): any ...
----@field [string] any the module's own: its States, its parts, its numbers
+---@field [string] any States, sub-modules and settings
 local methods = { training = true }
 local meta = { __index = methods }
 
----Called around every call of a module, while `watch` runs something.
+---Wraps every call of a module while `watch` is active.
 ---@type (fun(module: perilune.Module, call: fun(): ...): ...)?
 local watcher
 
----Whether a value is a module, as nn.module and the layers make them.
+---Whether a value is a module, made by nn.module or a layer.
 local function is_module(value)
   return type(value) == "table" and getmetatable(value) == meta
 end
@@ -39,7 +38,7 @@ function meta.__call(self, ...)
   return forward(self, ...)
 end
 
----Runs `body` with `around(module, call)` in place of every call of a module; it calls `call` and returns its results.
+---Runs `body` with every call of a module replaced by `around(module, call)`, which calls `call` and returns its results.
 ---@param around fun(module: perilune.Module, call: fun(): ...): ...
 ---@param body fun(): ...
 local function watch(around, body)
@@ -57,19 +56,19 @@ local function select_states(self, trainable)
   return out
 end
 
----Every trainable State, as { path =, state = } in path order. Frozen weights are not among them.
+---Lists every trainable State as { path =, state = }, in path order. Frozen weights are excluded.
 ---@return perilune.Entry[]
 function methods:parameters()
   return select_states(self, true)
 end
 
----Every State that is not trained: running statistics and frozen weights.
+---Lists every State that is not trained: running statistics and frozen weights.
 ---@return perilune.Entry[]
 function methods:buffers()
   return select_states(self, false)
 end
 
----Every State, in path order: what a checkpoint holds.
+---Lists every State in path order, as a checkpoint stores them.
 ---@return perilune.Entry[]
 function methods:states()
   return tree.states(self)
@@ -83,7 +82,7 @@ function methods:num_parameters()
   return count
 end
 
----Calls `fn(module, path)` for every sub-module and at last for the module itself.
+---Calls `fn(module, path)` for every sub-module, then for the module itself.
 ---@param fn fun(module: perilune.Module, path: string)
 ---@return self
 function methods:apply(fn)
@@ -95,7 +94,7 @@ function methods:apply(fn)
   return self
 end
 
----Sets training mode (or, with false, evaluation mode) in the module and all below it.
+---Sets training mode, or with false evaluation mode, in the module and its sub-modules.
 ---@param mode boolean? true by default
 ---@return self
 function methods:train(mode)
@@ -103,7 +102,7 @@ function methods:train(mode)
   return self:apply(function(module) module.training = mode end)
 end
 
----Sets evaluation mode: no dropout, running statistics.
+---Sets evaluation mode: no dropout, running statistics in BatchNorm.
 ---@return self
 function methods:eval()
   return self:train(false)
@@ -114,7 +113,7 @@ local function grouped(n) -- 26122 -> "26,122"
   return (text:gsub("^,", ""))
 end
 
----One line a module: its name, what it is, its own States' shapes and how many values are trained below it.
+---Prints one line for each module: name, kind, shapes of its own States, number of trainable values below it.
 function meta.__tostring(root)
   local lines, seen = {}, {}
   local function own(module, own_states, below, prefix, table_)
@@ -147,7 +146,7 @@ function meta.__tostring(root)
   return table.concat(lines, "\n")
 end
 
----Makes `t` a module, in place, and returns it.
+---Makes a table a module, in place, and returns it.
 ---@generic T: table
 ---@param t T a table with a `forward(self, ...)` function, now or before its first call
 ---@return T & perilune.Module

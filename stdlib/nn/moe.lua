@@ -1,15 +1,14 @@
--- nn/moe.lua: a mixture of experts in place of a feed-forward part: each token goes to the few that a router picks for it.
+-- nn/moe.lua: defines a mixture-of-experts feed-forward layer with top-k routing.
 --
--- Tokens are put in the order of their experts, each expert's rows are multiplied with its own weights in one launch
--- (pl.grouped_matmul), and the results go back to their tokens. No token is dropped, however uneven the routing is, and as the
--- sizes stay on the device, any routing has the same plan. Shazeer et al., Outrageously Large Neural Networks (2017); top-k of a
--- softmax, weights that add up to 1: Jiang et al., Mixtral of Experts (2024).
+-- Tokens are sorted by expert, the rows of each expert are multiplied by its weights in one launch (pl.grouped_matmul), and the
+-- results are scattered back. No token is dropped. Group sizes stay on the device, so every routing has the same plan. Shazeer
+-- et al., Outrageously Large Neural Networks (2017); top-k of a softmax, renormalized: Jiang et al., Mixtral of Experts (2024).
 --
--- Letters: N tokens, C width, E experts, K experts for each token, R = N K rows.
+-- Dims: N tokens, C width, E experts, K experts per token, R = N K rows.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local nn = require "perilune.nn.module"
 local Linear = require("perilune.nn.linear").Linear
 
@@ -25,7 +24,7 @@ local function forward(self, x)
   local N = x_NC:size(0)
   local share_NE = self.router(x_NC):softmax(-1)
   local weight_NK, expert_NK = share_NE:topk(K)
-  -- One expert's share is all that tells the router how good it was; of several the shares among them do.
+  -- With K = 1 the probability itself is the weight: normalized to 1 it would give the router no gradient.
   if K > 1 then weight_NK = weight_NK / weight_NK:sum(-1, { keepdim = true }) end
 
   local expert_R = expert_NK:flatten()
@@ -35,20 +34,20 @@ local function forward(self, x)
   local y_NKC = rows_RC:index_select(0, order_R:argsort()):view(N, K, C)
   local y = (y_NKC * weight_NK:unsqueeze(-1)):sum(1):to(x.dtype):view(x.shape)
 
-  -- 1 where all experts get alike (Fedus et al., Switch Transformers, 2021, equation 4).
+  -- Load-balancing loss, 1 if all experts get the same load (Fedus et al., Switch Transformers, 2021, equation 4).
   local balance = (count_E:to("f32") * share_NE:to("f32"):mean(0)):sum() * (E / (N * K))
   return y, balance
 end
 
 ---@class perilune.MoEOptions
----@field top integer? experts for each token (2)
+---@field top integer? experts per token, 2 by default
 ---@field kind "swiglu"|"gelu"?
----@field hidden integer? width between an expert's two layers
+---@field hidden integer? hidden width of an expert, 4 * width by default
 ---@field approximate "none"|"tanh"? of GELU
 
----x (..., width) -> (..., width), and a number that is 1 where the router spreads tokens evenly and grows where it does not: add
----a hundredth of it to the loss. `experts` feed-forward parts without biases, of which each token gets the `top` that the router
----likes best, weighted by its softmax. Weights `up`, `gate` (experts, width, hidden), `down` (experts, hidden, width).
+---Makes a mixture of experts: x (..., width) -> y (..., width), and the load-balancing loss, a scalar that is 1 for even routing.
+---Add about 0.01 times that to the loss. Each token is processed by the `top` experts of largest router probability and their
+---outputs are averaged by it. Weights `up` and `gate` (experts, width, hidden), `down` (experts, hidden, width), no biases.
 ---@param width integer
 ---@param experts integer
 ---@param opts perilune.MoEOptions?

@@ -1,6 +1,6 @@
--- nn/norm.lua: norms whose statistics come from the sample alone. BatchNorm, which keeps statistics, has its own file.
+-- nn/norm.lua: defines normalization over each sample: LayerNorm, RMSNorm, GroupNorm.
 --
--- Statistics are taken in f32 whatever the input's dtype (the ops see to that).
+-- Statistics are computed in f32 for every input dtype.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -16,12 +16,13 @@ local function layer_norm(self, x)
   return pl.layer_norm(x, self.weight, self.bias, { eps = self.eps })
 end
 
-local function plain_layer_norm(self, x) -- without a weight, whose shape tells the op over which dims
+local function plain_layer_norm(self, x) -- without a weight the op takes the number of dims
   return pl.layer_norm(x, nil, nil, { eps = self.eps, dims = #self.dims })
 end
 
----Ba et al., Layer Normalization (2016). x (..., dims) -> the same shape.
----@param dims integer|integer[] the last dims of x, over which the mean and variance are taken
+---Normalizes x (..., dims) to mean 0 and variance 1 over its last dims, then scales and shifts.
+---Ba et al., Layer Normalization (2016).
+---@param dims integer|integer[] sizes of the last dims
 ---@param opts {eps?: number, bias?: boolean, affine?: boolean}?
 ---@return perilune.Module
 local function LayerNorm(dims, opts)
@@ -39,7 +40,8 @@ local function rms_norm(self, x)
   return pl.rms_norm(x, self.weight, { eps = self.eps })
 end
 
----Zhang and Sennrich, Root Mean Square Layer Normalization (2019). x (..., dim) -> x / rms(x) * weight.
+---Divides x (..., dim) by its root mean square over the last dim, then scales: x / rms(x) * weight.
+---Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 ---@param dim integer
 ---@param opts {eps?: number, affine?: boolean}?
 ---@return perilune.Module
@@ -56,8 +58,9 @@ local function group_norm(self, x)
   return pl.group_norm(x, self.groups, self.weight, self.bias, { eps = self.eps })
 end
 
----Wu and He, Group Normalization (2018). x (B, channels, ...) -> the same shape.
----@param groups integer divides channels
+---Normalizes x (B, channels, ...) over each group of channels, then scales and shifts by channel.
+---Wu and He, Group Normalization (2018).
+---@param groups integer a divisor of channels
 ---@param channels integer
 ---@param opts {eps?: number, affine?: boolean}?
 ---@return perilune.Module

@@ -1,12 +1,12 @@
--- nn/rnn.lua: RNN, LSTM and GRU with PyTorch's weights, names, gate order and shapes.
+-- nn/rnn.lua: defines recurrent layers: RNN, LSTM and GRU with PyTorch's names, shapes and gate order.
 --
--- The inputs of all positions are projected in one GEMM; then a Lua loop records one step a position, so a sequence of
--- another length is another plan. As in PyTorch, x is (T, B, in) unless `batch_first = true`.
+-- One GEMM projects the inputs of all positions; a Lua loop then records one cell for each position, so every sequence length
+-- needs a plan of its own. As in PyTorch, x is (T, B, in) unless `batch_first = true`.
 -- LSTM: Hochreiter and Schmidhuber (1997), gates i f g o. GRU: Cho et al. (2014), gates r z n.
 
 local pl = require "perilune"
 local check = require "perilune.check"
-local init = require "perilune.init"
+local init = require "perilune.initializers"
 local nn = require "perilune.nn.module"
 
 -- A cell: (projected input (B, gates * hidden), state, recurrent weight, recurrent bias) -> new state. state.h is the output.
@@ -33,7 +33,7 @@ end
 
 local num_gates = { RNN = 1, LSTM = 4, GRU = 3 }
 
----One layer in one direction over x (T, B, in). Returns the outputs (T, B, hidden) and the last state.
+---Runs one layer in one direction over x (T, B, in). Returns the outputs (T, B, hidden) and the last state.
 ---@param self perilune.Module
 ---@param x_TBI perilune.Tensor
 ---@param state table<string, perilune.Tensor>
@@ -120,21 +120,21 @@ local function recurrent(kind, in_dim, hidden, opts)
   return nn.module(self)
 end
 
----rnn(x, h0?) -> outputs (T, B, hidden * directions), last h (layers * directions, B, hidden).
+---Makes an Elman RNN: rnn(x, h0?) -> outputs (T, B, hidden * directions), last h (layers * directions, B, hidden).
 ---@param in_dim integer
 ---@param hidden integer
 ---@param opts perilune.RNNOptions?
 ---@return perilune.Module
 local function RNN(in_dim, hidden, opts) return recurrent("RNN", in_dim, hidden, opts) end
 
----lstm(x, h0?, c0?) -> outputs, last h, last c; shapes as in RNN.
+---Makes an LSTM: lstm(x, h0?, c0?) -> outputs, last h, last c; shapes as in nn.RNN.
 ---@param in_dim integer
 ---@param hidden integer
 ---@param opts perilune.RNNOptions?
 ---@return perilune.Module
 local function LSTM(in_dim, hidden, opts) return recurrent("LSTM", in_dim, hidden, opts) end
 
----gru(x, h0?) -> outputs, last h; shapes as in RNN.
+---Makes a GRU: gru(x, h0?) -> outputs, last h; shapes as in nn.RNN.
 ---@param in_dim integer
 ---@param hidden integer
 ---@param opts perilune.RNNOptions?

@@ -1,4 +1,4 @@
--- nn/sequential.lua: modules (or plain functions) in a row. Part k of the list has path part k.
+-- nn/sequential.lua: chains modules or plain functions. Part k of the list has path component k.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -16,8 +16,8 @@ local function forward(self, x)
   return x
 end
 
----nn.Sequential { nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10) }
----With `checkpoint = n` the backward pass computes n parts at a time again instead of keeping what is between them; true is 1.
+---Chains modules: nn.Sequential { nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10) }
+---`checkpoint = n` recomputes the activations of n parts at a time in the backward pass instead of storing them; true means 1.
 ---@param list (perilune.Module|fun(x: perilune.Tensor): perilune.Tensor)[]
 ---@param opts {checkpoint: integer|boolean}?
 ---@return perilune.Module

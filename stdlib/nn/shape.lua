@@ -1,4 +1,4 @@
--- nn/shape.lua: changes of shape and pooling as modules, for nn.Sequential.
+-- nn/shape.lua: wraps reshaping and pooling as modules, for nn.Sequential.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -6,7 +6,7 @@ local module = require("perilune.nn.module").module
 
 local function flatten(self, x) return x:flatten(self.start, self.stop) end
 
----x (B, ...) -> (B, n): joins the dims from `start` to `stop`, both included.
+---Joins the dims from `start` to `stop`, both included: by default x (B, ...) -> (B, n).
 ---@param start integer? 1 by default
 ---@param stop integer? -1 by default
 ---@return perilune.Module
@@ -25,7 +25,7 @@ local function unflatten(self, x)
   return x:reshape(shape)
 end
 
----Splits one dim: Unflatten(1, { 1, 8, 8 }) takes (B, 64) to (B, 1, 8, 8). One size may be -1.
+---Splits one dim: Unflatten(1, { 1, 8, 8 }) maps (B, 64) to (B, 1, 8, 8). One size may be -1.
 ---@param dim integer
 ---@param sizes integer[]
 ---@return perilune.Module
@@ -54,20 +54,20 @@ local function pool(kind, forward, kernel, opts, defaults)
 end
 
 ---@class perilune.PoolOptions
----@field stride integer|integer[]? the kernel's size by default
+---@field stride integer|integer[]? the kernel size by default
 ---@field padding integer|integer[]?
----@field ceil_mode boolean? a last window may reach beyond the end
+---@field ceil_mode boolean? whether a last window may extend beyond the end
 
 ---@class perilune.AvgPoolOptions: perilune.PoolOptions
----@field count_include_pad boolean? true by default: zeros of the padding count
+---@field count_include_pad boolean? whether the zeros of the padding count; true by default
 
----x (B, C, H, W) -> (B, C, H', W'). The stride is the kernel's size unless given.
+---Takes the maximum of each window: x (B, C, H, W) -> (B, C, H', W'). The stride is the kernel size by default.
 ---@param kernel integer|integer[]
 ---@param opts perilune.PoolOptions?
 ---@return perilune.Module
 local function MaxPool2d(kernel, opts) return pool("MaxPool2d", max_pool, kernel, opts, { ceil_mode = false }) end
 
----x (B, C, H, W) -> (B, C, H', W'); zeros of the padding count as values unless count_include_pad is false.
+---Takes the mean of each window: x (B, C, H, W) -> (B, C, H', W'). Padding counts as zeros unless count_include_pad is false.
 ---@param kernel integer|integer[]
 ---@param opts perilune.AvgPoolOptions?
 ---@return perilune.Module

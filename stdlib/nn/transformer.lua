@@ -1,10 +1,10 @@
--- nn/transformer.lua: the pre-norm transformer block and its feed-forward part.
+-- nn/transformer.lua: defines the pre-norm transformer block and its feed-forward layer.
 --
 --   x = x + attention(norm(x));  x = x + mlp(norm(x))
 --
--- With the defaults it is GPT-2's block (layer norm, GELU MLP); { norm = "rms", mlp = "swiglu", rope = true, bias = false }
--- is Llama's. Pre-norm: Xiong et al., On Layer Normalization in the Transformer Architecture (2020). SwiGLU: Shazeer, GLU
--- Variants Improve Transformer (2020).
+-- The defaults are GPT-2's block (layer norm, GELU MLP); { norm = "rms", mlp = "swiglu", rope = true, bias = false } is Llama's.
+-- Pre-norm: Xiong et al., On Layer Normalization in the Transformer Architecture (2020). SwiGLU: Shazeer, GLU Variants Improve
+-- Transformer (2020).
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -17,8 +17,8 @@ local MultiHeadAttention = require("perilune.nn.attention").MultiHeadAttention
 local function gelu_mlp(self, x) return self.down(self.up(x):gelu(self.gelu)) end
 local function swiglu_mlp(self, x) return self.down(self.gate(x):silu() * self.up(x)) end
 
----x (..., width) -> (..., width). `kind` is "gelu" or "swiglu".
----The hidden width is 4 * width; for swiglu two thirds of that, rounded up to a multiple of 64, for alike numbers of weights.
+---Makes a feed-forward layer: x (..., width) -> (..., width). `kind` is "gelu" or "swiglu".
+---The hidden width is 4 * width, for swiglu two thirds of that, rounded up to a multiple of 64: about as many weights.
 ---@param width integer
 ---@param opts {kind?: string, hidden?: integer, bias?: boolean, approximate?: string}?
 ---@return perilune.Module
@@ -53,12 +53,12 @@ end
 ---@field norm "layer"|"rms"?
 ---@field eps number?
 ---@field mlp "gelu"|"swiglu"?
----@field hidden integer? width between the two layers of the MLP
+---@field hidden integer? hidden width of the MLP
 ---@field approximate "none"|"tanh"? of GELU
----@field checkpoint boolean? the backward pass computes the block again instead of keeping its activations
+---@field checkpoint boolean? whether the backward pass recomputes the activations of the block instead of storing them
 
----x (B, T, width) -> (B, T, width). `dropout` acts on the attention weights and on both branches; `bias = false` removes
----the biases of all parts. block(x, { mask =, documents =, positions = }) passes its options to the attention.
+---Makes a transformer block: x (B, T, width) -> (B, T, width). block(x, { mask =, documents =, positions = }) passes its
+---options to the attention. `dropout` applies to the attention weights and to both branches; `bias = false` removes all biases.
 ---@param width integer
 ---@param heads integer
 ---@param opts perilune.BlockOptions?

@@ -1,14 +1,14 @@
--- nn/weights.lua: weights to and from files under the names that other programs use.
+-- nn/weights.lua: loads and saves weights under the names of other programs.
 --
--- A rule pairs a path of ours with a name of theirs; `#` stands for a number, which counts from 1 in our lists and from 0 in
--- theirs. A rule whose two sides end in a module's name carries what lies below it (weight, bias) over as well:
+-- A rule maps a path in the model to a name in the file. `#` stands for an index, which counts from 1 in Lua lists and from 0 in
+-- the file. A rule whose sides name a module applies to the States below it (weight, bias):
 --
 --   { "blocks.#.norm1", "transformer.h.#.ln_1" }
---   { "blocks.#.mlp.up", "transformer.h.#.mlp.c_fc", transpose = true }                     a matrix stored (in, out)
---   { "blocks.#.attn.qkv", { "layers.#.q_proj", "layers.#.k_proj" }, sizes = { 64, 16 } }   parts of ours, along dim 0
---   { "wte", "transformer.wte", rows = 50257 }                                              ours has more rows, of zeros there
+--   { "blocks.#.mlp.up", "transformer.h.#.mlp.c_fc", transpose = true }                     the file stores (in, out)
+--   { "blocks.#.attn.qkv", { "layers.#.q_proj", "layers.#.k_proj" }, sizes = { 64, 16 } }   concatenated along dim 0
+--   { "wte", "transformer.wte", rows = 50257 }                                              the model has more rows: zeros
 --
--- Without rules the names are the paths. Files are those of `pl.load` and `pl.save`; of a sharded model, its index.
+-- Without rules the names are the paths. File formats are those of `pl.load` and `pl.save`; of a sharded model, its index.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -16,15 +16,15 @@ local fp8 = require "perilune.nn.fp8"
 local tree = require "perilune.tree"
 
 ---@class perilune.NameRule
----@field [1] string a path of ours
----@field [2] string|string[] their name, or those of the parts along dim 0
----@field transpose boolean? matrices lie the other way round in the file
----@field sizes integer[]? of the parts
----@field rows integer? how many rows the file has, where ours has more
+---@field [1] string path in the model
+---@field [2] string|string[] name in the file, or names of the parts along dim 0
+---@field transpose boolean? whether matrices are transposed in the file
+---@field sizes integer[]? sizes of the parts along dim 0
+---@field rows integer? number of rows in the file, if the model has more
 
 local function literal(text) return (text:gsub("%p", "%%%0")) end
 
----The rule for a path, and the names that it gives: { names =, rule = }, or nil.
+---Finds the rule of a path and the file names it gives: { names =, rule = }, or nil.
 local function find(rules, path)
   for _, rule in ipairs(rules) do
     local pattern = "^" .. literal(rule[1]):gsub("%%#", "(%%d+)") .. "(.*)$"
@@ -40,7 +40,7 @@ local function find(rules, path)
   end
 end
 
----Each State of the model with the names of its parts in the file.
+---Pairs each State of the model with the names of its parts in the file.
 local function plan(op, model, rules)
   local out, passing = {}, fp8.histories(model)
   for _, entry in ipairs(tree.states(model)) do
@@ -61,7 +61,7 @@ end
 
 local function shown(shape) return "{" .. table.concat(shape, ", ") .. "}" end
 
----The tensor of one State from the parts in a file.
+---Builds the value of a State from its parts in a file.
 local function assemble(op, path, p, parts)
   local rule, want = p.rule, p.state.shape
   for i, part in ipairs(parts) do
@@ -81,12 +81,11 @@ local function assemble(op, path, p, parts)
   return x:to(p.state.dtype)
 end
 
----Gives every State of `model` the value it has in a file. `ignore` lists Lua patterns of names in the file that are no weights
----of this model; any other name that nothing asks for is an error, as is a weight that the file has not.
+---Loads every State of a model from a file. Raises if the file lacks a weight, has an unused name, or has another shape.
 ---@param model perilune.Module
 ---@param path string
----@param rules perilune.NameRule[]? see the head of this file
----@param opts {ignore?: string[], prefix?: string}? prefix: begins the names of `rules`, but may be missing in the file
+---@param rules perilune.NameRule[]? name mapping, see the head of this file
+---@param opts {ignore?: string[], prefix?: string}? ignore: Lua patterns of unused names; prefix: of the names in `rules`, which the file may omit
 local function load_weights(model, path, rules, opts)
   local op = "nn.load_weights"
   local o = check.options(op, opts, { ignore = {} }, { prefix = "string" })
@@ -119,10 +118,10 @@ local function load_weights(model, path, rules, opts)
   end)
 end
 
----Writes every State of `model` under the names that the rules give it.
+---Saves every State of a model under the names of the rules.
 ---@param model perilune.Module
 ---@param path string a .safetensors or .npz file
----@param rules perilune.NameRule[]? see the head of this file
+---@param rules perilune.NameRule[]? name mapping, see the head of this file
 ---@param opts {dtype?: perilune.DType}? the dtype in the file, that of the State by default
 local function save_weights(model, path, rules, opts)
   local op = "nn.save_weights"
@@ -142,8 +141,8 @@ local function save_weights(model, path, rules, opts)
   pl.save(path, out)
 end
 
----Raises if `save_weights` could not write to `path`: a recipe that exports at its end says so at its start.
----@param path string a .safetensors or .npz file that is to be written later
+---Raises if `save_weights` could not write to `path`, so that a recipe which exports at its end fails at its start.
+---@param path string a .safetensors or .npz file
 local function check_export(path)
   pl.native.check_save("nn.check_export", path)
 end

@@ -1,7 +1,9 @@
--- optim/adafactor.lua: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost (2018).
+-- optim/adafactor.lua: updates weights by Adafactor. Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory
+-- Cost (2018).
 --
--- The second moment of a matrix is kept as its row and column means, so the memory grows with rows + columns. The numbers
--- are those of torch.optim.Adafactor: relative steps, rate min(lr, 1 / sqrt(t)), update clipped to rms d. No first moment.
+-- The second moment of a matrix is factored into row and column means, so memory grows with rows + columns. There is no first
+-- moment. Defaults and arithmetic are those of torch.optim.Adafactor: steps relative to the weights, rate min(lr, 1 / sqrt(t)),
+-- update clipped to rms d.
 
 local base = require "perilune.optim.base"
 
@@ -24,7 +26,7 @@ function rule.slots(w)
 end
 
 function rule.update(w, g, s, o, lr, step)
-  local fresh = step ^ o.beta2_decay -- the share of this gradient in the second moment
+  local fresh = step ^ o.beta2_decay -- weight of this gradient in the second moment
   local tiny = w.dtype == "f64" and 2.220446049250313e-16 or 1.1920928955078125e-07
   local square = g * g
   local v ---@type perilune.Tensor
@@ -44,7 +46,7 @@ function rule.update(w, g, s, o, lr, step)
   w:assign(w * (1 - lr * o.weight_decay) - update * (rate / bound))
 end
 
----Shazeer and Stern, Adafactor (2018): of a matrix's second moments only rows and columns are kept.
+---Makes Adafactor: adaptive rates with factored second moments. Shazeer and Stern (2018).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts {lr?: number|perilune.Schedule, beta2_decay?: number, eps?: number, d?: number, weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer

@@ -1,7 +1,7 @@
--- optim/adam.lua: Adam and AdamW through one fused op.
+-- optim/adam.lua: updates weights by Adam and AdamW, through one fused op.
 --
--- Kingma and Ba, Adam (2015); Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019). `pl.adamw_update` does
--- the arithmetic in f32, with bias correction. Adam's own decay is L2: weight_decay * w joins the gradient.
+-- Kingma and Ba, Adam (2015); Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019). `pl.adamw_update` computes in
+-- f32, with bias correction. The weight decay of Adam is L2: it adds weight_decay * w to the gradient.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -11,7 +11,7 @@ local function slots(w)
   return { m = base.zeros(w), v = base.zeros(w) }
 end
 
--- For each parameter: local w1, m1, v1 = pl.adamw_update(w, g, s.m, s.v, options), and the three are assigned.
+-- For each parameter: w, m, v = pl.adamw_update(w, g, s.m, s.v, options), assigned. One native call records all of them.
 local function fused(ws, gs, ss, o, lr, step, weight_decay)
   pl.native.adamw(ws, gs, ss,
     { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
@@ -30,7 +30,7 @@ function adam.update_all(ws, gs, ss, o, lr, step)
   fused(ws, gs, ss, o, lr, step, 0)
 end
 
----Raises unless betas = { beta1, beta2 } with both in [0, 1).
+---Checks that betas is { beta1, beta2 }, both in [0, 1).
 ---@param op string
 ---@param betas number[]
 local function check_betas(op, betas)
@@ -48,7 +48,7 @@ end
 ---@field lr number|perilune.Schedule? 1e-3 by default
 ---@field betas number[]? { 0.9, 0.999 } by default
 ---@field eps number? 1e-8 by default
----@field weight_decay number? Adam: 0, as L2; AdamW: 0.01, decoupled
+---@field weight_decay number? Adam: L2, 0 by default; AdamW: decoupled, 0.01 by default
 ---@field clip_norm number?
 ---@field clip_value number?
 
@@ -60,13 +60,13 @@ local function new(kind, rule, weight_decay, target, opts)
   end, 1e-3)
 end
 
----Kingma and Ba, Adam (2014): steps along the mean gradient, by the root of the mean square; weight decay as L2.
+---Makes Adam: mean gradient divided by the root mean square, weight decay as L2. Kingma and Ba (2015).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.AdamOptions?
 ---@return perilune.Optimizer
 local function Adam(target, opts) return new("Adam", adam, 0, target, opts) end
 
----Loshchilov and Hutter, Decoupled Weight Decay Regularization (2017): Adam, with weights that shrink apart from the gradients.
+---Makes AdamW: Adam with decoupled weight decay. Loshchilov and Hutter (2019).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.AdamOptions?
 ---@return perilune.Optimizer

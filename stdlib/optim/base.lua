@@ -1,8 +1,8 @@
--- optim/base.lua: what all optimizers share: parameter groups, clipping, the schedule, the step, path names.
+-- optim/base.lua: implements the class of all optimizers: parameter groups, clipping, schedule, step, State names.
 --
--- An optimizer is a list of parameters, each with its group's options, its slots (States such as moments) and a rule. A
--- rule says which slots a parameter needs and how one update is recorded; adam.lua and its neighbours are rules. The step
--- records maths only: nothing is read back, and the numbers in it (rate, step count) are run-time slots of the plan.
+-- An optimizer is a list of parameters, each with the options of its group, its slots (States such as moments) and a rule. A rule
+-- defines the slots of a parameter and records one update; adam.lua and the files beside it define rules. A step reads nothing
+-- back. The learning rate and the step count are run-time inputs of the plan.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -11,27 +11,27 @@ local clip = require "perilune.optim.clip"
 local schedule = require "perilune.optim.schedule"
 
 ---@class perilune.Rule
----@field name string first part of the path of its slots
----@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> starting values
----@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? step is a number, or with `device_step` perhaps a scalar tensor
----@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? instead of update: of many parameters at once; the lists are its own
----@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler only the device knows how many updates were good
+---@field name string first component of the path of its slots
+---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> returns the initial values
+---@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? `step` counts from 1: a number, or with `device_step` perhaps a scalar tensor
+---@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? replaces `update`: updates many parameters at once; may modify the lists
+---@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler the number of successful updates is on the device
 
 ---@class perilune.Optimizer
 ---@field kind string
----@field count integer updates made so far
+---@field count integer updates done
 ---@field groups {options: table, params: table[]}[]
 ---@field clip_norm number?
 ---@field clip_value number?
----@field place integer the recipe line that made it
----@field measured boolean? whether a step works out the norm of all gradients although nothing is clipped
+---@field place integer source location of the recipe line that made it
+---@field measured boolean? whether a step computes the norm of all gradients although nothing is clipped
 ---@field norm perilune.Tensor? that norm, of the step being recorded
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
 local base = {}
 
----A zero slot for a weight: f32, or f64 for f64 weights.
+---Makes the zero value of a slot: f32, or f64 for f64 weights.
 ---@param weight perilune.State
 ---@param shape integer[]?
 ---@return perilune.Tensor
@@ -43,7 +43,7 @@ local function is_group(value)
   return type(value) == "table" and not pl.is_tensor(value) and not getmetatable(value) and value.state == nil
 end
 
----Whether `target` is a list of groups: some part is a plain table that is neither a State nor a { path =, state = }.
+---Whether `target` is a list of groups: one of its parts is a plain table that is neither a State nor { path =, state = }.
 local function has_groups(target)
   if type(target) ~= "table" or getmetatable(target) then return false end
   for _, part in ipairs(target) do
@@ -52,8 +52,8 @@ local function has_groups(target)
   return false
 end
 
----Groups as { entries =, given = }. A group's `params` is a list, a module, a function (path, state) -> boolean, or absent
----for all that is left; the last two need the model: { model = model, { params = f, weight_decay = 0 }, {} }.
+---Resolves groups to { entries =, given = }. The `params` of a group is a list, a module, a function (path, state) -> boolean, or
+---nil for all remaining parameters; the last two need the model: { model = model, { params = f, weight_decay = 0 }, {} }.
 local function read_groups(op, target)
   local left, out = {}, {}
   if target.model then
@@ -102,7 +102,7 @@ end
 
 local common = { clip_norm = "number", clip_value = "number" }
 
--- Options that are rates, shares or amounts: below 0 they would train backwards without a word.
+-- Upper bounds of the options that must not be negative: a negative rate would silently train uphill.
 local bounds = { lr = math.huge, weight_decay = math.huge, eps = math.huge, momentum = math.huge, alpha = 1, d = math.huge }
 
 local function check_bounds(op, options)
@@ -119,14 +119,14 @@ local function check_clip(op, name, most)
   end
 end
 
----A new optimizer.
+---Makes an optimizer.
 ---@param kind string its name in `optim`
 ---@param target any a module, a list of States, or a list of groups
----@param given table? the options of the recipe
----@param defaults table<string, any> defaults of the options that have one
----@param loose table<string, string>? kinds of the other options; `lr` is always among them
----@param choose fun(options: table, entry: perilune.Entry): perilune.Rule, table, any? the rule of a parameter, its options, and its rate if not the group's
----@param lr number the default rate
+---@param given table? options of the call
+---@param defaults table<string, any> options that have a default
+---@param loose table<string, string>? kinds of the other options; `lr` is always one
+---@param choose fun(options: table, entry: perilune.Entry): perilune.Rule, table, any? returns the rule of a parameter, its options, and its rate if it differs from the group's
+---@param lr number default learning rate
 ---@return perilune.Optimizer
 function base.new(kind, target, given, defaults, loose, choose, lr)
   local op = "optim." .. kind
@@ -172,7 +172,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
   return self
 end
 
----The rate of the next update, of group `i` (the first unless given).
+---Returns the learning rate of the next update, of group `i` (1 by default).
 ---@param i integer?
 ---@return number
 function Optimizer:lr(i)
@@ -182,7 +182,7 @@ function Optimizer:lr(i)
   return 0
 end
 
----Every slot, as { path = "adamw.m.<parameter's path>", state = } in a stable order.
+---Lists every slot as { path = "adamw.m.PATH", state = }, PATH that of the parameter, in a stable order.
 ---@return perilune.Entry[]
 function Optimizer:states()
   local out = {}
@@ -196,7 +196,7 @@ function Optimizer:states()
   return out
 end
 
----Records an update that leaves the parameter and its slots as they were unless `ok` holds on the device.
+---Records an update that takes effect only if `ok` is true on the device.
 local function keep_unless(ok, state, slots, update)
   local states = { state }
   for _, name in ipairs(tree.keys(slots)) do states[#states + 1] = slots[name] end
@@ -206,7 +206,7 @@ local function keep_unless(ok, state, slots, update)
   for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
 end
 
----The parameters that have a gradient, and these, 16-bit ones in f32.
+---Collects the parameters that have a gradient, and the gradients; 16-bit ones are converted to f32.
 local function with_gradients(groups)
   local all, states, params, grads = {}, {}, {}, {}
   for _, group in ipairs(groups) do
@@ -224,7 +224,7 @@ local function with_gradients(groups)
   return params, grads
 end
 
----@class perilune.UpdateBatch
+---@class perilune.UpdateBatch parameters updated by one call of a rule
 ---@field rule perilune.Rule
 ---@field options any
 ---@field lr number|perilune.Schedule
@@ -232,9 +232,9 @@ end
 ---@field grads perilune.Tensor[]
 ---@field slots table<string, perilune.State>[]
 
----What is updated at once: neighbours of the same rule, options and rate; each by itself if `single`.
+---Batches adjacent parameters of the same rule, options and rate; with `single` each parameter is a batch.
 ---@return perilune.UpdateBatch[]
-local function batches(params, grads, single)
+local function update_batches(params, grads, single)
   local out = {} ---@type perilune.UpdateBatch[]
   for i, p in ipairs(params) do
     local b = out[#out]
@@ -248,15 +248,16 @@ local function batches(params, grads, single)
   return out
 end
 
----Records one update from the gradients of this step. Parameters that the loss did not reach stay as they are.
----Outside of a step scope this ends the implicit step.
----@param opts {scale?: number|perilune.Tensor, scaler?: perilune.LossScaler}? a factor for all gradients, taken before clipping; the scaler whose :scale the loss went through
+---Records one update from the gradients of this step: scales, clips, and applies the rule of each parameter.
+---Parameters without a gradient do not change. Outside of a step scope this ends the implicit step. Raises if no parameter
+---has a gradient.
+---@param opts {scale?: number|perilune.Tensor, scaler?: perilune.LossScaler}? scale: factor of all gradients, before clipping; scaler: the one that scaled the loss
 ---@return perilune.Tensor? norm of all gradients before clipping, if `clip_norm` or `measured` is set
 function Optimizer:step(opts)
   local op = "optim." .. self.kind
   local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
   local scale, scaler = o.scale, o.scaler
-  -- In the standard loop no line of the recipe is being run: then the line that made the optimizer stands for the update.
+  -- Attribute the ops to the line that made the optimizer: the default loop has no line of the recipe on the stack.
   local before = pl.native.at(self.place)
   if scaler then
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
@@ -274,7 +275,7 @@ function Optimizer:step(opts)
   end
   local norm = (self.clip_norm or scaler or self.measured) and clip.total_norm(grads) or nil
   self.norm = norm
-  -- A gradient that is not finite makes a norm that is not.
+  -- The norm is finite only if every gradient is.
   local ok = scaler and norm and norm:isfinite() ---@type any
   if self.clip_norm and norm then
     local factor = clip.factor(norm, self.clip_norm)
@@ -282,8 +283,8 @@ function Optimizer:step(opts)
   end
   local step = self.count + 1
   local device_step = scaler and scaler.updates:detach() + 1
-  local rates = {} -- each schedule is asked once
-  for _, b in ipairs(batches(params, grads, ok ~= nil)) do
+  local rates = {} -- calls each schedule once
+  for _, b in ipairs(update_batches(params, grads, ok ~= nil)) do
     local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
     rates[b.lr] = lr
     local count = rule.device_step and device_step or step

@@ -1,6 +1,6 @@
--- optim/clip.lua: bounds on gradients, computed on the device; no host read.
+-- optim/clip.lua: clips gradients by norm or value, on the device, with no read-back.
 --
--- Optimizers do this inside their step (`clip_norm`, `clip_value`); the functions here are for loops that clip without one.
+-- Optimizers clip in their step (`clip_norm`, `clip_value`); the public functions here are for loops that clip by themselves.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -8,16 +8,16 @@ local tree = require "perilune.tree"
 
 local clip = {}
 
----A gradient in the arithmetic of its update: 16-bit ones in f32.
+---Converts 16-bit gradients to f32, the dtype of updates.
 ---@param g perilune.Tensor
 ---@return perilune.Tensor
 function clip.wide(g)
   return (g.dtype == "bf16" or g.dtype == "f16") and g:to("f32") or g
 end
 
----The norm of many tensors taken as one vector.
+---Computes the norm of several tensors as one vector.
 ---@param tensors perilune.Tensor[]
----@param norm_type number? 2 by default; math.huge for the largest value
+---@param norm_type number? 2 by default; math.huge for the largest magnitude
 ---@return perilune.Tensor scalar
 function clip.total_norm(tensors, norm_type)
   norm_type = norm_type or 2
@@ -38,7 +38,7 @@ function clip.total_norm(tensors, norm_type)
   return all:sum() ^ (1 / norm_type)
 end
 
----The factor that brings a norm down to `max`: 1 where it is below. As in PyTorch, 1e-6 keeps the quotient finite.
+---Computes min(1, max / (norm + 1e-6)), the factor that reduces a norm to `max`, as in PyTorch.
 ---@param norm perilune.Tensor
 ---@param max number
 ---@return perilune.Tensor scalar
@@ -46,7 +46,7 @@ function clip.factor(norm, max)
   return (max / (norm + 1e-6)):clamp(nil, 1)
 end
 
----The States of a module, a list of States or a list of { path =, state = }.
+---Lists the States of a module (trainable ones), a list of States, or a list of { path =, state = }.
 ---@param op string
 ---@param params any
 ---@return perilune.Entry[]
@@ -85,7 +85,7 @@ local function with_grad(op, params)
   return states, grads
 end
 
----Scales all gradients so that their norm is at most `max`. Returns the norm before.
+---Scales all gradients so that their total norm is at most `max`. Returns the norm before.
 ---Pascanu et al., On the difficulty of training recurrent neural networks (2013).
 ---@param params perilune.Module|perilune.State[]|perilune.Entry[]
 ---@param max number
@@ -102,7 +102,7 @@ function clip.clip_grad_norm(params, max, opts)
   return norm
 end
 
----Bounds every value of every gradient to [-max, max].
+---Clamps every element of every gradient to [-max, max].
 ---@param params perilune.Module|perilune.State[]|perilune.Entry[]
 ---@param max number
 function clip.clip_grad_value(params, max)

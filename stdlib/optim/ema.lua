@@ -1,8 +1,8 @@
--- optim/ema.lua: a moving average of a model's weights. Polyak and Juditsky, Acceleration of Stochastic Approximation by
--- Averaging (1992), in its exponential form.
+-- optim/ema.lua: averages the weights of a model exponentially. Polyak and Juditsky, Acceleration of Stochastic Approximation by
+-- Averaging (1992).
 --
--- average = decay * average + (1 - decay) * weight, after each optimizer step. Float States are averaged, running
--- statistics among them; the others are copied. The model itself is changed only by copy_to and swap.
+-- average = decay * average + (1 - decay) * weight, after each optimizer step. Float States are averaged, including running
+-- statistics; other States are copied. Only copy_to and swap change the model.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -10,7 +10,7 @@ local tree = require "perilune.tree"
 
 ---@class perilune.EMA
 ---@field decay number
----@field count integer updates so far
+---@field count integer updates done
 ---@field warmup boolean
 ---@field averages {path: string, state: perilune.State, average: perilune.State}[]
 local EMA = {}
@@ -24,7 +24,7 @@ local function end_implicit_step()
   if not pl.in_step() then pl.end_step() end
 end
 
----Moves the averages towards the weights. Call it after opt:step(), whose result it then sees.
+---Updates the averages. Call it after opt:step(), to average the updated weights.
 function EMA:update()
   local decay = self.decay
   if self.warmup then decay = math.min(decay, (1 + self.count) / (10 + self.count)) end
@@ -39,13 +39,13 @@ function EMA:update()
   end_implicit_step()
 end
 
----Writes the averages into the model.
+---Copies the averages to the model.
 function EMA:copy_to()
   for _, p in ipairs(self.averages) do p.state:assign(p.average:detach():to(p.state.dtype)) end
   end_implicit_step()
 end
 
----Exchanges averages and weights: once to evaluate with the averages, once more to go on training.
+---Swaps averages and weights: once to evaluate with the averages, once more to continue training.
 function EMA:swap()
   for _, p in ipairs(self.averages) do
     local weight, average = p.state:detach(), p.average:detach()
@@ -55,7 +55,7 @@ function EMA:swap()
   end_implicit_step()
 end
 
----Every average, as { path =, state = } with the paths of the model.
+---Lists every average as { path =, state = }, with the paths of the model.
 ---@return perilune.Entry[]
 function EMA:states()
   local out = {}
@@ -63,7 +63,8 @@ function EMA:states()
   return out
 end
 
----With `warmup`, the decay rises as (1 + n) / (10 + n) until it reaches its value, so that the first weights are soon forgotten.
+---Makes a moving average of the States of a model.
+---With `warmup`, the decay after n updates is at most (1 + n) / (10 + n), so that the initial weights fade quickly.
 ---@param model perilune.Module
 ---@param decay number? 0.999 by default
 ---@param opts {warmup?: boolean}?

@@ -1,4 +1,4 @@
--- optim/init.lua: optimizers, learning-rate schedules, gradient clipping, weight averages, loss scaling.
+-- optim/init.lua: collects optimizers, learning-rate schedules, gradient clipping, weight averages and loss scaling.
 --
 --   local opt = optim.AdamW(model, { lr = optim.cosine { peak = 1e-3, warmup = 100, steps = 2000 }, clip_norm = 1 })
 --   loss:backward(); opt:step()
@@ -10,7 +10,7 @@ local check = require "perilune.check"
 local clip = require "perilune.optim.clip"
 local schedule = require "perilune.optim.schedule"
 
----Groups that decay matrices and leave vectors and scalars (biases, the scales of norms) alone, the habit of language models:
+---Makes parameter groups that apply weight decay to matrices only, not to vectors and scalars (biases, scales of norms):
 ---optim.AdamW(optim.decay_matrices(model, 0.1), { lr = 1e-3 })
 ---@param model perilune.Module
 ---@param weight_decay number

@@ -1,7 +1,7 @@
--- optim/lion.lua: Chen et al., Symbolic Discovery of Optimization Algorithms (2023).
+-- optim/lion.lua: updates weights by Lion. Chen et al., Symbolic Discovery of Optimization Algorithms (2023).
 --
 -- w = w - lr (sign(beta1 m + (1 - beta1) g) + weight_decay w);  m = beta2 m + (1 - beta2) g
--- Every value moves by lr, so rates are 3 to 10 times smaller than AdamW's and decays as much larger.
+-- Every weight changes by lr, so use a rate 3 to 10 times smaller than AdamW's, and a decay as many times larger.
 
 local base = require "perilune.optim.base"
 local adam = require "perilune.optim.adam"
@@ -19,7 +19,7 @@ function rule.update(w, g, s, o, lr)
   s.m:assign(s.m * b2 + g * (1 - b2))
 end
 
----Chen et al., Symbolic Discovery of Optimization Algorithms (2023): steps of one size, along the sign of a mean gradient.
+---Makes Lion: steps of size lr along the sign of an averaged gradient. Chen et al. (2023).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts {lr?: number|perilune.Schedule, betas?: number[], weight_decay?: number, clip_norm?: number, clip_value?: number}?
 ---@return perilune.Optimizer

@@ -1,9 +1,9 @@
--- optim/muon.lua: Keller Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024),
--- https://kellerjordan.github.io/posts/muon/
+-- optim/muon.lua: updates weight matrices by Muon. Keller Jordan et al., Muon: An optimizer for hidden layers in neural networks
+-- (2024), https://kellerjordan.github.io/posts/muon/
 --
--- The momentum of a weight matrix is replaced by the nearest orthogonal matrix, found by five Newton-Schulz steps: matmuls
--- only. Convolution weights count as matrices (out, rest). Everything else goes through AdamW with its own rate: vectors
--- and scalars by themselves, embeddings and output layers when `adamw_for(path, state)` says so, as its authors advise.
+-- The momentum of a matrix is replaced by its nearest orthogonal matrix, approximated by five Newton-Schulz iterations (matmuls
+-- only). Convolution weights are matrices (out, rest). Vectors and scalars are updated by AdamW with its own rate, and so are the
+-- matrices that `adamw_for(path, state)` selects: the authors advise embeddings and output layers.
 
 local check = require "perilune.check"
 local base = require "perilune.optim.base"
@@ -11,8 +11,8 @@ local adam = require "perilune.optim.adam"
 
 local rule = { name = "muon" } ---@class perilune.MuonRule: perilune.Rule
 
----The orthogonal factor of x (M, N), up to singular values in about [0.7, 1.2]. The coefficients make small values grow
----as fast as they can: 3.4445 per step.
+---Approximates the orthogonal polar factor of x (M, N): singular values end in about [0.7, 1.2].
+---The quintic coefficients maximize the growth of small singular values: a factor of 3.4445 per iteration.
 ---@param x perilune.Tensor
 ---@param steps integer
 ---@return perilune.Tensor
@@ -49,12 +49,12 @@ end
 ---@field nesterov boolean? true by default
 ---@field weight_decay number?
 ---@field ns_steps integer? 5 by default
----@field adamw {lr: number|perilune.Schedule, betas: number[], eps: number, weight_decay: number}? of the other parameters
----@field adamw_for (fun(path: string, state: perilune.State): boolean)? matrices that AdamW shall train
+---@field adamw {lr: number|perilune.Schedule, betas: number[], eps: number, weight_decay: number}? options of the parameters that AdamW updates
+---@field adamw_for (fun(path: string, state: perilune.State): boolean)? selects matrices for AdamW
 ---@field clip_norm number?
 ---@field clip_value number?
 
----Jordan et al., Muon (2024): matrices take orthogonal steps, everything else those of AdamW.
+---Makes Muon: orthogonalized momentum for matrices, AdamW for other parameters. Jordan et al. (2024).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.MuonOptions?
 ---@return perilune.Optimizer

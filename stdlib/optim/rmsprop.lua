@@ -1,6 +1,6 @@
--- optim/rmsprop.lua: Tieleman and Hinton, Lecture 6.5 (2012), as in torch.optim.RMSprop.
+-- optim/rmsprop.lua: updates weights by RMSprop, as torch.optim.RMSprop. Tieleman and Hinton, Lecture 6.5 (2012).
 --
--- v = alpha v + (1 - alpha) g^2;  w = w - lr g / (sqrt(v) + eps); centred: v - mean^2 instead of v.
+-- v = alpha v + (1 - alpha) g^2;  w = w - lr g / (sqrt(v) + eps); centered: v - mean^2 instead of v.
 
 local base = require "perilune.optim.base"
 
@@ -40,7 +40,7 @@ end
 ---@field clip_norm number?
 ---@field clip_value number?
 
----Tieleman and Hinton (2012): steps along the gradient, by the root of its mean square.
+---Makes RMSprop: the gradient divided by its root mean square. Tieleman and Hinton (2012).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.RMSpropOptions?
 ---@return perilune.Optimizer

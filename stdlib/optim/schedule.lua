@@ -1,9 +1,8 @@
--- optim/schedule.lua: learning rates (or any other number) as functions of the step.
+-- optim/schedule.lua: computes learning rates as functions of the step.
 --
--- A schedule is a callable table: `schedule(step)` with step = the number of updates already made, so 0 for the first one. It knows
--- nothing else and keeps nothing, so a resumed or edited run needs no schedule state, and its fields can be read and
--- printed. Any Lua function of the step works in its place. During warm-up the rate at step i is peak * (i + 1) /
--- (warmup + 1): the first update is not wasted on a rate of 0.
+-- A schedule is a callable table: `schedule(step)`, where `step` is the number of updates already done, 0 for the first. It is
+-- stateless, so checkpoints store no schedule. Any Lua function of the step can replace it. During warm-up the rate of step i is
+-- peak * (i + 1) / (warmup + 1), so that the first update has a rate above 0.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -31,7 +30,7 @@ local function new(kind, fields, at)
   return setmetatable(fields, meta)
 end
 
----Options that are all numbers; those of `required` have no default.
+---Checks options that are all numbers; those in `required` have no default.
 local function numbers(op, given, required, defaults)
   local loose = {}
   for _, name in ipairs(required) do loose[name] = "number" end
@@ -44,7 +43,7 @@ local function warming(self, step)
   return self.peak * (step + 1) / (self.warmup + 1)
 end
 
----The same rate at every step.
+---Makes a constant schedule.
 ---@param rate number
 ---@return perilune.Schedule
 function schedule.constant(rate)
@@ -52,7 +51,7 @@ function schedule.constant(rate)
   return new("constant", { rate = rate }, function(self) return self.rate end)
 end
 
----Rises in a line to `peak` during `warmup` steps and stays there.
+---Makes a schedule that rises linearly to `peak` during `warmup` steps, then stays constant.
 ---@param opts {peak: number, warmup: integer}
 ---@return perilune.Schedule
 function schedule.linear_warmup(opts)
@@ -62,7 +61,7 @@ function schedule.linear_warmup(opts)
   end)
 end
 
----Warm-up, then half a cosine from `peak` to `floor` at `steps`, then `floor`.
+---Makes a cosine schedule: warm-up, then half a cosine from `peak` to `floor` at `steps`, then `floor`.
 ---Loshchilov and Hutter, SGDR (2017), without restarts.
 ---@param opts {peak: number, steps: integer, warmup: integer?, floor: number?}
 ---@return perilune.Schedule
@@ -75,7 +74,7 @@ function schedule.cosine(opts)
   end)
 end
 
----Warm-up, stable, decay: `peak` until the last `decay` steps, which fall in a line to `floor`.
+---Makes a warmup-stable-decay schedule: `peak` until the last `decay` steps, then linear to `floor`.
 ---Hu et al., MiniCPM (2024).
 ---@param opts {peak: number, steps: integer, decay: integer, warmup: integer?, floor: number?}
 ---@return perilune.Schedule
@@ -91,8 +90,8 @@ function schedule.wsd(opts)
   end)
 end
 
----Half a cosine up from peak / div during the first `start` of the steps, then one down to peak / div / final_div.
----Smith and Topin, Super-Convergence (2018); the numbers are those of PyTorch's OneCycleLR.
+---Makes a one-cycle schedule: half a cosine from peak / div up to `peak` over the fraction `start` of the steps, then half a
+---cosine down to peak / div / final_div. Smith and Topin, Super-Convergence (2018); defaults of PyTorch's OneCycleLR.
 ---@param opts {peak: number, steps: integer, start: number?, div: number?, final_div: number?}
 ---@return perilune.Schedule
 function schedule.one_cycle(opts)
@@ -111,7 +110,7 @@ function schedule.one_cycle(opts)
   end)
 end
 
----A list of { step, rate }: each rate holds from its step on; with `linear = true` the rate moves in lines between them.
+---Makes a schedule from a list of { step, rate }: each rate applies from its step on; `linear = true` interpolates between them.
 ---optim.piecewise { { 0, 1e-3 }, { 5000, 1e-4 } }
 ---@param points {[integer]: {[1]: integer, [2]: number}, linear: boolean?}
 ---@return perilune.Schedule
@@ -137,7 +136,7 @@ function schedule.piecewise(points)
   end)
 end
 
----The rate at `step` of a number, a schedule or a function.
+---Evaluates a learning rate at `step`: a number, a schedule or a function. Raises if it is not finite.
 ---@param op string
 ---@param rate number|perilune.Schedule|fun(step: integer): number
 ---@param step integer

@@ -1,4 +1,4 @@
--- optim/sgd.lua: stochastic gradient descent with momentum, as in torch.optim.SGD.
+-- optim/sgd.lua: updates weights by stochastic gradient descent with momentum, as torch.optim.SGD.
 --
 -- Sutskever et al., On the importance of initialization and momentum in deep learning (2013), in PyTorch's form:
 -- v = momentum v + (1 - dampening) g;  w = w - lr v   (Nesterov: w = w - lr (g + momentum v)).
@@ -15,7 +15,7 @@ end
 function rule.update(w, g, s, o, lr, step)
   if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
   if o.momentum ~= 0 then
-    local keep = step == 1 and 1 or 1 - o.dampening -- the first gradient enters whole
+    local keep = step == 1 and 1 or 1 - o.dampening -- the first gradient is not dampened
     local v = s.momentum * o.momentum + g * keep
     s.momentum:assign(v)
     g = o.nesterov and g + v * o.momentum or v
@@ -32,7 +32,7 @@ end
 ---@field clip_norm number?
 ---@field clip_value number?
 
----Gradient descent, with momentum if asked for.
+---Makes stochastic gradient descent, optionally with (Nesterov) momentum. Sutskever et al. (2013).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
 ---@param opts perilune.SGDOptions?
 ---@return perilune.Optimizer

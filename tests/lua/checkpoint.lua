@@ -1,11 +1,11 @@
--- pl.checkpoint and the layers' option: the same bits, dropout included; States assigned once; clear refusals.
+-- Tests pl.checkpoint and the option `checkpoint` of layers: equal bits with dropout, States assigned once, errors.
 
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
 local t = require "support"
 local describe, it, expect = t.describe, t.it, t.expect
 
----The gradients of `weights` after loss(span):backward(), for span = pl.checkpoint and for a plain call; and the arena's bytes.
+---Computes the gradients of `weights` after loss(span):backward(), for span = pl.checkpoint and a plain call; and the arena's bytes.
 local function both(weights, loss)
   local out = {}
   for k, span in ipairs { function(fn, ...) return fn(...) end, pl.checkpoint } do

@@ -1,4 +1,4 @@
--- Datasets: CSV, texts, tensors, images, splits, orders, batches; saving and loading.
+-- Tests datasets: CSV, texts, tensors, PNG, splits, sample order, batches; saving and loading.
 
 local pl = require "perilune"
 local data = pl.data
@@ -152,7 +152,7 @@ describe("text", function()
   end)
 end)
 
--- Files are written into the folder of this file and overwritten each time; see .gitignore there.
+-- Files are written to files/ beside this file and overwritten in every run.
 describe("saving and loading", function()
   local made = {
     f32 = pl.randn { 2, 3 }, f64 = pl.randn({ 2 }, { dtype = "f64" }), i64 = pl.tensor { 1, -2, 1 << 40 },

@@ -1,4 +1,4 @@
--- Numbers of 8 bits: every byte against PyTorch (golden/fp8), products, the Linear that uses them, precision = "fp8".
+-- Tests fp8: every byte against PyTorch (golden/fp8), matrix products, nn.Linear in fp8, precision = "fp8".
 
 local pl = require "perilune"
 local nn, optim, data, train = pl.nn, pl.optim, pl.data, pl.train
@@ -7,7 +7,7 @@ local describe, it, expect = t.describe, t.it, t.expect
 
 local table_of = pl.load "golden/fp8/table.npz"
 
----Every bf16 number: 256 exponents and signs times 128 mantissas, by arithmetic.
+---Makes every bf16 number: 512 signs and exponents times 128 mantissas.
 local function every_bf16()
   local code = pl.arange(65536)
   local mantissa, exponent, negative = code % 128, (code // 128) % 256, code:ge(32768)
@@ -20,11 +20,11 @@ local function every_bf16()
   return pl.where(negative, -x, x)
 end
 
----How near products of 8-bit numbers come to those in f32. Tensor cores keep 14 bits or so of what they add up (DeepSeek-V3
----Technical Report, 2024, section 3.5.2).
+---Tolerance of fp8 products against f32: tensor cores accumulate about 14 bits (DeepSeek-V3 Technical Report, 2024, section
+---3.5.2).
 local NEAR = pl.zeros({}).device == "cpu" and 1e-5 or 1e-3
 
----x rounded to 8 bits and back, with the scale of its largest magnitude.
+---Quantizes x to fp8 with the scale of its largest magnitude, and back.
 local function rounded(x, format)
   local scale = x:abs():amax():to("f32") * (1.0 / (format == "e5m2" and 57344 or 448))
   return pl.dequantize_fp8(pl.quantize_fp8(x, scale, { format = format }), scale, { format = format })
@@ -56,7 +56,7 @@ describe("numbers of 8 bits", function()
     local y = pl.matmul_fp8(qa, qb, 0.01, 0.02, bias, { format_a = "e5m2", dtype = "f32" })
     expect(y):to_be_near(pl.linear(da, db, bias), NEAR)
     expect(pl.matmul_fp8(qa, qb).dtype):to_be "bf16"
-    -- Transposed in memory: the same numbers.
+    -- Transposed operands give the same numbers.
     local turned = pl.matmul_fp8(qa:t():contiguous():t(), qb:t():contiguous():t(), 0.01, 0.02, bias, { format_a = "e5m2", dtype = "f32" })
     expect(turned):to_be_near(y, 1e-6)
   end)
@@ -75,7 +75,7 @@ describe("numbers of 8 bits", function()
   end)
 end)
 
----A step of gradients y:backward(g), then the end of the step: y, the gradient of x and that of the weight.
+---Runs y:backward(g) in a step; returns y, the gradient of x and that of the weight.
 local function pass(layer, x, g)
   local state = pl.state(x)
   local y = layer(state)

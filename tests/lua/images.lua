@@ -1,4 +1,4 @@
--- Folders of images: which batch has what, views, errors. What decoding and scaling give is tested in runtime/data/src/images.
+-- Tests folders of images: contents of batches, views, errors. Decoding and scaling are tested in runtime/data/src/images.
 
 local pl = require "perilune"
 local data = pl.data
@@ -13,7 +13,7 @@ local function opened(changes)
   return data.images(FOLDER, opts)
 end
 
----All batches of two epochs, and what each is like.
+---Loads all batches of two epochs and describes each.
 local function batches(loader, from, to)
   local out = {}
   for k = from or 0, to or 2 * loader:batches() - 1 do
@@ -59,7 +59,7 @@ describe("a folder of images", function()
     table.sort(rows)
     for i = 1, 19 do expect(rows[i]):to_be(i - 1) end
     expect(pl.tensor(loader.ids(0, 19)):eq(pl.tensor(loader.ids(19, 19))):all():item()):to_be(false)
-    -- The same image in both epochs, cut otherwise.
+    -- The same image has another crop in the second epoch.
     local first = loader.ids(0, 1)[1]
     local again
     for i, row in ipairs(loader.ids(19, 19)) do if row == first then again = i - 1 end end

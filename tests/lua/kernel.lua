@@ -1,4 +1,4 @@
--- pl.kernel: expressions against the ops they stand for, gradients, and what is refused.
+-- Tests pl.kernel: expressions against the ops they consist of, CUDA source on the device, gradients, errors.
 
 local pl = require "perilune"
 local t = require "support"
@@ -109,7 +109,7 @@ local scale_source = [[
   }
 ]]
 
----The kernel above; `more` replaces options.
+---Makes the kernel above; `more` replaces options.
 local function scale_rows(more)
   local options = {
     name = "scale_rows", inputs = "x: f32, w: f32", outputs = "y, sums: f32", scalars = "alpha", source = scale_source,
@@ -203,7 +203,7 @@ describe("pl.kernel from CUDA source", function()
     raises({}, { a:to "f64" }, "x is f64, but declared as f32")
     raises({ shape = function() return { 2.5 } end }, { a }, "shape gave a table for y")
     raises({ shape = function() end }, { a }, "shape gave 0 values for 1 outputs")
-    -- The reference runs on the CPU, and what no GPU would take is an error there too.
+    -- On the CPU the reference runs, but a launch that no GPU accepts is an error there too.
     raises({ block = 2048 }, { a }, "block has 2048 threads", "1024 at most")
     raises({ block = 2.5 }, { a }, "block is 2.5")
     raises({ grid = function() return { 1, 2, 3, 4 } end }, { a }, "grid is {1, 2, 3, 4}")

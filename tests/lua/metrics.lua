@@ -1,4 +1,4 @@
--- Metrics against values worked out by hand.
+-- Tests metrics against values computed by hand.
 
 local pl = require "perilune"
 local metrics = pl.metrics

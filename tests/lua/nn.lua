@@ -1,4 +1,4 @@
--- Layers: numbers of PyTorch (golden/nn.lua), shapes, names of parameters, modes, modules of one's own.
+-- Tests layers: values of PyTorch (golden/nn.lua), shapes, parameter names, modes, custom modules.
 
 local pl = require "perilune"
 local nn = pl.nn
@@ -6,7 +6,7 @@ local t = require "support"
 local numbers = require "golden.nn"
 local describe, it, expect = t.describe, t.it, t.expect
 
----Weights 0.5, 0.6, ... as in golden/make.py, so that every output counts differently.
+---Makes weights 0.5, 0.6, ... as golden/make.py does, so that every output has a different weight.
 local function weighted(outputs)
   local sum
   for _, y in ipairs(outputs) do
@@ -17,7 +17,7 @@ local function weighted(outputs)
   return sum
 end
 
----Gives `model` the golden weights, and compares outputs, gradients of weights and of inputs.
+---Assigns the golden weights to `model`; compares outputs and the gradients of weights and inputs.
 local function compare(name, model, tolerance)
   local case = numbers[name]
   local seen = 0
@@ -150,7 +150,7 @@ describe("a mixture of experts", function()
   local T, C, E = 10, 6, 4
   local x = pl.eval(pl.randn { T, C })
 
-  -- What it says it is, token by token.
+  -- The definition, token by token.
   local function by_token(m, x_TC)
     local share = m.router(x_TC):softmax(-1)
     local rows = {}
@@ -236,7 +236,7 @@ describe("attention", function()
       local ids = pl.tensor { 0, 0, 0, 0, 1, 1, 1 }
       expect(attn(packed, { documents = ids })):to_be_near(alone:tolist(), 1e-5)
       expect(attn(packed, { documents = ids:unsqueeze(0) })):to_be_near(alone:tolist(), 1e-5)
-      -- By plain ops, as dropout needs them.
+      -- By elementary ops, the path with dropout.
       attn.dropout = 1e-30
       expect(attn:train()(packed, { documents = ids:unsqueeze(0) })):to_be_near(alone:tolist(), 1e-5)
       attn.dropout = 0
@@ -385,7 +385,7 @@ describe("initialisers", function()
   local init = pl.init
   pl.seed(11)
 
-  ---Mean, deviation, smallest and largest.
+  ---Computes mean, standard deviation, minimum and maximum.
   local function facts(x)
     return x:mean():item(), x:std():item(), x:min():item(), x:max():item()
   end

@@ -1,4 +1,4 @@
--- Optimizers, schedules, clipping and averages against PyTorch (golden/optim.lua, golden/schedule.lua).
+-- Tests optimizers, schedules, clipping and averages against PyTorch (golden/optim.lua, golden/schedule.lua).
 
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -185,7 +185,7 @@ describe("EMA", function()
 end)
 
 describe("LossScaler", function()
-  -- One step whose loss is sum(w * g): its gradient is g, whatever w is.
+  -- Takes one step with the loss sum(w * g), whose gradient is g for every w.
   local function stepper(make, opts)
     local w = pl.state(pl.tensor { 1.0, -2.0, 3.0 })
     local opt, scaler = make { w }, opts and optim.LossScaler(opts)

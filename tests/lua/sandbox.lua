@@ -1,4 +1,4 @@
--- What a recipe cannot do: reach the system, run bytecode, leave traps.
+-- Tests the sandbox: recipes cannot access the system, run bytecode or install finalizers.
 
 local pl = require "perilune"
 local t = require "support"

@@ -1,4 +1,4 @@
--- States, steps and gradients.
+-- Tests States, step scopes and gradients.
 
 local pl = require "perilune"
 local t = require "support"
@@ -274,7 +274,7 @@ describe("autocast", function()
   end)
 
   it("reads 16-bit copies of weights, which are what a cast gives, whatever happens to the weights", function()
-    -- A cast of `read(w)` is a cast of w where that is w, and has no copy where it is w times 1.
+    -- A cast of w has a shadow copy; a cast of w * 1 has none.
     local function train(dtype, read)
       pl.seed(5)
       local w, b, x = pl.state(pl.randn { 6, 6 }), pl.state(pl.randn { 6 }), pl.randn { 8, 6 }
@@ -314,7 +314,7 @@ describe("autocast", function()
 
   it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()
     pl.seed(3)
-    -- Large enough products: small ones are left to kernels that round no operand.
+    -- Large products only: kernels of small ones do not round operands to tf32.
     local x, w = pl.randn { 1024, 1024 }, pl.state(pl.randn { 1024, 1024 })
     local bias = pl.randn { 1024 }
     local function both() return x:matmul(w:t()), pl.linear(x, w, bias) end

@@ -1,4 +1,4 @@
--- support.lua: describe, it, expect: the words of busted, in a page.
+-- support.lua: implements describe, it and expect, a subset of busted.
 --
 --   describe("relu", function()
 --     it("cuts below zero", function()
@@ -6,14 +6,14 @@
 --     end)
 --   end)
 --
--- A failure names the line of the expectation. Tensors are compared by their values; nested lists stand for tensors.
+-- A failure names the line of the expectation. Tensors are compared by value; a nested list equals a tensor of its values.
 
 local pl = require "perilune"
 
 local support = { passed = 0, failures = {} }
 local path = {}
 
----A tensor as nested lists, anything else as it is.
+---Converts a tensor to nested lists; returns other values unchanged.
 local function plain(value)
   return pl.is_tensor(value) and value:tolist() or value
 end
@@ -37,7 +37,7 @@ local function show(value, depth)
   return "{" .. table.concat(parts, ", ") .. "}"
 end
 
----Where two values differ, or nil. `tolerance` is relative to the larger of 1 and the value.
+---Finds where two values differ, or returns nil. `tolerance` is relative to max(1, |value|).
 local function difference(got, want, tolerance, at)
   got, want = plain(got), plain(want)
   if type(got) == "table" and type(want) == "table" then
@@ -63,18 +63,18 @@ Expectation.__index = Expectation
 -- Level 3: the line that called the method of the expectation.
 local function fail(message) error(message, 3) end
 
----The same value, by ==.
+---Expects the same value, by ==.
 function Expectation:to_be(want)
   if self.value ~= want then fail(("it is %s, not %s"):format(show(self.value), show(want))) end
 end
 
----Equal values, through tables and tensors.
+---Expects equal values, in nested tables and tensors.
 function Expectation:to_equal(want)
   local d = difference(self.value, want, nil, "")
   if d then fail(d) end
 end
 
----Equal but for rounding.
+---Expects equal values up to a tolerance.
 function Expectation:to_be_near(want, tolerance)
   local d = difference(self.value, want, tolerance or 1e-5, "")
   if d then fail(d) end
@@ -92,12 +92,12 @@ function Expectation:to_be_true()
   if not self.value then fail(("it is %s"):format(show(self.value))) end
 end
 
----A text with `part` in it, as it stands.
+---Expects a text that contains `part` literally.
 function Expectation:to_contain(part)
   if not tostring(self.value):find(part, 1, true) then fail(("%s does not contain %q"):format(show(tostring(self.value)), part)) end
 end
 
----A function that raises an error with `part` in it.
+---Expects a function that raises an error containing `part`.
 function Expectation:to_raise(part)
   local ok, e = pcall(self.value)
   if ok then fail("no error was raised") end
@@ -124,12 +124,12 @@ function support.it(name, body)
   end
 end
 
----A tensor of golden/*.lua: { shape = , dtype = , { numbers } }.
+---Makes a tensor of golden/*.lua: { shape = , dtype = , { numbers } }.
 function support.golden(entry)
   return pl.tensor(entry[1], { dtype = entry.dtype or "f32" }):reshape(entry.shape)
 end
 
----What the test binary asks for at the end.
+---Returns the results to the test binary.
 function support.report()
   print(("passed %d"):format(support.passed))
   for _, failure in ipairs(support.failures) do print("failed " .. failure) end

@@ -1,4 +1,4 @@
--- Tensors from Lua: making, printing, indexing, operators, promotion, broadcasting, evaluation.
+-- Tests tensors in Lua: creation, printing, indexing, operators, promotion, broadcasting, evaluation.
 
 local pl = require "perilune"
 local t = require "support"
@@ -42,7 +42,7 @@ end)
 
 local device = pl.zeros({}).device
 
--- The text of a value, as it reads on the CPU.
+-- Formats a value as on the CPU.
 local function show(x) return (tostring(x):gsub(device, "cpu", 1)) end
 
 describe("arange", function()
@@ -211,7 +211,7 @@ describe("promotion", function()
     expect((pl.ones({ 2 }, { dtype = "bf16" }) * pl.tensor(1.5)).dtype):to_be "bf16"
     expect((pl.tensor(1.5) * pl.ones({ 2 }, { dtype = "i64" })).dtype):to_be "f32"
     expect((pl.tensor(1.5) * pl.tensor(1.5, { dtype = "f64" })).dtype):to_be "f64"
-    -- What gave way has a gradient of its own dtype.
+    -- The promoted operand has a gradient of its own dtype.
     local s = pl.tensor(2.0)
     local g = pl.grad((s * pl.tensor({ 1.0, 3.0 }, { dtype = "bf16" })):sum(), { s })
     expect(g.dtype):to_be "f32"
@@ -351,8 +351,7 @@ describe("evaluation", function()
 end)
 
 describe("where results lie", function()
-  -- A result that all readers take with heads and rows swapped may be written that way; one that is evaluated as it stands
-  -- is not.
+  -- A result may be stored with heads and rows swapped if all its readers swap them, but not if it is evaluated as it is.
   local function swapped(make)
     local x = make()
     pl.eval(x)
@@ -390,7 +389,7 @@ describe("where results lie", function()
     end
   end)
 
-  -- Results of 8 MiB and more are written past the caches, by loops that run in step.
+  -- Results of at least 8 MiB are written by non-temporal stores.
   it("does not show in large rows", function()
     pl.seed(6)
     for _, cols in ipairs { 768, 1024, 4096, 1000 } do

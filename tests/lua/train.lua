@@ -1,4 +1,4 @@
--- The standard loop, driven from Lua: steps, evaluation, accumulation, early stop, averages, resuming, memorising.
+-- Tests the default training loop: steps, evaluation, accumulation, early stopping, averages, resume, memorise.
 
 local pl = require "perilune"
 local nn, optim, data, metrics, train = pl.nn, pl.optim, pl.data, pl.metrics, pl.train
@@ -108,7 +108,7 @@ describe("a run", function()
   end)
 
   it("divides by the tokens that count, without being told", function()
-    -- Sequences of classes with holes; some micro-batches have none that counts.
+    -- Sequences with ignored targets; in some micro-batches all are ignored.
     local V, T = 5, 6
     local function recipe(seed, weight)
       return {
@@ -252,6 +252,19 @@ describe("a run", function()
     end })
     local result = run:step()
     expect(result.metrics.twice:item()):to_be_near(result.loss:item() * 2)
+  end)
+
+  it("takes the same default step as its short form in a recipe", function()
+    local recipe = recipe_of()
+    recipe.step = function(run, batch)
+      local loss, values = recipe.loss(run.model, batch)
+      loss:backward()
+      run.opt:step()
+      return loss, values
+    end
+    local own, default = train.new(recipe), train.new(recipe_of())
+    expect(losses(own, 5)):to_equal(losses(default, 5))
+    expect(weights(own)):to_equal(weights(default))
   end)
 
   it("clips and reports the norm", function()

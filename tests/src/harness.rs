@@ -4,7 +4,7 @@ use crate::case::{Arg, Case, Data};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{Args, Value};
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_cpu::Cpu;
+use perilune_cpu::{Cpu, Isa};
 use perilune_cuda::Cuda;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
@@ -36,7 +36,10 @@ pub fn on_gpu() -> bool {
 pub fn device(threads: usize) -> Rc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
         Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
-        _ => Rc::new(Cpu::new(Some(threads))),
+        _ => {
+            Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
+            Rc::new(Cpu::new(Some(threads)))
+        }
     }
 }
 
@@ -62,7 +65,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
             }
             let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&dims), &values)).unwrap();
             let axes: Vec<usize> = (0..rank).rev().collect();
-            e.graph.permute(x, &axes).unwrap()
+            e.recorder.graph.permute(x, &axes).unwrap()
         }
         Layout::Sliced => {
             let mut wide: Vec<usize> = d.dims.clone();
@@ -87,7 +90,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
                 values[offset(&at, &wide)] = *v;
             }
             let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&wide), &values)).unwrap();
-            let g = &mut e.graph;
+            let g = &mut e.recorder.graph;
             match rank {
                 0 => {
                     let y = g.slice(x, 0, 1, 2, 1).unwrap();
@@ -112,7 +115,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
             }
             let mut x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&d.dims), &values)).unwrap();
             for k in ends {
-                x = e.graph.flip(x, k).unwrap();
+                x = e.recorder.graph.flip(x, k).unwrap();
             }
             x
         }
@@ -172,7 +175,7 @@ pub fn run(e: &mut Engine, case: &Case, layout: Layout) -> Outcome {
 
 /// Records with `f` on a clean engine, reads the nodes it gives, and clears the engine.
 pub fn run_with(e: &mut Engine, f: impl FnOnce(&mut Engine) -> Result<Vec<NodeId>, String>) -> Outcome {
-    e.seed(7);
+    e.recorder.seed(7);
     let done = catch_unwind(AssertUnwindSafe(|| {
         let ids = f(e)?;
         read_all(e, &ids)
@@ -269,7 +272,7 @@ pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
             one.dims[0] = 1;
             one.values.truncate(d.values.len() / d.dims[0]);
             let x = e.from_host(&one.host()).unwrap();
-            e.graph.expand(x, Shape::of(&d.dims)).unwrap()
+            e.recorder.graph.expand(x, Shape::of(&d.dims)).unwrap()
         };
         let values: Vec<Value> = case
             .args

@@ -76,7 +76,7 @@ pub fn run(e: &mut Engine, recipe: Recipe, mode: Mode) -> Vec<HostTensor> {
     let mut out: Vec<HostTensor> =
         handles.iter().map(|h| e.read(*h).unwrap_or_else(|f| panic!("{}", f.error))).collect();
     for h in handles {
-        e.release(h);
+        e.recorder.release(h);
     }
     for s in states {
         out.push(e.read_state(s).unwrap_or_else(|f| panic!("{}", f.error)));
@@ -94,7 +94,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
         () => *rng.pick(BASES),
     };
     let numel: usize = base.iter().product();
-    e.seed(recipe.seed);
+    e.recorder.seed(recipe.seed);
     let mut states = Vec::new();
     for _ in 0..rng.below(3) {
         let dtype = if rng.one_in(3) { *rng.pick(&FLOATS) } else { DType::F32 };
@@ -102,7 +102,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
         states.push(e.new_state(init, true).unwrap());
     }
     e.flush().unwrap_or_else(|f| panic!("{}", f.error));
-    e.seed(recipe.seed);
+    e.recorder.seed(recipe.seed);
     e.begin_step().unwrap_or_else(|f| panic!("{}", f.error));
     let limit = (numel * 2).max(64);
     let mut m = Maker { e, rng, pool: Vec::new(), leaves: Vec::new(), states, limit, assigned: Vec::new() };
@@ -119,8 +119,8 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
         m.step();
     }
     if mode == Mode::Recomputed {
-        let end = m.e.graph.len() as u32;
-        spans(&mut m.e.graph.remat.spans, &mut Pcg::new(recipe.seed ^ 0xca11), 0, end, 3);
+        let end = m.e.recorder.graph.len() as u32;
+        spans(&mut m.e.recorder.graph.remat.spans, &mut Pcg::new(recipe.seed ^ 0xca11), 0, end, 3);
     }
     if m.rng.one_in(3) {
         m.gradients();
@@ -138,7 +138,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     }
     let (states, assigned) = (m.states, m.assigned);
     text.push_str(&describe(e, &roots, &assigned));
-    let handles: Vec<Handle> = roots.iter().map(|r| e.handle(*r)).collect();
+    let handles: Vec<Handle> = roots.iter().map(|r| e.recorder.handle(*r)).collect();
     if mode == Mode::Apart {
         for r in &roots {
             e.evaluate(&[*r]).unwrap_or_else(|f| panic!("{}", f.error));
@@ -177,13 +177,13 @@ pub fn show(recipe: Recipe) -> String {
 }
 
 fn describe(e: &Engine, roots: &[NodeId], pending: &[(StateId, NodeId)]) -> String {
-    let mut wanted = vec![false; e.graph.len()];
+    let mut wanted = vec![false; e.recorder.graph.len()];
     for id in roots.iter().chain(pending.iter().map(|p| &p.1)) {
         wanted[id.index()] = true;
     }
     let mut lines = Vec::new();
-    for id in e.graph.ids().rev() {
-        let n = e.graph.node(id);
+    for id in e.recorder.graph.ids().rev() {
+        let n = e.recorder.graph.node(id);
         if !wanted[id.index()] {
             continue;
         }
@@ -209,11 +209,11 @@ fn describe(e: &Engine, roots: &[NodeId], pending: &[(StateId, NodeId)]) -> Stri
 
 impl Maker<'_> {
     fn shape(&self, x: NodeId) -> Shape {
-        self.e.graph.shape(x)
+        self.e.recorder.graph.shape(x)
     }
 
     fn dtype(&self, x: NodeId) -> DType {
-        self.e.graph.dtype(x)
+        self.e.recorder.graph.dtype(x)
     }
 
     fn rank(&self, x: NodeId) -> usize {
@@ -271,7 +271,7 @@ impl Maker<'_> {
             }
         }
         let x = self.any();
-        self.e.graph.cast(x, DType::F32).unwrap()
+        self.e.recorder.graph.cast(x, DType::F32).unwrap()
     }
 
     /// A node that broadcasts with `x` to something not too large.
@@ -659,9 +659,9 @@ impl Maker<'_> {
         let y = self.real();
         let Ok(total) = call(self.e, "sum", &[t(y)], &[]) else { return };
         let dtype = self.dtype(total);
-        let one = self.e.graph.constant(1.0, dtype);
+        let one = self.e.recorder.graph.constant(1.0, dtype);
         let leaves = self.leaves.clone();
-        if let Ok(found) = grad::grad(&mut self.e.graph, total, one, &leaves, false) {
+        if let Ok(found) = grad::grad(&mut self.e.recorder.graph, total, one, &leaves, false) {
             self.pool.extend(found.into_iter().flatten());
         }
     }

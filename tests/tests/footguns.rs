@@ -48,7 +48,7 @@ impl Bench {
     }
 
     fn end(&mut self, roots: &[NodeId]) -> Vec<Handle> {
-        let handles: Vec<Handle> = roots.iter().map(|r| self.e.handle(*r)).collect();
+        let handles: Vec<Handle> = roots.iter().map(|r| self.e.recorder.handle(*r)).collect();
         self.e.end_step(roots).unwrap_or_else(|f| panic!("{}", f.error));
         handles
     }
@@ -253,14 +253,14 @@ fn an_aborted_step_changes_nothing() {
 #[test]
 fn a_cached_plan_names_the_line_of_now() {
     let mut b = Bench::new();
-    let file = b.e.source_map.file("recipe.lua");
+    let file = b.e.recorder.source_map.file("recipe.lua");
     let mut pick = |line, index| {
         let x = b.e.from_host(&HostTensor::from_f32(Shape::of(&[2]), &[1.0, 2.0])).unwrap();
         let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[1]), &[index])).unwrap();
-        b.e.graph.loc = b.e.source_map.intern(file, line);
+        b.e.recorder.graph.modes.loc = b.e.recorder.source_map.intern(file, line);
         let y = b.call("index_select", &[t(x), int(0), t(index)]);
         let result = b.e.evaluate(&[y]);
-        (result.map_err(|f| f.loc.map(|s| b.e.source_map.show(s))), b.e.stats().misses)
+        (result.map_err(|f| f.loc.map(|s| b.e.recorder.source_map.show(s))), b.e.stats().misses)
     };
     assert_eq!(pick(12, 1), (Ok(()), 1));
     assert_eq!(pick(34, 7), (Err(Some("recipe.lua:34".to_string())), 1));
@@ -273,19 +273,19 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let (w, v) = (b.state(&[1.0, 2.0]), b.state(&[5.0, 6.0]));
     b.e.begin_step().unwrap();
     let (x, y) = (b.get(w), b.get(v));
-    let file = b.e.source_map.file("recipe.lua");
-    b.e.graph.loc = b.e.source_map.intern(file, 12);
+    let file = b.e.recorder.source_map.file("recipe.lua");
+    b.e.recorder.graph.modes.loc = b.e.recorder.source_map.intern(file, 12);
     let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &[0, 7])).unwrap();
     let picked = b.call("index_select", &[t(x), int(0), t(index)]);
-    b.e.graph.loc = perilune_core::source_loc::SourceLoc::NONE;
+    b.e.recorder.graph.modes.loc = perilune_core::source_loc::SourceLoc::NONE;
     b.e.assign(w, picked).unwrap();
     let y = b.add(y, 1.0);
     b.e.assign(v, y).unwrap();
     let fault = b.e.end_step(&[]).unwrap_err();
     let text = fault.error.to_string();
     assert!(text.contains("index_select") && text.contains('7') && text.contains('2'), "{text}");
-    assert_eq!(fault.loc.map(|s| b.e.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
-    // A GPU looks at its indices behind the step (docs/decisions.md), which has then written its States.
+    assert_eq!(fault.loc.map(|s| b.e.recorder.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
+    // A GPU looks at its indices behind the step (docs/adr/067-bad-index-is-reported.md), which has then written its States.
     let left = if harness::on_gpu() { [1.0, 0.0] } else { [1.0, 2.0] };
     assert_eq!(b.value(w), left);
     assert_eq!(b.value(v), if harness::on_gpu() { [6.0, 7.0] } else { [5.0, 6.0] });
@@ -340,11 +340,11 @@ fn reading_in_mid_step_commits_nothing() {
 fn stale_handles_name_their_line_and_the_cure() {
     let mut b = Bench::new();
     b.e.begin_step().unwrap();
-    let file = b.e.source_map.file("recipe.lua");
-    b.e.graph.loc = b.e.source_map.intern(file, 88);
+    let file = b.e.recorder.source_map.file("recipe.lua");
+    b.e.recorder.graph.modes.loc = b.e.recorder.source_map.intern(file, 88);
     let x = b.host(&[1.0]);
     let y = b.mul(x, 2.0);
-    let (h, kept) = (b.e.handle(y), b.e.handle(x));
+    let (h, kept) = (b.e.recorder.handle(y), b.e.recorder.handle(x));
     b.e.end_step(&[]).unwrap();
     let error = b.e.read(h).unwrap_err().error.to_string();
     for part in ["recipe.lua:88", "a step that has ended", "return it from the step", "pl.keep(x)"] {
@@ -366,16 +366,16 @@ fn handles_carry_values_over_and_free_them() {
     assert!(held >= 4000, "{held}");
     for k in 0..5 {
         b.e.begin_step().unwrap();
-        let y = b.e.node(h[0]).unwrap();
-        assert_eq!(b.e.node(h[0]).unwrap(), y, "one leaf stands for it in a step");
+        let y = b.e.recorder.node(h[0]).unwrap();
+        assert_eq!(b.e.recorder.node(h[0]).unwrap(), y, "one leaf stands for it in a step");
         let z = b.add(y, f64::from(k));
         let r = b.end(&[z]);
         assert_eq!(b.read(r[0])[999], 6.0 + f64::from(k));
-        b.e.release(r[0]);
+        b.e.recorder.release(r[0]);
     }
     b.e.flush().unwrap();
     assert_eq!(b.e.stats().held_bytes, held);
-    b.e.release(h[0]);
+    b.e.recorder.release(h[0]);
     b.e.flush().unwrap();
     assert_eq!(b.e.stats().held_bytes, 0);
 }
@@ -389,10 +389,10 @@ fn two_handles_of_one_carried_value_are_counted_apart() {
     let y = b.mul(x, 2.0);
     let h = b.end(&[y]);
     b.e.begin_step().unwrap();
-    let again = b.e.node(h[0]).unwrap();
+    let again = b.e.recorder.node(h[0]).unwrap();
     let same = b.call("reshape", &[t(again), ints(&[1])]);
-    let second = b.e.handle(same);
-    b.e.release(h[0]);
+    let second = b.e.recorder.handle(same);
+    b.e.recorder.release(h[0]);
     b.e.end_step(&[]).unwrap();
     assert_eq!(b.read(second), [6.0]);
 }
@@ -404,8 +404,8 @@ fn flushing_keeps_what_is_held() {
     let x = b.host(&[2.0]);
     let y = b.mul(x, 4.0);
     let dropped = b.mul(x, 5.0);
-    let (h, gone) = (b.e.handle(y), b.e.handle(dropped));
-    b.e.release(gone);
+    let (h, gone) = (b.e.recorder.handle(y), b.e.recorder.handle(dropped));
+    b.e.recorder.release(gone);
     b.e.flush().unwrap();
     assert_eq!(b.read(h), [8.0]);
 }
@@ -531,7 +531,7 @@ fn equal_maxima_share_their_gradient() {
 // ---- random numbers --------------------------------------------------------------------------------------------------
 
 fn draws(e: &mut Engine, together: bool) -> Vec<HostTensor> {
-    e.seed(42);
+    e.recorder.seed(42);
     let mut out = Vec::new();
     for _ in 0..2 {
         e.begin_step().unwrap();
@@ -541,7 +541,7 @@ fn draws(e: &mut Engine, together: bool) -> Vec<HostTensor> {
         let s = call(e, "sum", &[t(d), ints(&[1])], &[]).unwrap();
         let n = call(e, "randn", &[ints(&[7])], &[]).unwrap();
         let roots = [a, x, d, s, n];
-        let handles: Vec<Handle> = roots.iter().map(|r| e.handle(*r)).collect();
+        let handles: Vec<Handle> = roots.iter().map(|r| e.recorder.handle(*r)).collect();
         if !together {
             for r in roots.iter().rev() {
                 e.evaluate(&[*r]).unwrap();
@@ -550,7 +550,7 @@ fn draws(e: &mut Engine, together: bool) -> Vec<HostTensor> {
         e.end_step(&roots).unwrap();
         for h in handles {
             out.push(e.read(h).unwrap());
-            e.release(h);
+            e.recorder.release(h);
         }
     }
     out
@@ -602,11 +602,11 @@ fn memory_is_flat_over_ten_thousand_steps() {
     let mut last: Option<Handle> = None;
     for k in 0..10_000 {
         b.e.begin_step().unwrap();
-        let (x, c) = (b.get(w), b.e.node(carried).unwrap());
+        let (x, c) = (b.get(w), b.e.recorder.node(carried).unwrap());
         let y = b.call("mul", &[t(x), t(c)]);
         let y = match last {
             Some(h) => {
-                let old = b.e.node(h).unwrap();
+                let old = b.e.recorder.node(h).unwrap();
                 b.call("add", &[t(y), t(old)])
             }
             None => y,
@@ -619,7 +619,7 @@ fn memory_is_flat_over_ten_thousand_steps() {
         b.e.assign(w, new).unwrap();
         let h = b.end(&[l])[0];
         if let Some(old) = last.replace(h) {
-            b.e.release(old);
+            b.e.recorder.release(old);
         }
         if k == 20 {
             held = b.e.stats().held_bytes;

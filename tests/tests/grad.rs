@@ -30,11 +30,12 @@ struct Scalar {
 }
 
 fn record(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Scalar>, String> {
-    e.seed(7);
+    e.recorder.seed(7);
     let (args, nodes) = harness::args(e, case, Layout::Contiguous);
     let outs = e.call(case.op, &args).map_err(|f| f.error.to_string())?;
-    let (floats, others): (Vec<NodeId>, Vec<NodeId>) = nodes.into_iter().partition(|n| e.graph.dtype(*n).is_float());
-    let outs: Vec<NodeId> = outs.into_iter().filter(|o| e.graph.dtype(*o).is_float()).collect();
+    let (floats, others): (Vec<NodeId>, Vec<NodeId>) =
+        nodes.into_iter().partition(|n| e.recorder.graph.dtype(*n).is_float());
+    let outs: Vec<NodeId> = outs.into_iter().filter(|o| e.recorder.graph.dtype(*o).is_float()).collect();
     let mut rng = Pcg::named(&[case.op.name, "cotangent"]);
     let Some(mut value) = weigh(e, &outs, &mut rng) else { return Ok(None) };
     for _ in 0..order {
@@ -50,10 +51,10 @@ fn record(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Scalar>, S
 fn weigh(e: &mut Engine, xs: &[NodeId], rng: &mut Pcg) -> Option<NodeId> {
     let mut total: Option<NodeId> = None;
     for &x in xs {
-        let (shape, dtype) = (e.graph.shape(x), e.graph.dtype(x));
+        let (shape, dtype) = (e.recorder.graph.shape(x), e.recorder.graph.dtype(x));
         let weights: Vec<f64> = (0..shape.numel()).map(|_| rng.range(-16, 17) as f64 / 8.0).collect();
         let w = e.from_host(&HostTensor::from_f64(dtype, shape, &weights)).unwrap();
-        let g = &mut e.graph;
+        let g = &mut e.recorder.graph;
         let y = g.mul(x, w).unwrap();
         let y = g.sum_all(y).unwrap();
         let y = g.cast(y, DType::F64).unwrap();
@@ -66,9 +67,9 @@ fn weigh(e: &mut Engine, xs: &[NodeId], rng: &mut Pcg) -> Option<NodeId> {
 }
 
 fn gradients(e: &mut Engine, y: NodeId, wrt: &[NodeId], create_graph: bool) -> Result<Vec<Option<NodeId>>, String> {
-    let dtype = e.graph.dtype(y);
-    let one = e.graph.constant(1.0, dtype);
-    grad::grad(&mut e.graph, y, one, wrt, create_graph).map_err(|m| m.to_string())
+    let dtype = e.recorder.graph.dtype(y);
+    let one = e.recorder.graph.constant(1.0, dtype);
+    grad::grad(&mut e.recorder.graph, y, one, wrt, create_graph).map_err(|m| m.to_string())
 }
 
 /// The value of the scalar.
@@ -95,7 +96,7 @@ fn analytic(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Vec<Host
     let mut values = harness::read_all(e, &ids)?.into_iter();
     let mut out = Vec::new();
     for (x, d) in s.floats.iter().zip(&found) {
-        let (shape, dtype) = (e.graph.shape(*x), e.graph.dtype(*x));
+        let (shape, dtype) = (e.recorder.graph.shape(*x), e.recorder.graph.dtype(*x));
         let d = match d {
             Some(_) => values.next().unwrap(),
             None => HostTensor::from_f64(dtype, shape, &vec![0.0; shape.numel()]),
@@ -257,10 +258,10 @@ fn norms_of_zeros_have_gradient_zero() {
         let x = HostTensor::from_f64(DType::F32, Shape::of(&[2, 3]), &[0.0, 0.0, 0.0, 1.0, -2.0, 0.5]);
         let x = e.from_host(&x).unwrap();
         let y = harness::call(&mut e, name, &[harness::t(x), harness::ints(&[1])], &options).unwrap();
-        let y = e.graph.sum_all(y).unwrap();
+        let y = e.recorder.graph.sum_all(y).unwrap();
         let dx = gradients(&mut e, y, &[x], true).unwrap()[0].unwrap();
-        let s = e.graph.square(dx).unwrap();
-        let s = e.graph.sum_all(s).unwrap();
+        let s = e.recorder.graph.square(dx).unwrap();
+        let s = e.recorder.graph.sum_all(s).unwrap();
         let ddx = gradients(&mut e, s, &[x], false).unwrap()[0].unwrap();
         let (dx, ddx) = (e.read_node(dx).unwrap().to_f64(), e.read_node(ddx).unwrap().to_f64());
         assert_eq!(dx[..3], [0.0; 3], "{name} {options:?}");

@@ -31,7 +31,7 @@ impl Problem {
         let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[ends.len()]), ends)).unwrap();
         let seed = e.from_host(&self.seed).unwrap();
         let y = call(e, "grouped_matmul", &[t(x), t(w), t(ends)], &[]).unwrap();
-        let d = grad::grad(&mut e.graph, y, seed, &[x, w], false).unwrap();
+        let d = grad::grad(&mut e.recorder.graph, y, seed, &[x, w], false).unwrap();
         let all: Vec<NodeId> = std::iter::once(y).chain(d.into_iter().flatten()).collect();
         let out = harness::read_all(e, &all).unwrap();
         e.flush().unwrap();
@@ -126,17 +126,17 @@ fn bad_ends_name_themselves() {
     ] {
         for (dtype, columns) in [(DType::BF16, 8), (DType::F32, 8), (DType::F32, 0)] {
             let mut e = harness::engine(1);
-            let file = e.source_map.file("recipe.lua");
+            let file = e.recorder.source_map.file("recipe.lua");
             let x = e.from_host(&HostTensor::from_f64(dtype, Shape::of(&[10, 8]), &[1.0; 80])).unwrap();
             let w = HostTensor::from_f64(dtype, Shape::of(&[2, 8, columns]), &vec![1.0; 16 * columns]);
             let w = e.from_host(&w).unwrap();
             let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &ends)).unwrap();
-            e.graph.loc = e.source_map.intern(file, 12);
+            e.recorder.graph.modes.loc = e.recorder.source_map.intern(file, 12);
             let y = call(&mut e, "grouped_matmul", &[t(x), t(w), t(ends)], &[]).unwrap();
             let fault = e.evaluate(&[y]).expect_err("bad ends");
             let text = fault.error.to_string();
             assert!(text.contains("grouped_matmul") && text.contains(words), "{text}");
-            assert_eq!(fault.loc.map(|s| e.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
+            assert_eq!(fault.loc.map(|s| e.recorder.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
         }
     }
 }
@@ -150,15 +150,15 @@ fn autocast_and_promotion_are_those_of_matmul() {
         let (a, b) = (normal(rng, x, &[5, 4]), normal(rng, w, &[2, 4, 3]));
         let (a, b, ends) = (e.from_host(&a).unwrap(), e.from_host(&b).unwrap(), e.from_host(&ends).unwrap());
         let y = call(e, "grouped_matmul", &[t(a), t(b), t(ends)], &[]).unwrap();
-        e.graph.dtype(y)
+        e.recorder.graph.dtype(y)
     };
     for (x, w) in [(DType::F32, DType::BF16), (DType::F16, DType::BF16), (DType::F64, DType::F32)] {
         assert_eq!(of(&mut e, x, w, &mut rng), DType::promote(x, w));
     }
-    e.graph.autocast = Some(DType::BF16);
+    e.recorder.graph.modes.autocast = Some(DType::BF16);
     assert_eq!(of(&mut e, DType::F32, DType::F32, &mut rng), DType::BF16);
     assert_eq!(of(&mut e, DType::F64, DType::F64, &mut rng), DType::F64);
-    e.graph.autocast = None;
+    e.recorder.graph.modes.autocast = None;
     let int = e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &[1, 2])).unwrap();
     let (a, b) = (normal(&mut rng, DType::F32, &[5, 4]), normal(&mut rng, DType::F32, &[3, 4, 3]));
     let (a, b) = (e.from_host(&a).unwrap(), e.from_host(&b).unwrap());

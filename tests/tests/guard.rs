@@ -39,21 +39,21 @@ impl World {
         e.begin_step().unwrap();
         let bit = ok.map(|ok| e.from_host(&HostTensor::from_f64(DType::Bool, Shape::SCALAR, &[ok.into()])).unwrap());
         let [sum, left, right] = [self.sum, self.left, self.right].map(|id| e.state_node(id).unwrap());
-        let more = e.graph.mul_c(left, 0.25).unwrap();
-        let more = e.graph.add_(sum, more).unwrap();
+        let more = e.recorder.graph.mul_c(left, 0.25).unwrap();
+        let more = e.recorder.graph.add_(sum, more).unwrap();
         e.assign(self.sum, more).unwrap();
-        let seven = e.graph.constant(7.0, DType::F32);
+        let seven = e.recorder.graph.constant(7.0, DType::F32);
         e.assign(self.blind, seven).unwrap();
         e.assign(self.left, right).unwrap();
         e.assign(self.right, left).unwrap();
         let born = e.new_state(more, false).unwrap();
-        let twice = e.graph.add_(more, more).unwrap();
+        let twice = e.recorder.graph.add_(more, more).unwrap();
         e.assign(born, twice).unwrap();
-        let recorded = e.graph.len();
+        let recorded = e.recorder.graph.len();
         if let Some(bit) = bit {
             e.guard(bit);
         }
-        assert_eq!(e.graph.len(), recorded, "a guard records nothing");
+        assert_eq!(e.recorder.graph.len(), recorded, "a guard records nothing");
         e.end_step(&[]).unwrap();
         born
     }

@@ -165,6 +165,10 @@ local pl = require "perilune"
 local before = pl.memory_budget "1MiB"
 assert(before == nil)
 assert(pl.memory_budget(nil) == 1 << 20)
+for _, same in ipairs { "512M", "512MiB", "512 mib", "0.5g", 512 << 20 } do
+  pl.memory_budget(same)
+  assert(pl.memory_budget(nil) == 512 << 20, same)
+end
 for _, bad in ipairs { "much", "-3", 0, -1, true } do assert(not pcall(pl.memory_budget, bad)) end
 local w = pl.state(pl.randn { 64, 64 })
 local x = pl.eval(pl.randn { 256, 64 })

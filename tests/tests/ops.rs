@@ -9,14 +9,6 @@ use perilune_tests::case::{self, Arg, Case, Data, Variant};
 use perilune_tests::harness::{self, Layout, Outcome};
 use perilune_tests::reference::{self, Known, Reference};
 
-/// Writes what `golden/ops/make.py` reads, if asked to.
-#[test]
-fn dump_cases() {
-    let Ok(path) = std::env::var("PERILUNE_DUMP_CASES") else { return };
-    let cases: Vec<_> = case::all().iter().map(Case::json).collect();
-    std::fs::write(path, serde_json::to_string(&cases).unwrap()).unwrap();
-}
-
 fn callable() -> Vec<&'static Op> {
     ops::all().iter().copied().filter(|op| !op.sig.is_empty()).collect()
 }
@@ -210,7 +202,7 @@ fn random_numbers_are_distributed_as_promised() {
         ("bernoulli", before(&[f(0.3)]), "bool", 0.0, 1.5, 0.3, 0.21),
     ];
     for (name, args, dtype, low, high, mean, variance) in cases {
-        e.seed(99);
+        e.recorder.seed(99);
         let dtype = DType::parse(dtype).unwrap();
         let x = harness::call(&mut e, name, &args, &[("dtype", Value::DType(dtype))]).unwrap();
         let y = e.read_node(x).unwrap();
@@ -401,20 +393,23 @@ fn documents_are_a_mask(dtype: DType, tf32: bool, error: f64) {
                 let run = |by_mask: bool| {
                     let mut e = harness::engine(1);
                     let got = harness::run_with(&mut e, |e| {
-                        e.graph.tf32 = tf32;
+                        e.recorder.graph.modes.tf32 = tf32;
                         let x: Vec<NodeId> = [&q, &k, &v, &d].map(|x| e.from_host(x).unwrap()).to_vec();
                         let ids = e.from_host(&ids).unwrap();
                         let given = if by_mask {
-                            let (i, j) = (e.graph.unsqueeze(ids, 2).unwrap(), e.graph.unsqueeze(ids, 1).unwrap());
-                            let same = e.graph.eq(i, j).unwrap();
-                            ("mask", harness::t(e.graph.unsqueeze(same, 1).unwrap()))
+                            let (i, j) = (
+                                e.recorder.graph.unsqueeze(ids, 2).unwrap(),
+                                e.recorder.graph.unsqueeze(ids, 1).unwrap(),
+                            );
+                            let same = e.recorder.graph.eq(i, j).unwrap();
+                            ("mask", harness::t(e.recorder.graph.unsqueeze(same, 1).unwrap()))
                         } else {
                             ("documents", harness::t(ids))
                         };
                         let options = [("is_causal", Value::Bool(causal)), ("enable_gqa", Value::Bool(true)), given];
                         let args = [x[0], x[1], x[2]].map(harness::t);
                         let y = harness::call(e, "scaled_dot_product_attention", &args, &options)?;
-                        let grads = perilune_core::grad::grad(&mut e.graph, y, x[3], &x[..3], false);
+                        let grads = perilune_core::grad::grad(&mut e.recorder.graph, y, x[3], &x[..3], false);
                         let grads = grads.map_err(|e| e.to_string())?;
                         Ok(std::iter::once(y).chain(grads.into_iter().flatten()).collect())
                     });
@@ -457,21 +452,25 @@ fn of_a_packed_projection(dtype: DType) {
         let got = harness::run_with(&mut e, |e| {
             let x = e.from_host(&packed).unwrap();
             let d = e.from_host(&grad).unwrap();
-            let (x, d) = (e.graph.permute(x, &[0, 2, 1, 3]).unwrap(), e.graph.permute(d, &[0, 2, 1, 3]).unwrap());
+            let (x, d) = (
+                e.recorder.graph.permute(x, &[0, 2, 1, 3]).unwrap(),
+                e.recorder.graph.permute(d, &[0, 2, 1, 3]).unwrap(),
+            );
             let mut parts = Vec::new();
             for k in 0..3 {
-                let part = e.graph.slice(x, 1, k * HEADS, (k + 1) * HEADS, 1).unwrap();
-                parts.push(if apart { e.graph.copy(part).unwrap() } else { part });
+                let part = e.recorder.graph.slice(x, 1, k * HEADS, (k + 1) * HEADS, 1).unwrap();
+                parts.push(if apart { e.recorder.graph.copy(part).unwrap() } else { part });
             }
             let args: Vec<Value> = parts.iter().map(|p| harness::t(*p)).collect();
             let y = harness::call(e, "scaled_dot_product_attention", &args, &[("is_causal", Value::Bool(true))])?;
             let wrt = if apart { parts } else { vec![x] };
-            let grads = perilune_core::grad::grad(&mut e.graph, y, d, &wrt, false).map_err(|e| e.to_string())?;
+            let grads =
+                perilune_core::grad::grad(&mut e.recorder.graph, y, d, &wrt, false).map_err(|e| e.to_string())?;
             let mut out = vec![y];
             out.extend(grads.into_iter().flatten());
             if !apart {
                 for o in &mut out {
-                    *o = e.graph.permute(*o, &[0, 2, 1, 3]).unwrap();
+                    *o = e.recorder.graph.permute(*o, &[0, 2, 1, 3]).unwrap();
                 }
             }
             Ok(out)

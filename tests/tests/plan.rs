@@ -49,9 +49,9 @@ impl Sketch {
     }
 
     fn grads(&mut self, y: NodeId, wrt: &[NodeId]) -> Vec<NodeId> {
-        let (shape, dtype) = (self.e.graph.shape(y), self.e.graph.dtype(y));
-        let seed = self.e.graph.filled(1.0, shape, dtype).unwrap();
-        grad::grad(&mut self.e.graph, y, seed, wrt, false).unwrap().into_iter().map(Option::unwrap).collect()
+        let (shape, dtype) = (self.e.recorder.graph.shape(y), self.e.recorder.graph.dtype(y));
+        let seed = self.e.recorder.graph.filled(1.0, shape, dtype).unwrap();
+        grad::grad(&mut self.e.recorder.graph, y, seed, wrt, false).unwrap().into_iter().map(Option::unwrap).collect()
     }
 
     /// States that hold zeros, in a generation of their own.
@@ -87,7 +87,7 @@ impl Sketch {
 
     fn program(&mut self, roots: &[NodeId]) -> Program {
         let request = Request { roots: roots.to_vec(), state_writes: self.state_writes.clone(), ..Request::default() };
-        program(&self.e.graph, &request).unwrap()
+        program(&self.e.recorder.graph, &request).unwrap()
     }
 }
 
@@ -98,7 +98,8 @@ fn program(g: &Graph, request: &Request) -> Fallible<Program> {
 fn program_on(g: &Graph, request: &Request, backend: &dyn Backend) -> Fallible<Program> {
     let mut tracer = Tracer::default();
     tracer.run(g, request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, request, Options::default(), backend).map_err(|e| e.to_string())?;
+    let p =
+        perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&p).map_err(|e| e.to_string())?;
     if p.values.len() < 2000 {
         no_overlap(&p)?;
@@ -165,7 +166,7 @@ fn snapshot(name: &str, p: &Program) {
     compiles(name, p);
     let path = format!("{}/golden/plans/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let got = text(p);
-    if std::env::var_os("PERILUNE_BLESS").is_some() {
+    if perilune_tests::scripts::blessing() {
         std::fs::write(&path, got).unwrap();
         return;
     }
@@ -391,7 +392,7 @@ fn attention_block_on_a_gpu() {
     let w = s.states(&dims);
     let n: Vec<NodeId> = w.iter().map(|w| s.e.state_node(*w).unwrap()).collect();
     let (x, c) = (s.x(&[2, 16, 64]), s.x(&[2, 16, 64]));
-    s.e.graph.autocast = Some(DType::BF16);
+    s.e.recorder.graph.modes.autocast = Some(DType::BF16);
     let h = s.call("layer_norm", &[t(x), t(n[0]), t(n[1])]);
     let qkv = s.call("linear", &[t(h), t(n[2]), t(n[3])]);
     let qkv = s.call("reshape", &[t(qkv), ints(&[2, 16, 6, 32])]);
@@ -403,12 +404,12 @@ fn attention_block_on_a_gpu() {
     let a = s.call("linear", &[t(a), t(n[4]), t(n[5])]);
     let y = s.call("add", &[t(x), t(a)]);
     let y = s.call("layer_norm", &[t(y), t(n[6]), t(n[7])]);
-    s.e.graph.autocast = None;
+    s.e.recorder.graph.modes.autocast = None;
     let l = s.call("mul", &[t(y), t(c)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &[&[x], &n[..]].concat());
     let request = Request { roots, ..Request::default() };
-    let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+    let p = program_on(&s.e.recorder.graph, &request, &gpu).unwrap();
     for k in &p.kernels {
         let name = show::name(k);
         assert!(name != "copy" && name != "cat", "{}", text(&p));
@@ -423,12 +424,12 @@ fn a_bias_is_stored_as_a_row() {
     let gpu = NullWith { has_kernel: |n| n.op.name == "linear", can_store_layout: |_, _, _| false };
     let mut s = Sketch::new();
     let (x, w, one) = (s.x(&[32, 64]), s.x(&[16, 64]), s.x(&[1]));
-    let zeros = s.e.graph.filled(0.0, Shape::of(&[16]), DType::F32).unwrap();
+    let zeros = s.e.recorder.graph.filled(0.0, Shape::of(&[16]), DType::F32).unwrap();
     let spread = s.call("expand", &[t(one), ints(&[16])]);
     for bias in [zeros, spread] {
         let y = s.call("linear", &[t(x), t(w), t(bias)]);
         let request = Request { roots: vec![y], ..Request::default() };
-        let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+        let p = program_on(&s.e.recorder.graph, &request, &gpu).unwrap();
         let row = p.kernels.iter().any(|k| match k {
             Kernel::Library(l) => matches!(&l.inputs[2], Operand::View(_, bias) if bias.strides() == [1]),
             _ => false,
@@ -456,7 +457,7 @@ fn attention_on_the_cpu_copies_nothing() {
     let roots = s.grads(l, &[x, w, o]);
     let request = Request { roots, ..Request::default() };
     let copies = |backend: &dyn Backend| {
-        let p = program_on(&s.e.graph, &request, backend).unwrap();
+        let p = program_on(&s.e.recorder.graph, &request, backend).unwrap();
         p.kernels.iter().filter(|k| show::name(k) == "copy").count()
     };
     assert!(copies(&Null) >= 2);
@@ -471,18 +472,18 @@ fn attention_within_documents_on_a_gpu() {
     let (q, k, v, c) = (s.x(&[2, 4, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 2, 96, 32]), s.x(&[2, 4, 96, 32]));
     let tokens = s.ids(&[2, 96]);
     let ends = s.call("eq", &[t(tokens), int(0)]);
-    let ends = s.e.graph.cast(ends, DType::I64).unwrap();
+    let ends = s.e.recorder.graph.cast(ends, DType::I64).unwrap();
     let ids = s.call("cumsum", &[t(ends), int(1)]);
     let ids = s.call("sub", &[t(ids), t(ends)]);
     let yes = || Value::Bool(true);
     let options = [("is_causal", yes()), ("enable_gqa", yes()), ("documents", t(ids))];
-    s.e.graph.autocast = Some(DType::BF16);
+    s.e.recorder.graph.modes.autocast = Some(DType::BF16);
     let y = call(&mut s.e, "scaled_dot_product_attention", &[t(q), t(k), t(v)], &options).unwrap();
-    s.e.graph.autocast = None;
+    s.e.recorder.graph.modes.autocast = None;
     let l = s.call("mul", &[t(y), t(c)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &[q, k, v]);
-    let p = program_on(&s.e.graph, &Request { roots, ..Request::default() }, &gpu).unwrap();
+    let p = program_on(&s.e.recorder.graph, &Request { roots, ..Request::default() }, &gpu).unwrap();
     snapshot("attention_documents_gpu", &p);
 }
 
@@ -502,7 +503,7 @@ fn resnet_block_on_a_gpu() {
     }
     let n: Vec<NodeId> = s.states(&shapes).iter().map(|w| s.e.state_node(*w).unwrap()).collect();
     let x = s.x(&[4, 3, 32, 32]);
-    s.e.graph.autocast = Some(DType::BF16);
+    s.e.recorder.graph.modes.autocast = Some(DType::BF16);
     // Convolution k with its norm.
     let conv_norm = |s: &mut Sketch, x: NodeId, k: usize, stride: i64| {
         let padding = dims[k][2] as i64 / 2;
@@ -523,12 +524,12 @@ fn resnet_block_on_a_gpu() {
     let y = s.call("add", &[t(y), t(short)]);
     let y = s.call("relu", &[t(y)]);
     let l = s.call("mean", &[t(y), ints(&[2, 3])]);
-    s.e.graph.autocast = None;
+    s.e.recorder.graph.modes.autocast = None;
     let l = s.call("mul", &[t(l), t(l)]);
     let l = s.call("sum", &[t(l)]);
     let roots = s.grads(l, &n);
     let request = Request { roots, ..Request::default() };
-    let p = program_on(&s.e.graph, &request, &gpu).unwrap();
+    let p = program_on(&s.e.recorder.graph, &request, &gpu).unwrap();
     for k in &p.kernels {
         let name = show::name(k);
         assert!(!["copy", "cat", "place", "unwindow"].contains(&&*name), "{}", text(&p));
@@ -562,22 +563,22 @@ fn tf32_is_part_of_the_plan() {
         let mut s = Sketch::new();
         let (x, w, b) = (s.x(&[8, 16]), s.x(&[4, 16]), s.x(&[4]));
         let (image, filter) = (s.x(&[1, 2, 8, 8]), s.x(&[3, 2, 3, 3]));
-        s.e.graph.tf32 = tf32;
+        s.e.recorder.graph.modes.tf32 = tf32;
         let y = s.call("linear", &[t(x), t(w), t(b)]);
         let y = s.call("softmax", &[t(y), int(-1)]);
         let z = s.call("conv2d", &[t(image), t(filter)]);
-        s.e.graph.tf32 = false;
-        let wt = s.e.graph.t(w).unwrap();
+        s.e.recorder.graph.modes.tf32 = false;
+        let wt = s.e.recorder.graph.t(w).unwrap();
         let plain = s.call("matmul", &[t(x), t(wt)]);
         let l = ["sum"; 2].iter().zip([y, z]).map(|(f, y)| s.call(f, &[t(y)])).collect::<Vec<_>>();
         let l = s.call("add", &[t(l[0]), t(l[1])]);
         let roots = [s.grads(l, &[x, w, image, filter]), vec![plain, y, z]].concat();
         let request = Request { roots, ..Request::default() };
         let mut tracer = Tracer::default();
-        tracer.run(&s.e.graph, &request, |id| {
-            s.e.graph.node(id).op.eq(&create::LEAF).then(|| s.e.graph.node(id).payload)
+        tracer.run(&s.e.recorder.graph, &request, |id| {
+            s.e.recorder.graph.node(id).op.eq(&create::LEAF).then(|| s.e.recorder.graph.node(id).payload)
         });
-        (program_on(&s.e.graph, &request, &Null).unwrap(), tracer.trace.key)
+        (program_on(&s.e.recorder.graph, &request, &Null).unwrap(), tracer.trace.key)
     };
     let ((low, low_key), (exact, exact_key)) = (record(true), record(false));
     assert_ne!(low_key, exact_key);

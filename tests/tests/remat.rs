@@ -27,7 +27,7 @@ struct Chain {
 
 /// `n` residual blocks with dropout over `rows x width`, a loss, and gradients of all weights.
 fn chain(e: &mut Engine, n: usize, rows: usize, width: usize, how: How, low: Option<DType>) -> Chain {
-    e.seed(3);
+    e.recorder.seed(3);
     let mut rng = Pcg::named(&["chain"]);
     let mut leaf = |e: &mut Engine, dims: &[usize]| {
         let x = harness::randn(&mut rng, DType::F32, dims);
@@ -35,11 +35,11 @@ fn chain(e: &mut Engine, n: usize, rows: usize, width: usize, how: How, low: Opt
     };
     let mut x = leaf(e, &[rows, width]);
     let mut weights = Vec::new();
-    e.graph.autocast = low;
+    e.recorder.graph.modes.autocast = low;
     let mut outer = NodeId(0);
     for k in 0..n {
         let (up, down) = (leaf(e, &[width, 4 * width]), leaf(e, &[4 * width, width]));
-        let from = NodeId(e.graph.len() as u32);
+        let from = NodeId(e.recorder.graph.len() as u32);
         if k % 3 == 0 {
             outer = from;
         }
@@ -50,20 +50,20 @@ fn chain(e: &mut Engine, n: usize, rows: usize, width: usize, how: How, low: Opt
         let h = call(e, "dropout", &[t(h), float(0.1)], &[]).unwrap();
         let h = call(e, "matmul", &[t(h), t(down)], &[]).unwrap();
         x = call(e, "add", &[t(x), t(h)], &[]).unwrap();
-        let to = NodeId(e.graph.len() as u32);
+        let to = NodeId(e.recorder.graph.len() as u32);
         if how != How::Saved {
-            e.graph.remat.spans.push((from, to));
+            e.recorder.graph.remat.spans.push((from, to));
         }
         if how == How::Nested && k % 3 == 2 {
-            e.graph.remat.spans.push((outer, to));
+            e.recorder.graph.remat.spans.push((outer, to));
         }
         weights.extend([up, down]);
     }
     let y = call(e, "mul", &[t(x), t(x)], &[]).unwrap();
     let loss = call(e, "mean", &[t(y)], &[]).unwrap();
-    e.graph.autocast = None;
-    let one = e.graph.constant(1.0, DType::F32);
-    let grads = grad::grad(&mut e.graph, loss, one, &weights, false).unwrap();
+    e.recorder.graph.modes.autocast = None;
+    let one = e.recorder.graph.constant(1.0, DType::F32);
+    let grads = grad::grad(&mut e.recorder.graph, loss, one, &weights, false).unwrap();
     let mut ids: Vec<NodeId> = grads.into_iter().map(Option::unwrap).collect();
     ids.push(loss);
     let grads = harness::read_all(e, &ids).unwrap();
@@ -125,14 +125,14 @@ fn a_budget_is_kept() {
     let mut last = plain.arena;
     for share in [90, 70, 50, 35] {
         let budget = fixed + plain.arena * share / 100;
-        e.memory_budget = Some(budget);
+        e.executor.memory_budget = Some(budget);
         let fits = chain(&mut e, 12, 64, 32, How::Saved, None);
         println!("{share} %: arena {} of {}, kernels {}", fits.arena, plain.arena, fits.kernels);
         assert!(fits.arena + fixed <= budget, "{share} %: {} of {budget}", fits.arena + fixed);
         assert!(fits.kernels > plain.kernels && fits.arena <= last);
         assert!(harness::same_bits(&plain.grads, &fits.grads), "{share} %");
         let mut other = harness::engine(1);
-        other.memory_budget = Some(budget);
+        other.executor.memory_budget = Some(budget);
         let again = chain(&mut other, 12, 64, 32, How::Saved, None);
         assert_eq!(
             (again.arena, again.kernels),
@@ -142,16 +142,16 @@ fn a_budget_is_kept() {
         last = fits.arena;
     }
     // Beside marks that are there already.
-    e.memory_budget = Some(fixed + plain.arena / 5);
+    e.executor.memory_budget = Some(fixed + plain.arena / 5);
     let both = chain(&mut e, 12, 64, 32, How::Nested, None);
     assert!(harness::same_bits(&plain.grads, &both.grads));
 
-    e.memory_budget = Some(fixed / 2);
+    e.executor.memory_budget = Some(fixed / 2);
     let mut e = std::panic::AssertUnwindSafe(e);
     let x = e
         .from_host(&HostTensor::from_f64(DType::F32, perilune_core::Shape::of(&[1 << 20]), &vec![1.0; 1 << 20]))
         .unwrap();
-    let y = e.graph.exp(x).unwrap();
+    let y = e.recorder.graph.exp(x).unwrap();
     let fault = e.evaluate(&[y]).unwrap_err();
     assert_eq!(fault.error.kind, Kind::Memory);
     assert!(fault.error.message.starts_with("the step needs 8.0 MiB, and 8.0 MiB with all"), "{}", fault.error.message);

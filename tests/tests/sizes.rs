@@ -6,8 +6,9 @@
 use perilune_core::Layout;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
+use perilune_cuda::launch::Props;
 use perilune_cuda::library::pool;
-use perilune_cuda::{Paper, attention, conv};
+use perilune_cuda::{OfflineTarget, attention, conv, offline_target};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::memory::Offsets;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 /// Plans as a GPU does, gives out addresses as a GPU does, keeps what it plans, and computes nothing: whatever is read is 0.
 #[derive(Default)]
 struct Plans {
-    gpu: Paper,
+    gpu: OfflineTarget,
     made: RefCell<Vec<Arc<Program>>>,
     heap: Rc<RefCell<Offsets>>,
     runs: Rc<RefCell<Runs>>,
@@ -128,8 +129,8 @@ impl Backend for Plans {
     }
 }
 
-/// Steps of a recipe in bf16, the numbers of each read one step later.
-fn train(backend: &Rc<Plans>, file: &str, params: &[(&str, &str)], steps: usize) {
+/// Steps of a recipe, the numbers of each read one step later.
+fn train(backend: &Rc<Plans>, file: &str, precision: &str, params: &[(&str, &str)], steps: usize) {
     let options = RuntimeOptions {
         backend: backend.clone(),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
@@ -138,7 +139,7 @@ fn train(backend: &Rc<Plans>, file: &str, params: &[(&str, &str)], steps: usize)
     };
     let runtime = Runtime::new(options).unwrap();
     let Ok(Loaded::Recipe(recipe)) = runtime.load(&Path::new("../recipes").join(file)) else { panic!("{file}") };
-    let run = recipe.start(None, Some("bf16"), None).unwrap_or_else(|e| panic!("{e}"));
+    let run = recipe.start(None, Some(precision), None).unwrap_or_else(|e| panic!("{e}"));
     let mut before = None;
     for _ in 0..steps {
         let now = run.step().unwrap_or_else(|e| panic!("{e}"));
@@ -146,10 +147,10 @@ fn train(backend: &Rc<Plans>, file: &str, params: &[(&str, &str)], steps: usize)
     }
 }
 
-/// What three steps of a recipe plan.
+/// What three steps of a recipe plan in bf16.
 fn plans(file: &str, params: &[(&str, &str)]) -> Vec<Arc<Program>> {
     let backend = Rc::new(Plans::default());
-    train(&backend, file, params, 3);
+    train(&backend, file, "bf16", params, 3);
     backend.made.take()
 }
 
@@ -165,7 +166,7 @@ fn addresses_come_back() {
         [("gpt2.lua", &large[..]), ("gpt2.lua", &small), ("llama.lua", &small), ("resnet50.lua", &images)]
     {
         let backend = Rc::new(Plans::default());
-        train(&backend, file, params, 300);
+        train(&backend, file, "bf16", params, 300);
         let runs = backend.runs.borrow();
         let most = runs.values().max_by_key(|r| r.len()).unwrap();
         assert!(most.len() >= 50, "{file}");
@@ -200,6 +201,26 @@ fn gpt2() {
         check(&format!("gpt2 {size} x {batch}"), "gpt2.lua", &[("size", size), ("batch", batch)]);
     }
     check("gpt2 in documents", "gpt2.lua", &[("size", "124M"), ("batch", "32"), ("ends", "50256")]);
+}
+
+/// The histories of magnitudes that fp8 keeps cost no time to compile: their kernels are short, and as many for 12 layers as for
+/// 48. cuBLASLt is asked about few kinds of products.
+#[test]
+fn gpt2_in_fp8_compiles_short_texts_and_few_kinds_of_products() {
+    let backend = Rc::new(Plans::default());
+    train(&backend, "gpt2.lua", "fp8", &[("size", "124M"), ("batch", "4")], 3);
+    let (mut texts, mut products) = (BTreeSet::new(), BTreeSet::new());
+    for p in backend.made.take() {
+        for k in 0..p.kernels.len() {
+            let (product, works) = offline_target::work(&p, k, &Props::H200).unwrap();
+            products.extend(product);
+            texts.extend(works.iter().flat_map(|w| &w.launches).map(|l| l.function.text.clone()));
+        }
+    }
+    let longest = texts.iter().map(String::len).max().unwrap();
+    assert!(longest < 20_000, "a text of {longest} bytes");
+    assert!(texts.len() < 130, "{} texts", texts.len());
+    assert!((10..=16).contains(&products.len()), "{products:?}");
 }
 
 /// A vocabulary that is no multiple of 8 costs a copy of the weight, and no more.

@@ -107,9 +107,9 @@ fn without_room_the_loop_waits() {
     let mut e = harness::engine(2);
     let ids = states(&mut e);
     let want = read(&mut e, &ids);
-    e.memory_budget = Some(1 << 20);
+    e.executor.memory_budget = Some(1 << 20);
     let mut copies = e.snapshot(&ids).unwrap();
-    e.memory_budget = None;
+    e.executor.memory_budget = None;
     assert_eq!(copies.waited.is_some(), harness::on_gpu(), "{:?}", copies.waited);
     if let Some(note) = &copies.waited {
         assert!(note.starts_with("the loop waited for the bytes: a copy on the device takes "), "{note}");

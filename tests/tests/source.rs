@@ -3,7 +3,7 @@
 
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_cpu::Cpu;
-use perilune_cuda::Paper;
+use perilune_cuda::OfflineTarget;
 use perilune_engine::Engine;
 use perilune_tests::harness::{call, t};
 use std::rc::Rc;
@@ -11,16 +11,16 @@ use std::rc::Rc;
 #[test]
 fn a_plan_on_the_cpu_shows_what_a_gpu_would_run() {
     let mut e = Engine::new(Rc::new(Cpu::new(None)));
-    e.paper = Some(Rc::new(Paper::default()));
+    e.diagnostics.paper = Some(Rc::new(OfflineTarget::default()));
     let zeros = |dims: &[usize]| {
         let shape = Shape::of(dims);
         HostTensor::new(DType::F32, shape, vec![0; shape.numel() * 4])
     };
-    let file = e.source_map.file("no-such-recipe.lua");
+    let file = e.recorder.source_map.file("no-such-recipe.lua");
     let (x, w) = (e.from_host(&zeros(&[8, 512])).unwrap(), e.from_host(&zeros(&[512, 4])).unwrap());
-    e.graph.loc = e.source_map.intern(file, 7);
+    e.recorder.graph.modes.loc = e.recorder.source_map.intern(file, 7);
     let y = call(&mut e, "matmul", &[t(x), t(w)], &[]).unwrap();
-    e.graph.loc = e.source_map.intern(file, 8);
+    e.recorder.graph.modes.loc = e.recorder.source_map.intern(file, 8);
     let y = call(&mut e, "softmax", &[t(y), perilune_tests::harness::int(-1)], &[]).unwrap();
     let text = e.show_plan(&[y], true).unwrap();
     assert!(text.starts_with("as a GPU (sm_90, 132 SMs) would run it: 2 kernels"), "{text}");

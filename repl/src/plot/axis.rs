@@ -1,14 +1,14 @@
-//! Axes: where a number lies between the ends, and at which round numbers the ticks stand.
+//! Scales axes: maps numbers to positions, and chooses round numbers for ticks.
 
-/// Beyond it a difference of two numbers may overflow: it counts as infinite.
+/// Larger numbers count as infinite: a difference of two of them may overflow.
 const HUGE: f64 = 1e300;
 
-/// Whether a number has a place on an axis.
+/// Whether a number can be placed on an axis.
 pub fn drawable(v: f64, log: bool) -> bool {
     v.abs() <= HUGE && (!log || v > 1.0 / HUGE)
 }
 
-/// The least and the greatest of some numbers, a little apart when they are equal.
+/// Returns the least and the greatest number, widened when they are equal.
 pub fn range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     let (lo, hi) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(lo, hi), v| (lo.min(v), hi.max(v)));
     if lo > hi {
@@ -27,12 +27,12 @@ pub struct Axis {
     lo: f64,
     hi: f64,
     log: bool,
-    /// Values and how they are written.
+    /// Values with their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
-    /// From `lo` to `hi`, with about `wanted` ticks. With `pad` the ends lie that share of the length farther apart.
+    /// Creates an axis from `lo` to `hi` with about `wanted` ticks; both ends are extended by the share `pad` of the length.
     pub fn new((lo, hi): (f64, f64), log: bool, pad: f64, wanted: usize) -> Axis {
         let (a, b) = if log { (lo.log10(), hi.log10()) } else { (lo, hi) };
         let extra = (b - a) * pad;
@@ -41,14 +41,14 @@ impl Axis {
         Axis { lo: a, hi: b, log, ticks }
     }
 
-    /// 0 at the lower end, 1 at the upper.
+    /// Maps a number to its position: 0 at the lower end, 1 at the upper.
     pub fn at(&self, v: f64) -> f64 {
         let v = if self.log { v.log10() } else { v };
         (v - self.lo) / (self.hi - self.lo)
     }
 }
 
-/// The step of 1, 2 or 5 times a power of ten that gives at most about `wanted` ticks.
+/// Returns the step of 1, 2 or 5 times a power of ten that gives at most about `wanted` ticks.
 fn nice_step(span: f64, wanted: usize) -> f64 {
     let raw = span / wanted.max(1) as f64;
     let power = 10f64.powf(raw.log10().floor());
@@ -74,7 +74,7 @@ fn ticks(lo: f64, hi: f64, wanted: usize) -> Vec<(f64, String)> {
     values.iter().map(|v| (*v, label(*v, step, most))).collect()
 }
 
-/// Powers of ten; few of them get company at 2 and 5.
+/// Returns powers of ten as ticks; if they are few, also their multiples by 2 and 5.
 fn log_ticks(lo: f64, hi: f64, wanted: usize) -> Vec<(f64, String)> {
     let (first, last) = ((lo - 1e-9).ceil() as i32, (hi + 1e-9).floor() as i32);
     let decades = (last - first + 1).max(0) as usize;
@@ -96,7 +96,7 @@ fn log_ticks(lo: f64, hi: f64, wanted: usize) -> Vec<(f64, String)> {
     values.iter().map(|v| (*v, label(*v, 10f64.powf((v.log10() + 1e-9).floor()), *v))).collect()
 }
 
-/// A tick among others that are `step` apart and at most `most` in size: no more digits than tell them apart.
+/// Formats a tick among others that are `step` apart and at most `most` in size, with as few digits as distinguish them.
 fn label(v: f64, step: f64, most: f64) -> String {
     if !(1e-4..1e15).contains(&most) {
         if v == 0.0 {

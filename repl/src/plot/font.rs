@@ -1,6 +1,6 @@
-//! The printable characters of ASCII in a box of five by eight pixels, for words in PNG files.
+//! Defines a bitmap font of printable ASCII, five by eight pixels, for text in PNG files.
 
-/// From one character to the next.
+/// The advance from one character to the next.
 pub const WIDTH: usize = 6;
 /// Rows above the base line.
 pub const BASE: usize = 7;

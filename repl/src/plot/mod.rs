@@ -1,8 +1,8 @@
-//! Drawings of numbers: curves, histograms and heat maps, as text for a terminal, as SVG and as PNG.
+//! Draws curves, histograms and heat maps, as text for a terminal, as SVG and as PNG.
 //!
-//! A `Figure` is data alone. `text.rs` draws it with characters; `scene.rs` lays it out on a page, as lines, boxes and
-//! words, which `svg.rs` and `png.rs` write. Numbers that are NaN or infinite, or have no logarithm on a logarithmic axis,
-//! are gaps. Not here: where the numbers come from (the command in `curves.rs`, the prompt).
+//! A `Figure` is plain data. `text.rs` draws it with characters; `scene.rs` lays it out as lines, boxes and words, which
+//! `svg.rs` and `png.rs` write. Numbers that are NaN or infinite, or have no logarithm on a logarithmic axis, are gaps. The
+//! numbers come from the command `cmd/plot.rs` or from the prompt.
 
 mod axis;
 mod font;
@@ -24,12 +24,13 @@ pub struct Series {
 }
 
 impl Series {
+    /// Returns a curve through these points.
     pub fn new(name: &str, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.to_string(), points, faint: false }
     }
 }
 
-/// Something that happened at a place of the x axis.
+/// A labelled position on the x axis.
 #[derive(Clone, Debug)]
 pub struct Mark {
     pub x: f64,
@@ -63,11 +64,12 @@ pub enum Figure {
 }
 
 impl Figure {
+    /// Returns curves on one pair of axes.
     pub fn lines(title: &str, x_label: &str, series: Vec<Series>) -> Figure {
         Figure::Lines { title: title.into(), x_label: x_label.into(), series, marks: Vec::new(), log_y: false }
     }
 
-    /// A histogram of `values`, of as many bins as suit their number unless `bins` says.
+    /// Returns a histogram of `values`, of `bins` bins or as many as suit their number.
     pub fn histogram(title: &str, values: &[f64], bins: Option<usize>) -> Figure {
         let drawn = || values.iter().copied().filter(|v| axis::drawable(*v, false));
         let n = drawn().count();
@@ -81,32 +83,35 @@ impl Figure {
         Figure::Histogram { title: title.into(), lo, hi, counts, left_out: (values.len() - n) as u64 }
     }
 
-    /// `values` row by row. What is missing at their end is a gap.
+    /// Returns a heat map of `values`, row by row. Missing values at the end are gaps.
     pub fn heat(title: &str, rows: usize, cols: usize, mut values: Vec<f64>) -> Figure {
         values.resize(rows * cols, f64::NAN);
         Figure::Heat { title: title.into(), rows, cols, values }
     }
 
-    /// For a terminal, at most `cols` wide and `rows` high (a list of marks comes below that), without a newline at the
+    /// Draws for a terminal, at most `cols` wide and `rows` high (a list of marks comes below that), without a newline at the
     /// end. ASCII where the locale is not UTF-8.
     pub fn text(&self, cols: usize, rows: usize, color: bool) -> String {
         self.text_with(cols, rows, Look { color, unicode: text::utf8_locale() })
     }
 
+    /// Draws for a terminal with these capabilities.
     pub fn text_with(&self, cols: usize, rows: usize, look: Look) -> String {
         text::draw(self, cols, rows, look)
     }
 
+    /// Renders as SVG.
     pub fn svg(&self) -> String {
         svg::write(&scene::lay_out(self))
     }
 
+    /// Renders as PNG.
     pub fn png(&self) -> Vec<u8> {
         png::write(&scene::lay_out(self))
     }
 }
 
-/// Means over blocks, so that at most `most.0` rows and `most.1` columns are left; gaps do not count.
+/// Averages over blocks, so that at most `most.0` rows and `most.1` columns are left; gaps do not count.
 fn shrink(rows: usize, cols: usize, values: &[f64], most: (usize, usize)) -> (usize, usize, Vec<f64>) {
     let (r, c) = (rows.min(most.0), cols.min(most.1));
     let mut out = Vec::with_capacity(r * c);

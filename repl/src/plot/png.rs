@@ -1,5 +1,5 @@
-//! A scene as PNG, two pixels a point, on white. Lines are antialiased by their distance from a pixel's middle; words are
-//! the characters of `font.rs`.
+//! Renders a scene as PNG, two pixels a point, on white. Lines are antialiased by their distance from the centre of a pixel;
+//! text uses the characters of `font.rs`.
 
 use super::font;
 use super::scene::{Anchor, Ink, PALETTE, Scene, Shape};
@@ -25,7 +25,7 @@ impl Raster {
         }
     }
 
-    /// A straight stroke with round ends; where several cover a pixel the strongest counts, given by `cover`.
+    /// Draws a straight stroke with round ends; where several cover a pixel the strongest counts, given by `cover`.
     fn stroke(&self, a: (f64, f64), b: (f64, f64), half: f64, cover: &mut impl FnMut(usize, usize, f64)) {
         let bound = |lo: f64, hi: f64, n: usize| {
             let (lo, hi) = (lo.min(hi) - half - 1.0, lo.max(hi) + half + 1.0);
@@ -97,6 +97,7 @@ fn color(ink: Ink) -> ((u8, u8, u8), f64) {
     }
 }
 
+/// Renders the file.
 pub fn write(scene: &Scene) -> Vec<u8> {
     let (w, h) = ((scene.width * SCALE).ceil() as usize, (scene.height * SCALE).ceil() as usize);
     let mut page = Raster { w, h, rgb: vec![255; w * h * 3] };

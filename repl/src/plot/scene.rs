@@ -1,4 +1,4 @@
-//! A figure on a page: what is drawn where, in points from the upper left corner. SVG and PNG write the same scene.
+//! Lays out a figure on a page, in points from the upper left corner. SVG and PNG render the same scene.
 
 use super::axis::{Axis, drawable, range};
 use super::{Figure, Mark, Series, shrink, viridis};
@@ -65,6 +65,7 @@ pub enum Shape {
     },
 }
 
+/// What is drawn, in drawing order.
 pub struct Scene {
     pub width: f64,
     pub height: f64,
@@ -73,7 +74,7 @@ pub struct Scene {
 
 const WIDTH: f64 = 760.0;
 const PLOT_HEIGHT: f64 = 340.0;
-/// Width of a character, as far as the layout must know it.
+/// Estimated width of a character.
 pub const ADVANCE: f64 = 6.6;
 const LINE: f64 = 17.0;
 const MARKS: usize = 30;
@@ -98,7 +99,7 @@ impl Scene {
     }
 }
 
-/// Where the axes are on the page.
+/// The position of the axes on the page.
 struct Area {
     left: f64,
     right: f64,
@@ -133,6 +134,7 @@ impl Area {
     }
 }
 
+/// Lays out a figure.
 pub fn lay_out(figure: &Figure) -> Scene {
     let mut scene = Scene { width: WIDTH, height: 0.0, shapes: Vec::new() };
     match figure {
@@ -157,7 +159,7 @@ fn nothing(scene: &mut Scene, top: f64) {
     scene.height = top + 120.0;
 }
 
-/// The names of the curves with a stroke of their colour, in as many lines as they need; the last line's lower end.
+/// Draws the legend in as many lines as it needs; returns the lower end of the last one.
 fn legend(scene: &mut Scene, top: f64, names: &[&str]) -> f64 {
     let (mut x, mut y) = (16.0, top + 6.0);
     for (i, name) in names.iter().enumerate() {
@@ -229,8 +231,8 @@ fn curves(scene: &mut Scene, top: f64, x_label: &str, series: &[Series], marks: 
     scene.height = bottom + 10.0;
 }
 
-/// Of many points in one column of half a point's width the first, the lowest, the highest and the last are kept: the
-/// picture stays the same.
+/// Decimates points: of those in one column of half a point's width it keeps the first, the lowest, the highest and the last,
+/// which gives the same picture.
 fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let column = |p: &(f64, f64)| (p.0 * 2.0).floor();
     let mut out = Vec::new();

@@ -1,4 +1,5 @@
-//! A scene as SVG: one file without fonts, scripts or references, which follows the reader's light or dark preference.
+//! Renders a scene as SVG: one file without fonts, scripts or references, which follows the light or dark preference of the
+//! viewer.
 
 use super::scene::{Anchor, Ink, PALETTE, Scene, Shape};
 use std::fmt::Write;
@@ -19,7 +20,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// A coordinate in at most two decimals.
+/// Formats a coordinate with at most two decimals.
 fn n(v: f64) -> String {
     let text = format!("{v:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
@@ -51,6 +52,7 @@ fn stroke(ink: Ink) -> String {
     }
 }
 
+/// Renders the file.
 pub fn write(scene: &Scene) -> String {
     let (w, h) = (n(scene.width), n(scene.height));
     let mut out = format!(

@@ -1,12 +1,12 @@
-//! Drawings made of characters.
+//! Renders a figure with characters.
 //!
-//! Curves are dots of the Braille block, eight to a character. Several curves differ in colour; where there is none, and
-//! in ASCII, each has a letter-sized sign of its own, which no longer says where in its cell a curve runs.
+//! Curves are dots of the Braille block, eight to a character. Several curves differ in colour; without colour, and in ASCII,
+//! each has a sign of its own, at the resolution of whole characters.
 
 use super::axis::{Axis, drawable, range};
 use super::{Figure, Mark, Series, shrink, viridis};
 
-/// What the terminal can show.
+/// The capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Look {
     pub color: bool,
@@ -23,7 +23,7 @@ const ASCII_SHADES: [char; 8] = ['.', ':', '-', '=', '+', '*', '#', '@'];
 /// More of them fill the screen.
 const MARKS: usize = 12;
 
-/// What the environment says about characters beyond ASCII. One that says nothing is taken for UTF-8, as terminals are.
+/// Whether the locale has characters beyond ASCII; an unset locale counts as UTF-8.
 pub fn utf8_locale() -> bool {
     let set = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
     let said = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
@@ -51,6 +51,7 @@ impl Look {
     }
 }
 
+/// Draws a figure, at most `cols` wide and `rows` high.
 pub fn draw(figure: &Figure, cols: usize, rows: usize, look: Look) -> String {
     let (cols, rows) = (cols.clamp(24, 500), rows.clamp(6, 200));
     let lines = match figure {
@@ -65,7 +66,7 @@ pub fn draw(figure: &Figure, cols: usize, rows: usize, look: Look) -> String {
     lines.iter().map(|l| l.trim_end()).collect::<Vec<_>>().join("\n")
 }
 
-/// Cuts a text to so many characters.
+/// Truncates a text to so many characters.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_string();
@@ -106,7 +107,7 @@ impl Canvas {
     }
 }
 
-/// The rows of an axis on the left: a label where there is a tick.
+/// Draws the axis on the left: a label where there is a tick.
 fn left_axis(axis: &Axis, rows: usize, look: Look) -> Vec<String> {
     let mut labels = vec![String::new(); rows];
     for (v, label) in &axis.ticks {
@@ -120,7 +121,7 @@ fn left_axis(axis: &Axis, rows: usize, look: Look) -> Vec<String> {
     labels.iter().map(|l| format!("{l:>width$} {}", look.dim(stroke(l)))).collect()
 }
 
-/// The axis below, and its labels; `indent` is where it begins.
+/// Draws the axis below and its labels; `indent` is where it begins.
 fn bottom_axis(axis: &Axis, cols: usize, indent: usize, name: &str, look: Look) -> [String; 2] {
     let mut stroke = vec![look.pick('─', '-'); cols];
     let mut labels = vec![' '; indent + 1 + cols];
@@ -234,7 +235,7 @@ fn curves(
     out
 }
 
-/// The marks' numbers above their columns, as far as there is room.
+/// Writes the numbers of marks above their columns, as far as there is room.
 fn numbers_above(columns: &[Option<usize>], indent: usize) -> String {
     let mut line = " ".repeat(indent);
     for (col, mark) in columns.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! The prompt's commands: their names and words for people, and what each does.
+//! Defines the commands of the prompt: names, help texts, completion and execution.
 
 use super::{Flow, Prompt, input, plot};
+use crate::console_out;
 use crate::failure::Failure;
-use crate::screen;
 use perilune_core::byte_size::show;
 use perilune_core::error::did_you_mean;
 use perilune_cuda::Cuda;
@@ -10,6 +10,7 @@ use perilune_lua::Console;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+/// A command with its help text.
 pub struct Command {
     name: &'static str,
     args: &'static str,
@@ -20,6 +21,7 @@ const fn command(name: &'static str, args: &'static str, doc: &'static str) -> C
     Command { name, args, doc }
 }
 
+/// Every command, in the order of `:help`.
 pub const ALL: [Command; 14] = [
     command("help", "", "these commands"),
     command("time", "CODE", "run it, evaluate what it gives, and say how long that took"),
@@ -45,19 +47,20 @@ pub const ALL: [Command; 14] = [
     command("quit", "", "leave"),
 ];
 
+/// The first lines of `:help`.
 pub const OVERVIEW: &str = "\
 An expression is shown, and is _ afterwards. A line goes on while it is unfinished. Tab completes.
   ?x, help(x)    signature, doc and example: ?pl.softmax, ?x:softmax, ?pl.nn.Linear
   Ctrl-C         stops what runs; at an empty line it does nothing
   Ctrl-D, :quit  leave";
 
-/// `:word`; `::label::` is Lua.
+/// Whether a line is a command (`:word`, `?x`); `::label::` is Lua.
 pub fn is_command(line: &str) -> bool {
     let line = line.trim_start();
     (line.starts_with(':') && !line.starts_with("::")) || asks(line).is_some()
 }
 
-/// What a `?x` or `x?` asks about.
+/// Returns the subject of `?x` or `x?`.
 pub fn asks(line: &str) -> Option<&str> {
     let line = line.trim();
     line.strip_prefix('?')
@@ -66,7 +69,7 @@ pub fn asks(line: &str) -> Option<&str> {
         .map(str::trim)
 }
 
-/// Where the Lua text of a line begins: behind a command's name, or `?`.
+/// Returns where the Lua text of a line begins: after the name of a command, or after `?`.
 pub fn lua_part(line: &str) -> usize {
     let begin = line.len() - line.trim_start().len();
     if !is_command(line) {
@@ -79,7 +82,7 @@ pub fn lua_part(line: &str) -> usize {
     }
 }
 
-/// Completion of commands and of the files that they take.
+/// Completes commands and the files that they take.
 pub fn complete(line: &str, pos: usize, at_breakpoint: bool) -> Option<(usize, Vec<String>)> {
     let begin = line.len() - line.trim_start().len();
     let typed = line.get(begin..pos)?;
@@ -100,7 +103,7 @@ pub fn complete(line: &str, pos: usize, at_breakpoint: bool) -> Option<(usize, V
     Some((start, input::files(&line[start..pos], &[Path::new(".")])))
 }
 
-/// The table of commands, for `:help`.
+/// Formats the table of commands, for `:help`.
 pub fn table() -> String {
     let mut out = String::from(OVERVIEW);
     for c in &ALL {
@@ -110,7 +113,7 @@ pub fn table() -> String {
     out
 }
 
-/// The command of a word: its name, or the only one that begins so.
+/// Finds a command by its name or a unique prefix.
 fn named(word: &str) -> Result<&'static str, String> {
     if let Some(c) = ALL.iter().find(|c| c.name == word) {
         return Ok(c.name);
@@ -192,6 +195,7 @@ impl Prompt<'_> {
         Ok(Flow::Go)
     }
 
+    /// Runs a file, and remembers it for `:reload`.
     pub fn load(&self, console: &Console, path: &Path) -> Result<(), Failure> {
         let mut loaded = self.loaded.borrow_mut();
         if !loaded.iter().any(|p| p == path) {
@@ -235,7 +239,7 @@ impl Prompt<'_> {
     fn devices(&self, console: &Console) -> String {
         let here = console.host().engine.borrow().backend().describe();
         let mut found = vec![perilune_plan::Backend::describe(&perilune_cpu::Cpu::new(None))];
-        // Their numbers have no gaps.
+        // Device numbers have no gaps.
         found.extend((0..16).map_while(|k| Cuda::new(k).ok()).map(|gpu| perilune_plan::Backend::describe(&gpu)));
         if !found.contains(&here) {
             found.insert(0, here.clone());
@@ -249,7 +253,7 @@ impl Prompt<'_> {
     }
 }
 
-/// Opens a file in the person's editor.
+/// Opens a file in the user's editor and waits.
 fn editor(path: &Path) -> Result<(), Failure> {
     let set = |name: &str| std::env::var(name).ok().filter(|v| !v.trim().is_empty());
     let Some(command) = set("VISUAL").or_else(|| set("EDITOR")) else {
@@ -308,12 +312,12 @@ fn memory(console: &Console) -> String {
     out
 }
 
-/// Says an error the way the rest of the program does.
+/// Prints an error; an interrupt as one line.
 pub fn complain(failure: &Failure) {
     match failure {
-        Failure::Recipe(e) if e.message == "interrupted" => {
+        Failure::Recipe(e) if e.cause == perilune_lua::Cause::Interrupted => {
             let at = e.file.as_ref().zip(e.line).map(|(f, l)| format!(" at {f}:{l}")).unwrap_or_default();
-            screen::complain("", &format!("interrupted{at}"));
+            console_out::complain("", &format!("interrupted{at}"));
         }
         other => other.show(),
     }

@@ -1,8 +1,8 @@
-//! The line editor: colours, completion, lines that go on, and the history file.
+//! Reads lines with an editor: highlighting, completion, multi-line input, and the history file.
 
 use super::commands;
-use super::pieces::pieces;
-use crate::screen;
+use super::paste::pieces;
+use crate::console_out;
 use perilune_lua::Console;
 use perilune_lua::console::lexer::{Kind, tokens};
 use rustyline::completion::{Completer, Pair};
@@ -18,10 +18,10 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Lines that the history keeps.
+/// The number of lines in the history file.
 const REMEMBERED: usize = 5000;
 
-/// What the person did at the prompt.
+/// The result of reading a line.
 pub enum Typed {
     Line(String),
     /// Ctrl-C: the line is gone.
@@ -30,24 +30,26 @@ pub enum Typed {
     End,
 }
 
-/// The line editor of a process. Prompts share it, since it has what was typed ahead or pasted and has not been read yet.
-pub type Desk = Rc<RefCell<Option<Editor<Words, FileHistory>>>>;
+/// The line editor of the process. Prompts share it, because it buffers input that was typed ahead or pasted.
+pub type SharedEditor = Rc<RefCell<Option<Editor<Words, FileHistory>>>>;
 
+/// Reads the lines of one prompt.
 pub struct Input {
-    desk: Desk,
+    shared: SharedEditor,
     words: Words,
     history: Option<PathBuf>,
 }
 
 impl Input {
-    pub fn new(desk: &Desk, console: &Console, at_breakpoint: bool) -> Input {
-        let color = screen::color(std::io::stdout().is_terminal());
+    /// Creates a reader that completes words of `console`.
+    pub fn new(shared: &SharedEditor, console: &Console, at_breakpoint: bool) -> Input {
+        let color = console_out::color(std::io::stdout().is_terminal());
         let words = Words { console: Rc::new(console.clone()), color, at_breakpoint };
-        Input { desk: desk.clone(), words, history: history_file() }
+        Input { shared: shared.clone(), words, history: history_file() }
     }
 
     fn editor(&self) -> Result<Editor<Words, FileHistory>, ReadlineError> {
-        if let Some(editor) = self.desk.take() {
+        if let Some(editor) = self.shared.take() {
             return Ok(editor);
         }
         let config = Config::builder()
@@ -65,6 +67,7 @@ impl Input {
         Ok(editor)
     }
 
+    /// Reads a line, or several that belong together.
     pub fn read(&mut self, prompt: &str) -> Result<Typed, ReadlineError> {
         let mut editor = self.editor()?;
         editor.set_helper(Some(self.words.clone()));
@@ -80,13 +83,13 @@ impl Input {
             Err(ReadlineError::Eof) => Ok(Typed::End),
             Err(e) => Err(e),
         };
-        // Between lines it holds no values of Lua's.
+        // The editor keeps no reference to Lua values between lines.
         editor.set_helper(None);
-        self.desk.replace(Some(editor));
+        self.shared.replace(Some(editor));
         typed
     }
 
-    /// After each line, so that a session that ends badly has its history too. A disk that is full is no reason to stop.
+    /// Appends to the history file after each line, so that a crash loses nothing. A full disk does not end the session.
     fn save(&self, editor: &mut Editor<Words, FileHistory>) {
         if let Some(path) = &self.history {
             if let Some(dir) = path.parent() {
@@ -97,7 +100,7 @@ impl Input {
     }
 }
 
-/// `PERILUNE_HISTORY` (empty: none), else below the directory for state.
+/// Returns the history file: `PERILUNE_HISTORY` (empty: none), else one below the state directory of the user.
 fn history_file() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("PERILUNE_HISTORY") {
         return (!path.is_empty()).then(|| PathBuf::from(path));
@@ -107,7 +110,7 @@ fn history_file() -> Option<PathBuf> {
     Some(state.join("perilune/history"))
 }
 
-/// What the editor knows about words.
+/// Completes, validates and highlights input.
 #[derive(Clone)]
 pub struct Words {
     console: Rc<Console>,
@@ -147,7 +150,7 @@ impl Completer for Words {
     }
 }
 
-/// Names of files and folders that `typed` begins, with its own directory in front.
+/// Lists files and folders whose names begin with `typed`, with its directory in front.
 pub fn files(typed: &str, roots: &[&Path]) -> Vec<String> {
     let (dir, stem) = typed.rfind('/').map_or(("", typed), |k| typed.split_at(k + 1));
     let mut out = Vec::new();

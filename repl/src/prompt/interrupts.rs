@@ -1,16 +1,17 @@
-//! Ctrl-C while a line runs. The first asks the line to stop; the second says what it waits for; the third ends perilune, for
-//! the rare thing that cannot be interrupted (one long kernel, a pattern that Lua matches for hours).
+//! Handles Ctrl-C while a line runs. The first interrupts the line; the second prints what it waits for; the third ends the
+//! process, for work that cannot be interrupted (one long kernel, a Lua pattern that takes hours).
 //!
-//! While a line is typed the terminal gives Ctrl-C as a key, and the editor clears the line.
+//! While a line is typed the terminal delivers Ctrl-C as a key, and the editor clears the line.
 
+use crate::console_out;
 use crate::failure::{Failure, plain};
-use crate::screen;
 use perilune_core::interrupt;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+/// The installed handler.
 pub struct Interrupts {
     /// A line runs.
     busy: Arc<AtomicBool>,
@@ -18,6 +19,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
+    /// Installs the handler.
     pub fn install() -> Result<Interrupts, Failure> {
         let out = Interrupts { busy: Arc::default(), pressed: Arc::default() };
         let mut signals =
@@ -31,7 +33,7 @@ impl Interrupts {
                 interrupt::ask();
                 match pressed.fetch_add(1, Ordering::SeqCst) {
                     0 => {}
-                    1 => screen::complain(
+                    1 => console_out::complain(
                         "",
                         "waiting for the end of the running kernel; Ctrl-C once more ends perilune",
                     ),
@@ -42,11 +44,11 @@ impl Interrupts {
         Ok(out)
     }
 
-    /// Runs a line.
+    /// Runs a line that Ctrl-C interrupts.
     pub fn during<T>(&self, f: impl FnOnce() -> T) -> T {
         interrupt::clear();
         self.pressed.store(0, Ordering::SeqCst);
-        // A breakpoint's line runs inside another.
+        // A line at a breakpoint runs inside another.
         let before = self.busy.swap(true, Ordering::SeqCst);
         let out = f();
         self.busy.store(before, Ordering::SeqCst);

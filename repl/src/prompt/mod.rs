@@ -1,90 +1,76 @@
-//! `perilune repl`: a prompt. On a terminal a line editor; otherwise the lines of stdin are run and their results printed
-//! plainly, and the exit status is 3 if one of them raised.
+//! Runs an interactive prompt: reads lines, evaluates Lua, and executes commands such as `:plot`.
 //!
-//! `input.rs` reads lines, `commands.rs` and `run.rs` do what is not Lua; Lua itself is `perilune_lua::Console`'s. At a
+//! `input.rs` reads lines, `commands.rs` and `run.rs` execute commands, and `perilune_lua::Console` evaluates Lua. At a
 //! breakpoint (`pause.rs`) a second prompt of the same kind runs inside the first, or inside a training run.
 
-mod commands;
+pub mod commands;
 mod input;
 mod interrupts;
+mod paste;
 mod pause;
-mod pieces;
 mod plot;
 mod run;
 
-pub use input::Desk;
-use pause::Around;
-pub use pause::{InRun, pause};
+pub use input::SharedEditor;
+pub use interrupts::Interrupts;
+pub use pause::{Around, InRun, pause};
+pub use run::Training;
 
-use crate::device::{DeviceArgs, key_value};
+use crate::console_out;
 use crate::failure::Failure;
-use crate::screen;
-use interrupts::Interrupts;
-use perilune_lua::{Answer, Console, Runtime, RuntimeOptions};
-use run::Training;
+use perilune_lua::{Answer, Cause, Console};
 use std::cell::{Cell, RefCell};
-use std::io::{BufRead, IsTerminal};
+use std::io::BufRead;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-#[derive(clap::Args, Debug)]
-pub struct ReplArgs {
-    /// A recipe to explore: its run is there as `run`
-    recipe: Option<PathBuf>,
-    /// Set a param of the recipe; may be given several times
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
-    set: Vec<(String, String)>,
-    /// The seed of all random numbers
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
-    seed: Option<i64>,
-    #[command(flatten)]
-    device: DeviceArgs,
-}
-
-/// What follows a line.
+/// Says what follows a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flow {
     Go,
-    /// From a breakpoint.
+    /// Leave a breakpoint.
     Continue,
     Quit,
 }
 
-/// What a prompt keeps from line to line besides Lua's values.
+/// The state of a prompt, besides Lua's values.
 pub struct Prompt<'a> {
-    training: Option<RefCell<Training<'a>>>,
+    pub training: Option<RefCell<Training<'a>>>,
     /// Files of `:load`, for `:reload`.
     loaded: RefCell<Vec<PathBuf>>,
-    /// What was typed last, for `:edit`.
+    /// The last input, for `:edit`.
     last: RefCell<String>,
     color: bool,
     at_breakpoint: bool,
-    /// Whether it has been said what happens to locals.
-    said_locals: Cell<bool>,
+    /// Whether the note about locals has been printed.
+    noted_locals: Cell<bool>,
     raised: Cell<bool>,
 }
 
 impl Prompt<'_> {
-    fn bare<'a>(color: bool) -> Prompt<'a> {
+    /// Returns a prompt without a recipe.
+    pub fn bare<'a>(color: bool) -> Prompt<'a> {
         Prompt {
             training: None,
             loaded: RefCell::default(),
             last: RefCell::default(),
             color,
             at_breakpoint: false,
-            said_locals: Cell::new(false),
+            noted_locals: Cell::new(false),
             raised: Cell::new(false),
         }
     }
 
-    fn say(&self, text: &str) {
+    /// Prints a result.
+    pub fn say(&self, text: &str) {
         if !text.is_empty() {
-            // A reader that went away has nothing to hear; a full disk is said once, by the command that fills it.
-            let _ = screen::say(text);
+            // A closed pipe is no error, and a full disk is reported by the command that fills it.
+            let _ = console_out::say(text);
         }
     }
 
-    fn dim(&self, text: &str) -> String {
+    /// Returns the text dimmed, where there is colour.
+    pub fn dim(&self, text: &str) -> String {
         if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
     }
 
@@ -93,18 +79,18 @@ impl Prompt<'_> {
             self.say(text);
         }
         if let Some(name) = answer.locals.first()
-            && !self.said_locals.replace(true)
+            && !self.noted_locals.replace(true)
         {
             let text = format!(
                 "(local {name}: at the prompt a local of the top level is a global, so that the next line has it)"
             );
-            screen::complain("", &self.dim(&text));
+            console_out::complain("", &self.dim(&text));
         }
     }
 
-    /// Runs what was typed or pasted, piece by piece, as far as nothing goes wrong.
+    /// Runs typed or pasted text piece by piece, up to the first error.
     fn text(&self, console: &Console, text: &str) -> Flow {
-        let (pieces, _) = pieces::pieces(console, text);
+        let (pieces, _) = paste::pieces(console, text);
         if pieces.len() < 2 {
             return self.line(console, text);
         }
@@ -118,7 +104,7 @@ impl Prompt<'_> {
             }
         }
         if flow == Flow::Go && left.any(|piece| !piece.trim().is_empty()) {
-            screen::complain("", &self.dim("(what follows it was not run)"));
+            console_out::complain("", &self.dim("(what follows it was not run)"));
         }
         if !pieces.iter().all(|piece| commands::is_command(piece)) {
             *self.last.borrow_mut() = text.to_string();
@@ -127,7 +113,7 @@ impl Prompt<'_> {
         flow
     }
 
-    /// Runs a line of any kind and says what it gives, or what went wrong.
+    /// Runs a line of any kind and prints its result or its error.
     fn line(&self, console: &Console, line: &str) -> Flow {
         let outcome = if commands::is_command(line) {
             let outcome = self.command(console, line);
@@ -144,9 +130,9 @@ impl Prompt<'_> {
             self.say(notice.trim_end());
         }
         outcome.unwrap_or_else(|failure| {
-            // Who left at a breakpoint wants to leave.
+            // `:quit` at a breakpoint leaves the prompt around it too.
             if let Failure::Recipe(e) = &failure
-                && e.message == perilune_lua::RecipeError::LEFT
+                && e.cause == Cause::LeftBreakpoint
             {
                 return Flow::Quit;
             }
@@ -157,58 +143,8 @@ impl Prompt<'_> {
     }
 }
 
-pub fn repl(args: ReplArgs) -> Result<(), Failure> {
-    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let backend = args.device.open()?;
-    let print = |text: &str| drop(screen::say(text));
-    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
-    crate::told::on_paper(&runtime);
-    {
-        let mut engine = runtime.host().engine.borrow_mut();
-        // Every line is something new.
-        engine.switches.report_misses = false;
-        if let Some(seed) = args.seed {
-            engine.seed(seed as u64);
-        }
-    }
-    runtime.offer_params(args.seed.map(|n| ("seed".to_string(), n.to_string())).into_iter().collect());
-    let console = Console::new(&runtime, if terminal { "prompt" } else { "stdin" })?;
-    let mut prompt = Prompt::bare(terminal && screen::color(true));
-    if let Some(path) = args.recipe {
-        prompt.training = Some(RefCell::new(Training::new(&runtime, path, args.seed, args.device)));
-    }
-    let interrupts = if terminal { Some(Rc::new(Interrupts::install()?)) } else { None };
-    let around = Rc::new(AtPrompt(interrupts.clone()));
-    let desk = input::Desk::default();
-    *runtime.host().pause.borrow_mut() = Some(pause(around.clone(), None, desk.clone()));
-    if terminal {
-        let banner = format!("perilune {} · Lua 5.4 · {} · ? for help", version(), backend.describe());
-        prompt.say(&prompt.dim(&banner));
-    }
-    if let Some(training) = &prompt.training {
-        let mut built = Ok(String::new());
-        around.during(&mut || built = training.borrow_mut().build(&console));
-        match built {
-            Ok(said) if terminal => prompt.say(&prompt.dim(&said)),
-            Ok(_) => {}
-            // At a terminal it can be mended: :edit, :reload.
-            Err(e @ Failure::Recipe(_)) if terminal => commands::complain(&e),
-            Err(e) => return Err(e),
-        }
-    }
-    let outcome = if terminal { typed(&prompt, &console, &*around, &desk) } else { piped(&prompt, &console) };
-    *runtime.host().pause.borrow_mut() = None;
-    outcome
-}
-
-/// `0.1` of `0.1.0`.
-fn version() -> &'static str {
-    let all = env!("CARGO_PKG_VERSION");
-    all.strip_suffix(".0").unwrap_or(all)
-}
-
-struct AtPrompt(Option<Rc<Interrupts>>);
+/// Interrupts the lines of the prompt itself.
+pub struct AtPrompt(pub Option<Rc<Interrupts>>);
 
 impl Around for AtPrompt {
     fn during(&self, f: &mut dyn FnMut()) {
@@ -219,10 +155,10 @@ impl Around for AtPrompt {
     }
 }
 
-/// The loop on a terminal.
-fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, desk: &input::Desk) -> Result<(), Failure> {
+/// Runs the loop on a terminal.
+pub fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, editor: &SharedEditor) -> Result<(), Failure> {
     let failed = |e: rustyline::error::ReadlineError| Failure::System(format!("cannot read from the terminal: {e}"));
-    let mut lines = input::Input::new(desk, console, false);
+    let mut lines = input::Input::new(editor, console, false);
     loop {
         match lines.read("> ").map_err(failed)? {
             input::Typed::Cleared => {}
@@ -238,8 +174,8 @@ fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, desk: &input::
     }
 }
 
-/// The loop over the lines of stdin. An error does not end it; the exit status tells of it.
-fn piped(prompt: &Prompt, console: &Console) -> Result<(), Failure> {
+/// Runs the loop over the lines of stdin. An error does not end it, but changes the exit status.
+pub fn piped(prompt: &Prompt, console: &Console) -> Result<(), Failure> {
     let mut text = String::new();
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| Failure::Usage(format!("cannot read stdin: {}", crate::failure::plain(&e))))?;

@@ -1,10 +1,10 @@
-//! `pl.breakpoint()`: a prompt in the middle of a function. Without a terminal nobody could answer, so it is passed by, with a
-//! warning the first time a line comes to it.
+//! Runs a prompt at `pl.breakpoint()`, in the middle of a function. Without a terminal a breakpoint is skipped, with one
+//! warning a line.
 
-use super::input::{self, Desk};
+use super::input::{self, SharedEditor};
 use super::interrupts::Interrupts;
 use super::{Flow, Prompt};
-use crate::screen::{self, Screen};
+use crate::console_out::{self, ConsoleOut};
 use crate::signals::Signals;
 use perilune_lua::Console;
 use perilune_lua::console::{Ended, Pause};
@@ -13,20 +13,21 @@ use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::rc::Rc;
 
-/// What runs around a prompt at a breakpoint.
+/// Wraps the execution of a line typed at a breakpoint.
 pub trait Around {
-    /// A line is about to run; Ctrl-C is for it.
+    /// Runs a line; Ctrl-C interrupts it.
     fn during(&self, f: &mut dyn FnMut());
 }
 
-/// Around the breakpoints of a training run.
+/// Wraps the lines at breakpoints of a training run.
 pub struct InRun {
     pub signals: Signals,
-    /// Made at the first line of the first breakpoint.
+    /// Installed at the first line of the first breakpoint.
     interrupts: OnceCell<Option<Interrupts>>,
 }
 
 impl InRun {
+    /// Creates the wrapper; signals that arrive during a line are not requests to the run.
     pub fn new(signals: &Signals) -> Rc<InRun> {
         Rc::new(InRun { signals: signals.clone(), interrupts: OnceCell::new() })
     }
@@ -34,7 +35,7 @@ impl InRun {
 
 impl Around for InRun {
     fn during(&self, f: &mut dyn FnMut()) {
-        // Without them Ctrl-C waits for the end of the line.
+        // Without a handler Ctrl-C waits for the end of the line.
         let interrupts = self.interrupts.get_or_init(|| Interrupts::install().ok());
         self.signals.set_aside(|| match interrupts {
             Some(interrupts) => interrupts.during(f),
@@ -43,17 +44,20 @@ impl Around for InRun {
     }
 }
 
-/// A breakpoint's prompt for a runtime. Lines are run by `around`, which knows whose Ctrl-C it is.
-pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>, desk: Desk) -> Pause {
+/// Returns the breakpoint handler of a runtime. `around` runs the lines.
+pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: SharedEditor) -> Pause {
     let passed: RefCell<BTreeSet<String>> = RefCell::default();
     Rc::new(move |console, place| {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
             if passed.borrow_mut().insert(place.to_string()) {
-                screen::complain("warning", &format!("pl.breakpoint() in {place} is passed by: there is no terminal"));
+                console_out::complain(
+                    "warning",
+                    &format!("pl.breakpoint() in {place} is passed by: there is no terminal"),
+                );
             }
             return Ended::Continue;
         }
-        let stay = || stop(console, place, &*around, &desk);
+        let stay = || stop(console, place, &*around, &editor);
         match &screen {
             Some(screen) => screen.without_bar(stay),
             None => stay(),
@@ -61,11 +65,11 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<Screen>>, desk: Desk) -> 
     })
 }
 
-fn stop(console: &Console, place: &str, around: &dyn Around, desk: &Desk) -> Ended {
-    let color = screen::color(std::io::stdout().is_terminal());
+fn stop(console: &Console, place: &str, around: &dyn Around, editor: &SharedEditor) -> Ended {
+    let color = console_out::color(std::io::stdout().is_terminal());
     let prompt = Prompt { at_breakpoint: true, ..Prompt::bare(color) };
     prompt.say(&format!("breakpoint in {place} · locals: {} · :continue goes on", console.locals().join(" ")));
-    let mut lines = input::Input::new(desk, console, true);
+    let mut lines = input::Input::new(editor, console, true);
     let short = place.split(" (").next().filter(|p| !p.starts_with('(')).unwrap_or("breakpoint").to_string();
     loop {
         let line = match lines.read(&format!("{short}> ")) {
@@ -73,7 +77,7 @@ fn stop(console: &Console, place: &str, around: &dyn Around, desk: &Desk) -> End
             Ok(input::Typed::Cleared) => continue,
             Ok(input::Typed::End) => return Ended::Continue,
             Err(e) => {
-                screen::complain("warning", &format!("no line can be read at the breakpoint: {e}"));
+                console_out::complain("warning", &format!("no line can be read at the breakpoint: {e}"));
                 return Ended::Continue;
             }
         };

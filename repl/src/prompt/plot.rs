@@ -1,7 +1,7 @@
-//! `:plot X`: a curve, a histogram or a heat map, drawn in the terminal or written to a file.
+//! Implements `:plot X`: draws a curve, a histogram or a heat map in the terminal or into a file.
 //!
-//! What X is says how it is drawn: a list of numbers is a curve, two of them curves on one axis, a matrix a heat map, and
-//! anything of more dims, or named with `hist`, a histogram.
+//! The shape of X selects the drawing: a list of numbers is a curve, two of them curves on one axis, a matrix a heat map, and
+//! anything of more dims, or given with `hist`, a histogram.
 
 use crate::failure::{Failure, disk};
 use crate::plot::{Figure, Series};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// Rows of a drawing.
 const ROWS: usize = 16;
-/// A matrix of so few rows is as many curves.
+/// A matrix of at most this many rows is drawn as curves.
 const CURVES: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ enum Style {
     Heat,
 }
 
-/// Style, expression and file of a command's text.
+/// Parses the style, the expression and the file of a command.
 fn parse(text: &str) -> Result<(Option<Style>, &str, Option<PathBuf>), String> {
     let (text, file) = match text.rsplit_once("->") {
         Some((text, file)) if !file.contains(['(', ')', '{', '}']) => {
@@ -99,6 +99,7 @@ fn figure(style: Option<Style>, title: &str, list: &[HostTensor]) -> Result<Figu
     }
 }
 
+/// Evaluates and draws an expression; returns the drawing, or a line about the file.
 pub fn plot(console: &Console, text: &str, color: bool) -> Result<String, Failure> {
     let (style, expression, file) = parse(text).map_err(Failure::Usage)?;
     let list = console.numbers(expression)?;
@@ -112,7 +113,7 @@ pub fn plot(console: &Console, text: &str, color: bool) -> Result<String, Failur
     Ok(format!("{} written, {} bytes", file.display(), bytes.len()))
 }
 
-/// The width of the terminal; 80 elsewhere.
+/// Returns the width of the terminal; 80 without one.
 fn columns() -> usize {
     let term = console::Term::stdout();
     if term.is_term() { usize::from(term.size().1) } else { 80 }

@@ -1,15 +1,14 @@
-//! A recipe at the prompt: its run, and how an edited recipe takes its place.
+//! Holds the run of a recipe at the prompt, and reloads it from an edited file.
 
 use super::Prompt;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::format::grouped;
-use crate::source::Source;
-use crate::watch::Watch;
 use perilune_lua::{Console, Loaded, ParamValue, Run, Runtime};
+use perilune_train::{Control, Reloader, Source, StartOptions};
 use std::path::PathBuf;
 
-/// The recipe's run, once it could be built.
+/// A recipe, and its run once it has been built.
 pub struct Training<'a> {
     runtime: &'a Runtime,
     path: PathBuf,
@@ -21,19 +20,21 @@ pub struct Training<'a> {
 struct Built<'a> {
     run: Run,
     params: Vec<(String, ParamValue)>,
-    watch: Watch<'a>,
+    reloader: Reloader<'a>,
 }
 
 impl<'a> Training<'a> {
+    /// Creates the entry of a file that has not been loaded.
     pub fn new(runtime: &'a Runtime, path: PathBuf, seed: Option<i64>, device: DeviceArgs) -> Training<'a> {
         Training { runtime, path, seed, device, built: None }
     }
 
+    /// Returns the path of the recipe.
     pub fn path(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// Loads the file and builds the run; a line about it. A plain script has run then, and there is none.
+    /// Loads the file, builds the run and returns a line about it. A plain script has no run; it has been executed.
     pub fn build(&mut self, console: &Console) -> Result<String, Failure> {
         let source = Source::read(&self.path)?;
         let recipe = match source.load(self.runtime)? {
@@ -48,8 +49,13 @@ impl<'a> Training<'a> {
         let params = recipe.params()?;
         let precision = self.device.precision.as_deref();
         let run = recipe.start(self.seed, precision, self.device.memory_budget)?;
-        let precision = Some(run.precision());
-        let watch = Watch::new(self.runtime, &source, self.seed, precision, None, self.device.memory_budget, None);
+        let start = StartOptions {
+            seed: self.seed,
+            precision: Some(run.precision()),
+            steps: None,
+            memory_budget: self.device.memory_budget,
+        };
+        let reloader = Reloader::new(self.runtime, &source, start, Control::default(), None);
         console.set_run(&run)?;
         let mut parts = vec![recipe.name(), format!("{} parameters", grouped(run.num_parameters()))];
         let sizes: Vec<String> =
@@ -58,19 +64,19 @@ impl<'a> Training<'a> {
             parts.push(sizes.join(" / "));
         }
         parts.push("run:step(n), run:evaluate(), run.model, run.batch".into());
-        self.built = Some(Built { run, params, watch });
+        self.built = Some(Built { run, params, reloader });
         Ok(parts.join(" · "))
     }
 
-    /// Reads the recipe again. On an error the run is as it was.
+    /// Reads the recipe again. On an error the run is unchanged.
     fn reload(&mut self, console: &Console) -> Result<String, Failure> {
         let Some(built) = &mut self.built else { return self.build(console) };
         let step = built.run.count();
-        let Some(candidate) = built.watch.changed(true, step) else {
+        let Some(candidate) = built.reloader.changed(true, step) else {
             return Ok(format!("{} has not changed", self.path.display()));
         };
-        let next = built.watch.load(&candidate, &built.run, &built.params)?;
-        built.watch.accept(next.files, &built.params)?;
+        let next = built.reloader.load(&candidate, &built.run, &built.params)?;
+        built.reloader.accept(next.files, &built.params)?;
         (built.run, built.params) = (next.run, next.params);
         console.set_run(&built.run)?;
         let ms = next.begun.elapsed().as_secs_f64() * 1e3;
@@ -80,11 +86,12 @@ impl<'a> Training<'a> {
 }
 
 impl Prompt<'_> {
+    /// Returns the path of the recipe, if there is one.
     pub fn recipe_path(&self) -> Option<PathBuf> {
         self.training.as_ref().map(|t| t.borrow().path())
     }
 
-    /// The recipe anew, or else the files that were loaded.
+    /// Reloads the recipe, or else the files of `:load`.
     pub fn reload(&self, console: &Console) -> Result<(), Failure> {
         let Some(training) = &self.training else {
             let files = self.loaded.borrow().clone();

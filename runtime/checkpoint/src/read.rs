@@ -93,20 +93,46 @@ fn unseal(path: &Path, record: &mut Map<String, Value>, text: &str) -> Result<()
     Ok(())
 }
 
-/// A file of the checkpoint, against its size and hash in the record.
-fn verified(dir: &Path, file: &str, files: &Value) -> Result<PathBuf> {
+/// Bytes hashed at one time: they are still in the processor's cache when they are.
+const CHUNK: usize = 1 << 20;
+
+/// Hashes what is read through it.
+struct Hashing {
+    file: File,
+    hasher: blake3::Hasher,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let most = to.len().min(CHUNK);
+        let n = self.file.read(&mut to[..most])?;
+        self.hasher.update(&to[..n]);
+        Ok(n)
+    }
+}
+
+/// What `parse` makes of a file of the checkpoint, read once, after its size and hash were found to be those of the record.
+/// A file that is damaged is refused for that, whatever `parse` says of it.
+fn verified<T>(
+    dir: &Path,
+    file: &str,
+    files: &Value,
+    parse: impl FnOnce(&Path, &mut dyn Read, u64) -> perilune_data::Result<T>,
+) -> Result<T> {
     let path = dir.join(file);
     let said = &files[file];
     let (Some(bytes), Some(hash)) = (said["bytes"].as_u64(), said["blake3"].as_str()) else {
         return Err(broken(&dir.join(RECORD), format!("files.{file}"), "must have `bytes` and `blake3`"));
     };
-    let (mut open, len) = open(&path)?;
+    let (open, len) = open(&path)?;
     if len != bytes {
         return Err(broken(&path, "size", format!("is {len} bytes, and run.json says {bytes}")));
     }
-    let mut hasher = blake3::Hasher::new();
-    std::io::copy(&mut open, &mut hasher).map_err(io(&path, "read"))?;
-    let found = hasher.finalize().to_hex();
+    let mut from = Hashing { file: open, hasher: blake3::Hasher::new() };
+    let parsed = parse(&path, &mut from, len);
+    // What an error left unread.
+    std::io::copy(&mut from, &mut std::io::sink()).map_err(io(&path, "read"))?;
+    let found = from.hasher.finalize().to_hex();
     if found.as_str() != hash {
         return Err(broken(
             &path,
@@ -114,20 +140,24 @@ fn verified(dir: &Path, file: &str, files: &Value) -> Result<PathBuf> {
             format!("is {found}, and run.json says {hash}: the file was changed or damaged"),
         ));
     }
-    Ok(path)
+    Ok(parsed?)
 }
 
 /// The tensors of one file, or of the shards that stand for it.
 fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
-    let index = format!("{stem}{}", shards::INDEX);
-    if files.get(&index).is_none() {
-        return Ok(safetensors::load(&verified(dir, &format!("{stem}.safetensors"), files)?)?.tensors);
+    let name = format!("{stem}{}", shards::INDEX);
+    if files.get(&name).is_none() {
+        return Ok(verified(dir, &format!("{stem}.safetensors"), files, safetensors::read)?.tensors);
     }
-    let path = verified(dir, &index, files)?;
-    for shard in &shards::index(&path)?.files {
-        verified(dir, shard, files)?;
+    let index = verified(dir, &name, files, |path, from, _| shards::read_index(path, from))?;
+    let (path, mut out) = (dir.join(&name), Vec::new());
+    for shard in &index.files {
+        let inside = verified(dir, shard, files, safetensors::read)?.tensors;
+        let names: Vec<&str> = inside.iter().map(|t| t.0.as_str()).collect();
+        shards::check(&path, &index, shard, &names)?;
+        out.extend(inside);
     }
-    Ok(shards::load(&path)?.tensors)
+    Ok(out)
 }
 
 /// What `run.json` of the checkpoint at `path` says; no other file is read.

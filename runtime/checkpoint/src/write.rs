@@ -23,11 +23,26 @@ fn sync_dir(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Size and hash of a file, for `run.json`.
-fn describe(path: &Path) -> Result<Value> {
-    let mut hash = blake3::Hasher::new();
-    let bytes = File::open(path).and_then(|f| std::io::copy(&mut { f }, &mut hash)).map_err(io(path, "read back"))?;
-    Ok(json!({ "bytes": bytes, "blake3": hash.finalize().to_hex().as_str() }))
+/// Size and hash of each file, counted while it is written.
+#[derive(Default)]
+struct Digests(BTreeMap<String, (u64, blake3::Hasher)>);
+
+impl Digests {
+    fn add(&mut self, file: &str, bytes: &[u8]) {
+        if !self.0.contains_key(file) {
+            self.0.insert(file.to_string(), Default::default());
+        }
+        if let Some((n, hasher)) = self.0.get_mut(file) {
+            *n += bytes.len() as u64;
+            hasher.update(bytes);
+        }
+    }
+
+    /// What `run.json` says of a file.
+    fn describe(&self, file: &str) -> Value {
+        let found = self.0.get(file);
+        json!({ "bytes": found.map(|f| f.0), "blake3": found.map(|f| f.1.finalize().to_hex().to_string()) })
+    }
 }
 
 /// The key of a record's own hash, its last one.
@@ -67,13 +82,14 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     remove(&new)?;
     fs::create_dir(&new).map_err(io(&new, "create"))?;
     point();
-    let mut files = Map::new();
+    let (mut files, mut digests) = (Map::new(), Digests::default());
     for (stem, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
         let format = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-        let names = shards::save(&new, stem, tensors, &format, limit)?; // flushed to the disk
+        let mut observe = |file: &str, bytes: &[u8]| digests.add(file, bytes);
+        let names = shards::save_with(&new, stem, tensors, &format, limit, &mut observe)?; // flushed to the disk
         point();
         for name in names {
-            let described = describe(&new.join(&name))?;
+            let described = digests.describe(&name);
             files.insert(name, described);
         }
     }

@@ -20,18 +20,14 @@ pub enum Amp {
 /// The inputs of an op of class `amp` under autocast to `low`.
 pub(crate) fn cast_inputs(g: &mut Graph, amp: Amp, low: DType, inputs: &[NodeId]) -> Result<Inputs> {
     let target = if amp == Amp::Low { low } else { DType::F32 };
-    let before = g.autocast.take();
-    let mut out = Inputs::new();
-    let mut result = Ok(());
-    for &id in inputs {
-        let dtype = g.dtype(id);
-        // f64 is asked for by name and stays; integers and bools are indices and masks.
-        let wanted = dtype.is_float() && dtype != DType::F64 && dtype != target;
-        match if wanted { ops::cast(g, id, target) } else { Ok(id) } {
-            Ok(id) => out.push(id),
-            Err(e) => result = Err(e),
+    g.without_autocast(|g| {
+        let mut out = Inputs::new();
+        for &id in inputs {
+            let dtype = g.dtype(id);
+            // f64 is asked for by name and stays; integers and bools are indices and masks.
+            let casts = dtype.is_float() && dtype != DType::F64 && dtype != target;
+            out.push(if casts { ops::cast(g, id, target)? } else { id });
         }
-    }
-    g.autocast = before;
-    result.map(|()| out)
+        Ok(out)
+    })
 }

@@ -23,6 +23,12 @@ pub fn parse(text: &str) -> Option<usize> {
     (n.is_finite() && n < 2f64.powi(62)).then_some(n as usize)
 }
 
+/// [`parse`] for options and environment variables: zero and malformed amounts are errors with the accepted spellings.
+pub fn amount(text: &str) -> Result<usize, String> {
+    let hint = "write it as 20GiB, 512M or 5GB";
+    parse(text).filter(|n| *n > 0).ok_or_else(|| format!("\"{text}\" is no amount of memory; {hint}"))
+}
+
 /// `1.50 GiB`, `12.3 MiB`, `640 B`.
 pub fn show(n: usize) -> String {
     let x = n as f64;
@@ -47,6 +53,11 @@ mod tests {
         assert_eq!(read, want);
         for bad in ["", "GiB", "12 parsecs", "1.2.3G", "-5", "5 bytes", "3GiBs", "1e9"] {
             assert_eq!(parse(bad), None, "{bad}");
+        }
+        assert_eq!(["512M", "512MiB", "512mib", "536870912"].map(amount), [const { Ok(512 << 20) }; 4]);
+        for bad in ["0", "0GiB", "much"] {
+            let e = amount(bad).map(drop).map_err(|e| e.contains(&format!("\"{bad}\" is no amount of memory; write")));
+            assert_eq!(e, Err(true), "{bad}");
         }
         assert_eq!([0, 640, 1536, 200 << 20, 3 << 30].map(show), ["0 B", "640 B", "1.5 KiB", "200 MiB", "3.0 GiB"]);
     }

@@ -10,8 +10,10 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct EnvFlag {
     pub name: &'static str,
-    /// Words besides those for on and off.
+    /// Words besides those for on and off, or all there are where it is not `toggled`.
     pub words: &'static [&'static str],
+    /// Whether it takes on and off.
+    pub toggled: bool,
 }
 
 /// What a switch is set to.
@@ -23,21 +25,23 @@ pub enum Setting {
 }
 
 pub static FUSION: EnvFlag = EnvFlag::plain("PERILUNE_FUSION");
-pub static PRINT_PLAN: EnvFlag = EnvFlag { name: "PERILUNE_PRINT_PLAN", words: &["source"] };
+pub static PRINT_PLAN: EnvFlag = EnvFlag { name: "PERILUNE_PRINT_PLAN", words: &["source"], toggled: true };
 pub static CHECK_NAN: EnvFlag = EnvFlag::plain("PERILUNE_CHECK_NAN");
 pub static REPORT_MISSES: EnvFlag = EnvFlag::plain("PERILUNE_REPORT_MISSES");
 pub static REPLAY: EnvFlag = EnvFlag::plain("PERILUNE_REPLAY");
 pub static TUNE: EnvFlag = EnvFlag::plain("PERILUNE_TUNE");
 pub static CUDNN: EnvFlag = EnvFlag::plain("PERILUNE_CUDNN");
+/// The instruction set of the CPU's loops, from the least to the most.
+pub static CPU_ISA: EnvFlag = EnvFlag { name: "PERILUNE_CPU_ISA", words: &["sse2", "avx2", "avx512"], toggled: false };
 
-pub static ALL: [&EnvFlag; 7] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN];
+pub static ALL: [&EnvFlag; 8] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN, &CPU_ISA];
 
 const ON: [&str; 4] = ["1", "on", "true", "yes"];
 const OFF: [&str; 4] = ["0", "off", "false", "no"];
 
 impl EnvFlag {
     const fn plain(name: &'static str) -> EnvFlag {
-        EnvFlag { name, words: &[] }
+        EnvFlag { name, words: &[], toggled: true }
     }
 
     /// What a value says; nothing if it is empty.
@@ -46,17 +50,20 @@ impl EnvFlag {
         if word.is_empty() {
             return Ok(None);
         }
-        if ON.contains(&word.as_str()) {
+        if self.toggled && ON.contains(&word.as_str()) {
             return Ok(Some(Setting::On));
         }
-        if OFF.contains(&word.as_str()) {
+        if self.toggled && OFF.contains(&word.as_str()) {
             return Ok(Some(Setting::Off));
         }
         if let Some(known) = self.words.iter().find(|known| **known == word) {
             return Ok(Some(Setting::Word(known)));
         }
         let more: String = self.words.iter().map(|w| format!(", or {w}")).collect();
-        let takes = format!("it takes {} for on, {} for off{more}", ON.join(" "), OFF.join(" "));
+        let takes = match self.toggled {
+            true => format!("it takes {} for on, {} for off{more}", ON.join(" "), OFF.join(" ")),
+            false => format!("it takes {}", self.words.join(" or ")),
+        };
         Err(Error::argument("", format!("{}={value}: {takes}", self.name)))
     }
 
@@ -90,7 +97,7 @@ mod tests {
 
     #[test]
     fn all_switches_take_the_same_words() {
-        for s in ALL {
+        for s in ALL.into_iter().filter(|s| s.toggled) {
             for (value, want) in
                 [("off", Setting::Off), ("False", Setting::Off), ("0", Setting::Off), ("1", Setting::On)]
             {
@@ -98,6 +105,7 @@ mod tests {
             }
             assert_eq!(s.parse(""), Ok(None), "{}", s.name);
         }
+        assert_eq!(CPU_ISA.parse("AVX2"), Ok(Some(Setting::Word("avx2"))));
         assert_eq!(PRINT_PLAN.parse("source"), Ok(Some(Setting::Word("source"))));
     }
 
@@ -106,5 +114,7 @@ mod tests {
         let e = PRINT_PLAN.parse("sauce").map(drop).map_err(|e| e.to_string());
         let want = "PERILUNE_PRINT_PLAN=sauce: it takes 1 on true yes for on, 0 off false no for off, or source";
         assert_eq!(e, Err(want.to_string()));
+        let e = CPU_ISA.parse("1").map(drop).map_err(|e| e.to_string());
+        assert_eq!(e, Err("PERILUNE_CPU_ISA=1: it takes sse2 or avx2 or avx512".to_string()));
     }
 }

@@ -96,7 +96,7 @@ impl Backward {
                         return Err(Error::gradient("custom", message).hint(hint));
                     }
                     let cast = |g: &mut Graph| {
-                        g.remat.back = Some(call.node);
+                        g.modes.backward_of = Some(call.node);
                         g.cast(*d, dtype)
                     };
                     Some(aside(g, self.create_graph, cast)?)
@@ -107,7 +107,7 @@ impl Backward {
         let create_graph = self.create_graph;
         let Sweep { pending, stop, .. } = &mut self.sweep;
         aside(g, create_graph, |g| {
-            g.remat.back = Some(call.node);
+            g.modes.backward_of = Some(call.node);
             file(g, pending, stop, &node.inputs, &wants, all)
         })
     }
@@ -122,7 +122,7 @@ impl Backward {
             if let Entry::Vacant(e) = found.entry(w) {
                 let arrived = self.sweep.pending.remove(&w);
                 let sum = |g: &mut Graph, p| {
-                    g.remat.back = Some(w);
+                    g.modes.backward_of = Some(w);
                     total(g, p)
                 };
                 e.insert(arrived.map(|p| aside(g, self.create_graph, |g| sum(g, p))).transpose()?);
@@ -132,18 +132,12 @@ impl Backward {
     }
 }
 
-/// Records under the modes of a backward pass and restores what was set.
+/// Records under the modes of a backward pass and restores those in force before.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-    let (loc, no_grad, autocast, back) = (g.loc, g.no_grad, g.autocast.take(), g.remat.back);
-    let tf32 = g.tf32;
-    g.no_grad = !create_graph;
-    let out = f(g);
-    g.loc = loc;
-    g.remat.back = back;
-    g.no_grad = no_grad;
-    g.autocast = autocast;
-    g.tf32 = tf32;
-    out
+    let mut g = g.scope();
+    g.modes.no_grad = !create_graph;
+    g.modes.autocast = None;
+    f(&mut g)
 }
 
 /// Which nodes from `floor` on lie between `wrt` and `output`.
@@ -198,7 +192,7 @@ impl Sweep {
             let Some(arrived) = self.pending.get(&id).cloned() else {
                 if let Some(mut grads) = from_parts.filter(|_| self.needs[i]) {
                     if self.pass.is_some() {
-                        g.remat.back = Some(id);
+                        g.modes.backward_of = Some(id);
                     }
                     grads[0] = Some(zeros(g, id)?);
                     back(g, &mut self.pending, &self.needs, &self.stop, id, &grads)?;
@@ -209,9 +203,9 @@ impl Sweep {
                 self.pending.remove(&id);
                 continue;
             }
-            g.loc = g.loc_of(id);
+            g.modes.loc = g.loc_of(id);
             if self.pass.is_some() {
-                g.remat.back = Some(id);
+                g.modes.backward_of = Some(id);
             }
             let sum = total(g, arrived)?;
             if let Some(pass) = self.pass {
@@ -312,7 +306,7 @@ fn back(
     let node = g.node(id).clone();
     let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| needs[x.index()]).collect();
     let Some(grad) = grads[0] else { return Ok(()) };
-    g.tf32 = node.tf32;
+    g.modes.tf32 = node.tf32;
     match node.op.grad {
         Grad::Zero => {}
         Grad::Host => return Err(Error::gradient(node.op.name, "this is a bug: a host function without its host")),

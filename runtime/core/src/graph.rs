@@ -7,6 +7,7 @@
 //! The same type serves two masters: the engine's long arena, and the small graphs the planner lowers a step into.
 
 use crate::error::{Error, Result};
+use crate::modes::Modes;
 use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp};
@@ -92,15 +93,8 @@ pub struct RngState {
 pub struct Graph {
     nodes: Vec<Node>,
     source_map: Vec<SourceLoc>,
-    /// The recipe line that nodes are recorded under now.
-    pub loc: SourceLoc,
-    /// Nodes recorded while this is set are constants to autograd.
-    pub no_grad: bool,
-    /// The 16-bit dtype that ops of class `Low` compute in now, if any.
-    pub autocast: Option<DType>,
-    /// Whether f32 products recorded now, and those of their backward, may be made of operands rounded to TF32 (8 bits of
-    /// exponent, 10 of mantissa) with sums in f32. A device without such products makes them in f32.
-    pub tf32: bool,
+    /// What is noted on the nodes recorded next.
+    pub modes: Modes,
     pub rng: RngState,
     pub remat: Remat,
     /// (what a reference computed, the kernel that another device would run instead): see [`Graph::with_kernels`].
@@ -118,8 +112,6 @@ pub struct Remat {
     passes: Vec<NodeId>,
     /// The gradients that arrived at nodes, in the order the passes took them up.
     pub arrivals: Vec<Arrival>,
-    /// What is recorded now belongs to the backward of that node.
-    pub back: Option<NodeId>,
 }
 
 /// The whole gradient of a node, from which its backward starts.
@@ -236,7 +228,7 @@ impl Graph {
 
     /// Appends `op(inputs)`: runs the op's shape and dtype rule and, under autocast, its cast policy.
     pub fn push(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
-        if let Some(low) = self.autocast
+        if let Some(low) = self.modes.autocast
             && op.amp != amp::Amp::Keep
         {
             let cast = amp::cast_inputs(self, op.amp, low, inputs)?;
@@ -255,8 +247,8 @@ impl Graph {
         Ok(self.add(Node {
             op,
             dtype: out.dtype,
-            detached: self.no_grad,
-            tf32: self.tf32 && out.dtype == DType::F32 && self.makes_products(op),
+            detached: self.modes.no_grad,
+            tf32: self.modes.tf32 && out.dtype == DType::F32 && self.makes_products(op),
             shape: out.shape,
             inputs: inputs.into(),
             attrs: attrs.into(),
@@ -266,7 +258,8 @@ impl Graph {
 
     /// Whether `op` may come down to products of matrices: as autocast sees it, or as part of a backward of such a node.
     fn makes_products(&self, op: &Op) -> bool {
-        matches!(op.class, Class::Library | Class::Fused(_)) && (op.amp == amp::Amp::Low || self.remat.back.is_some())
+        matches!(op.class, Class::Library | Class::Fused(_))
+            && (op.amp == amp::Amp::Low || self.modes.backward_of.is_some())
     }
 
     /// Appends a finished node unchecked: leaves, and copies made by the planner.
@@ -274,15 +267,24 @@ impl Graph {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.nodes.len()), "this is a bug: input after its use");
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
-        self.source_map.push(self.loc);
-        self.remat.backs.push(self.remat.back.map_or(0, |n| n.0 + 1));
+        self.source_map.push(self.modes.loc);
+        self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
         id
     }
 
     /// Appends a node without inputs: `op` of that shape and dtype, with `payload` outside the key.
     pub fn leaf(&mut self, op: &'static Op, shape: Shape, dtype: DType, attrs: &[i64], payload: u64) -> NodeId {
         let inputs = Inputs::new();
-        self.add(Node { op, dtype, detached: self.no_grad, tf32: false, shape, inputs, attrs: attrs.into(), payload })
+        self.add(Node {
+            op,
+            dtype,
+            detached: self.modes.no_grad,
+            tf32: false,
+            shape,
+            inputs,
+            attrs: attrs.into(),
+            payload,
+        })
     }
 
     /// A Lua number as a rank-0 node of `dtype` whose value is a run-time slot.
@@ -308,22 +310,6 @@ impl Graph {
             Class::Generator(k) => Some(k),
             _ => None,
         }
-    }
-
-    /// Runs `f` with `no_grad` set as given, and restores it.
-    pub fn with_no_grad<T>(&mut self, on: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-        let before = std::mem::replace(&mut self.no_grad, on);
-        let out = f(self);
-        self.no_grad = before;
-        out
-    }
-
-    /// Runs `f` with autocast off: composite ops state their own arithmetic inside.
-    pub fn without_autocast<T>(&mut self, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
-        let before = self.autocast.take();
-        let out = f(self);
-        self.autocast = before;
-        out
     }
 }
 

@@ -13,9 +13,10 @@ pub mod grad;
 pub mod graph;
 pub mod host_tensor;
 pub mod interrupt;
+pub mod modes;
+pub mod op;
 pub mod ops;
 pub mod philox;
-pub mod scalar;
 pub mod shape;
 pub mod source_loc;
 

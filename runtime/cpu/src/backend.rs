@@ -1,10 +1,11 @@
-//! The device itself: buffers, the shared arena, compiled programs and how they run.
+//! Implements the device: buffers, the shared arena, compilation of programs and their execution.
 
+use crate::fingerprint::Words;
 use crate::library::Routine;
 use crate::loops::Isa;
 use crate::memory::{Block, CpuBuffer, FreeList};
-use crate::pool::{Pool, Shared};
-use crate::region::{self, Context, Region, SHARE_NS};
+use crate::region::{self, Context, PARALLEL_NS, Region};
+use crate::worker_pool::{SendPtr, WorkerPool};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
@@ -12,29 +13,42 @@ use perilune_core::ops::movement;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
-use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that one thread copies at a time.
-const COPIED: usize = 1 << 20;
+/// Bytes that one task copies.
+const COPY_CHUNK: usize = 1 << 20;
 
 /// The CPU as a device.
 pub struct Cpu {
-    shared: Rc<Machine>,
+    state: Arc<DeviceState>,
     isa: Isa,
 }
 
-/// What all programs of a device share.
-struct Machine {
-    pool: Pool,
-    free: Rc<FreeList>,
-    /// Intermediate values of whichever program runs; as large as the largest needs.
-    arena: RefCell<Block>,
+/// The state that all programs of a device share.
+struct DeviceState {
+    pool: WorkerPool,
+    free_list: Arc<FreeList>,
+    /// Intermediate values of the running program; as large as the largest program needs. Its lock is the device's lock: it is
+    /// held during every access to the memory of a buffer.
+    arena: Mutex<Block>,
+}
+
+impl DeviceState {
+    fn lock(&self) -> MutexGuard<'_, Block> {
+        // Every run writes intermediate values before it reads them, so a panic leaves nothing invalid.
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The buffer as one of this device.
+    fn buffer<'a>(&self, buffer: &'a Buffer) -> Result<&'a CpuBuffer> {
+        let found = buffer.as_any().downcast_ref::<CpuBuffer>().filter(|b| b.is_of(&self.free_list));
+        found.ok_or_else(|| Error::system("cpu", "this is a bug: a buffer of another device was passed"))
+    }
 }
 
 impl Cpu {
-    /// A device of that many threads; `None`: as many as the machine has.
+    /// A device of that many threads; `None` means as many as the machine has.
     pub fn new(threads: Option<usize>) -> Cpu {
         Cpu::limited(threads, None)
     }
@@ -42,19 +56,15 @@ impl Cpu {
     /// A device whose buffers and arena take at most `limit` bytes.
     pub fn limited(threads: Option<usize>, limit: Option<usize>) -> Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
-        let free = Rc::new(FreeList::new(limit));
-        let shared = Machine { pool: Pool::new(threads), free, arena: RefCell::new(arena) };
-        Cpu { shared: Rc::new(shared), isa: Isa::detect() }
+        let free_list = Arc::new(FreeList::new(limit));
+        let state = DeviceState { pool: WorkerPool::new(threads), free_list, arena: Mutex::new(arena) };
+        // A missing instruction set is an error of the command, which checks the flag first (`Isa::chosen`).
+        Cpu { state: Arc::new(state), isa: Isa::chosen().unwrap_or(Isa::detect()) }
     }
 
     pub fn threads(&self) -> usize {
-        self.shared.pool.threads()
+        self.state.pool.threads()
     }
-}
-
-fn cpu_buffer(buffer: &Buffer) -> Result<&CpuBuffer> {
-    let found = buffer.as_any().downcast_ref();
-    found.ok_or_else(|| Error::system("cpu", "this is a bug: a buffer of another device was passed"))
 }
 
 impl Backend for Cpu {
@@ -68,22 +78,23 @@ impl Backend for Cpu {
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
-        // Elsewhere the bias can share a map with what follows.
+        // In other dtypes the bias can fuse with the maps that follow.
         node.op == &LINEAR && node.dtype.size() == 2
     }
 
     fn can_store_layout(&self, node: &Node, output: usize, _: &Layout) -> bool {
-        let swaps = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &movement::CAT;
-        output == 0 && swaps
+        let supported = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &movement::CAT;
+        output == 0 && supported
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(CpuBuffer::new(nbytes, &self.shared.free)?))
+        Ok(Rc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = CpuBuffer::new(bytes.len(), &self.shared.free)?;
-        buffer.write(bytes);
+        let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
+        // SAFETY: no other code has the buffer yet.
+        unsafe { buffer.write(bytes) };
         Ok(Rc::new(buffer))
     }
 
@@ -91,7 +102,9 @@ impl Backend for Cpu {
         if buffer.nbytes() < nbytes {
             return Err(Error::system("cpu", format!("this is a bug: {nbytes} bytes read of {}", buffer.nbytes())));
         }
-        Ok(cpu_buffer(buffer)?.read(nbytes).to_vec())
+        let _lock = self.state.lock();
+        // SAFETY: the device is locked.
+        Ok(unsafe { self.state.buffer(buffer)?.read(nbytes) }.to_vec())
     }
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
@@ -99,22 +112,26 @@ impl Backend for Cpu {
             let message = format!("this is a bug: {} bytes written to a buffer of {}", bytes.len(), buffer.nbytes());
             return Err(Error::system("cpu", message));
         }
-        cpu_buffer(buffer)?.write(bytes);
+        let _lock = self.state.lock();
+        // SAFETY: the device is locked.
+        unsafe { self.state.buffer(buffer)?.write(bytes) };
         Ok(())
     }
 
-    /// The loop waits for the copies, so the threads share them: fresh memory costs a fault for each page.
+    /// Copies synchronously, on all threads: fresh memory costs a page fault for each page.
     fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
+        let _lock = self.state.lock();
         let mut all = Vec::with_capacity(parts.len());
         for (buffer, nbytes) in parts {
             if buffer.nbytes() < *nbytes {
                 let message = format!("this is a bug: {nbytes} bytes saved of {}", buffer.nbytes());
                 return Err(Error::system("cpu", message));
             }
-            let from = cpu_buffer(buffer)?.read(*nbytes);
+            // SAFETY: the device is locked.
+            let from = unsafe { self.state.buffer(buffer)?.read(*nbytes) };
             let mut to = vec![0; *nbytes];
-            self.shared.pool.pieces(*nbytes > COPIED, &mut to, COPIED, |k, piece| {
-                piece.copy_from_slice(&from[k * COPIED..k * COPIED + piece.len()]);
+            self.state.pool.for_each_chunk(*nbytes > COPY_CHUNK, &mut to, COPY_CHUNK, |k, piece| {
+                piece.copy_from_slice(&from[k * COPY_CHUNK..k * COPY_CHUNK + piece.len()]);
             });
             all.push(to);
         }
@@ -122,81 +139,102 @@ impl Backend for Cpu {
     }
 
     fn memory(&self) -> Memory {
-        self.shared.free.memory()
+        self.state.free_list.memory()
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        let mut kernels = Vec::with_capacity(program.kernels.len());
-        for k in &program.kernels {
-            kernels.push(match k {
-                Kernel::Region(r) => Compiled::Region(region::compile(&program, r, self.isa)?),
-                Kernel::Multi(list) => {
-                    Compiled::Multi(list.iter().map(|r| region::compile(&program, r, self.isa)).collect::<Result<_>>()?)
-                }
-                Kernel::Library(l) => Compiled::Library(
-                    Routine::compile(&program, l, self.isa)?,
-                    l.epilogue.as_ref().map(|r| region::compile(&program, r, self.isa)).transpose()?,
-                ),
-            });
-        }
-        let share = self.threads() > 1 && kernels.iter().any(|k| k.work() > SHARE_NS);
+        let kernels = program.kernels.iter().map(|k| compile(&program, k, self.isa)).collect::<Result<Vec<_>>>()?;
+        let parallel = self.threads() > 1 && kernels.iter().any(|k| k.work() > PARALLEL_NS);
         let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
-        let whole = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
-        Ok(Box::new(CpuProgram { shared: self.shared.clone(), program, kernels, share, whole }))
+        let first_state_write = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
+        Ok(Box::new(CpuProgram { state: self.state.clone(), program, kernels, parallel, first_state_write }))
     }
 }
 
-enum Compiled {
+/// One kernel of a program for an instruction set.
+pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<CompiledKernel> {
+    let region = |r| region::compile(program, r, isa);
+    Ok(match kernel {
+        Kernel::Region(r) => CompiledKernel::Region(region(r)?),
+        Kernel::Multi(list) => CompiledKernel::Multi(list.iter().map(region).collect::<Result<_>>()?),
+        Kernel::Library(l) => {
+            CompiledKernel::Library(Routine::compile(program, l, isa)?, l.epilogue.as_ref().map(region).transpose()?)
+        }
+    })
+}
+
+pub(crate) enum CompiledKernel {
     Region(Region),
     Multi(Vec<Region>),
-    /// With its epilogue, which runs once the whole result is there: it is a map, so that changes no bits.
+    /// With its epilogue, which runs after the whole library op: it is elementwise, so the bits are the same.
     Library(Routine, Option<Region>),
 }
 
-impl Compiled {
+impl CompiledKernel {
     fn work(&self) -> f64 {
         match self {
-            Compiled::Region(r) => r.work(),
-            Compiled::Multi(list) => list.iter().map(Region::work).sum(),
-            Compiled::Library(l, e) => l.work() + e.as_ref().map_or(0.0, Region::work),
+            CompiledKernel::Region(r) => r.work(),
+            CompiledKernel::Multi(list) => list.iter().map(Region::work).sum(),
+            CompiledKernel::Library(l, e) => l.work() + e.as_ref().map_or(0.0, Region::work),
+        }
+    }
+
+    /// See `crate::fingerprint`.
+    pub fn fingerprint(&self, words: &mut Words) {
+        match self {
+            CompiledKernel::Region(r) => {
+                words.put(0);
+                r.fingerprint(words);
+            }
+            CompiledKernel::Multi(list) => {
+                words.put(1);
+                words.put(list.len());
+                list.iter().for_each(|r| r.fingerprint(words));
+            }
+            CompiledKernel::Library(l, e) => {
+                words.put(2);
+                l.fingerprint(words);
+                words.put(usize::from(e.is_some()));
+                e.iter().for_each(|r| r.fingerprint(words));
+            }
         }
     }
 }
 
 struct CpuProgram {
-    shared: Rc<Machine>,
+    state: Arc<DeviceState>,
     program: Arc<Program>,
-    kernels: Vec<Compiled>,
+    kernels: Vec<CompiledKernel>,
     /// Whether some kernel is worth more than one thread.
-    share: bool,
-    /// The first kernel that writes a State: up to there a run may be given up.
-    whole: usize,
+    parallel: bool,
+    /// The first kernel that writes a State: up to there a run can be cancelled.
+    first_state_write: usize,
 }
 
 impl CpuProgram {
-    /// Where each value lies in this run.
-    fn places(&self, inputs: &[Buffer], outputs: &[Buffer], arena: &Block) -> Result<Vec<Shared<u8>>> {
+    /// The address of each value in this run.
+    fn addresses(&self, inputs: &[Buffer], outputs: &[Buffer], arena: &Block) -> Result<Vec<SendPtr<u8>>> {
         let p = &self.program;
-        let given = |list: &[Buffer], k: usize, nbytes: usize| -> Result<*mut u8> {
+        let bound = |list: &[Buffer], k: usize, nbytes: usize| -> Result<*mut u8> {
             match list.get(k) {
-                Some(b) if b.nbytes() >= nbytes => Ok(cpu_buffer(b)?.ptr()),
+                Some(b) if b.nbytes() >= nbytes => Ok(self.state.buffer(b)?.ptr()),
                 _ => Err(Error::system(
                     "cpu",
                     format!("this is a bug: buffer {k} is missing or smaller than {nbytes} bytes"),
                 )),
             }
         };
-        let mut places = Vec::with_capacity(p.values.len());
+        let mut addresses = Vec::with_capacity(p.values.len());
         for v in &p.values {
-            places.push(Shared(match v.storage {
-                Storage::Input(k) => given(inputs, k as usize, v.nbytes())?,
-                Storage::Output(k) => given(outputs, k as usize, v.nbytes())?,
+            addresses.push(SendPtr(match v.storage {
+                Storage::Input(k) => bound(inputs, k as usize, v.nbytes())?,
+                Storage::Output(k) => bound(outputs, k as usize, v.nbytes())?,
                 // SAFETY: `check` holds arena values within `arena_bytes`, and the arena has at least those.
                 Storage::Arena(at) => unsafe { arena.ptr().add(at) },
             }));
         }
-        Ok(places)
+        Ok(addresses)
     }
 }
 
@@ -213,24 +251,24 @@ impl Executable for CpuProgram {
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
-        let mut arena = self.shared.arena.borrow_mut();
-        self.shared.free.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
-        let values = self.places(inputs, outputs, &arena).map_err(fail)?;
-        let context = Context { values: &values, slots, pool: &self.shared.pool };
-        let (kernels, plan, whole) = (&self.kernels[..], &self.program.kernels[..], self.whole);
+        let mut arena = self.state.lock();
+        self.state.free_list.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
+        let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
+        let context = Context { values: &values, slots, pool: &self.state.pool };
+        let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
-                if at <= whole {
+                if at <= self.first_state_write {
                     let stop = |error| Failure { origin: plan[at].origin(), error };
                     perilune_core::interrupt::check().map_err(stop)?;
                 }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
-                    Compiled::Region(r) => run(r, at)?,
-                    Compiled::Multi(list) => region::run_many(list, &context)
+                    CompiledKernel::Region(r) => run(r, at)?,
+                    CompiledKernel::Multi(list) => region::run_many(list, &context)
                         .map_err(|error| Failure { origin: plan[at].origin(), error })?,
-                    Compiled::Library(l, e) => {
+                    CompiledKernel::Library(l, e) => {
                         l.run(&context)?;
                         e.iter().try_for_each(|r| run(r, at))?
                     }
@@ -241,9 +279,24 @@ impl Executable for CpuProgram {
             }
             Ok(())
         };
-        if self.share {
-            self.shared.pool.call();
+        if self.parallel {
+            self.state.pool.wake_all();
         }
         all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_send_sync<T: Send + Sync>() {}
+
+    /// A compile-time assertion: the device, its buffers and its programs may move to another thread.
+    #[test]
+    fn device_buffers_and_programs_are_send() {
+        assert_send_sync::<Cpu>();
+        assert_send_sync::<CpuBuffer>();
+        assert_send_sync::<CpuProgram>();
     }
 }

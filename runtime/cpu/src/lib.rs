@@ -1,23 +1,26 @@
-//! The CPU backend: the embedded default, and the reference that every other backend is compared with.
+//! Implements the CPU backend: the embedded default, and the reference that every other backend is compared with.
 //!
-//! Fused regions run on a tile interpreter (`region`): straight-line lists of vector loops over tiles that fit the L1
-//! cache, compiled for three instruction sets and picked once (`loops`). Matrix products have register tiles of their own,
-//! or go to the `gemm` crate (`matmul`); the other library ops are plain loops (`library`). Threads park when idle and never spin
-//! (`pool`).
+//! A tile interpreter runs fused regions (`region`): straight-line lists of vector loops over tiles that fit the L1 cache,
+//! compiled for three instruction sets and dispatched once (`loops`, from the functions of `math`). Matrix products use the
+//! crate's own microkernels or the `gemm` crate (`gemm`); the other library ops are plain loops (`library`). A fork-join pool
+//! runs kernels on several threads (`worker_pool`).
 //!
-//! The one promise behind all of it: result bits depend on the program and the instruction-set class alone, never on the
-//! thread count, the tile size or the path a region takes.
+//! One invariant holds throughout: result bits depend on the program and the instruction-set class alone, never on the
+//! thread count, the tile size or the schedule of a region.
 
-// The tile interpreter works on raw pointers: a register may be a tile, a weight in memory or an output, and an output may
-// be an input. Every block states what makes it sound; the facts come from `plan::check`, which compile() runs.
+// The tile interpreter uses raw pointers: a register may be a tile, a weight in memory or an output, and an output may be an
+// input. Every block states what makes it sound; `plan::check`, which compile() runs, establishes the facts.
 #![allow(unsafe_code)]
 
 mod backend;
+pub mod fingerprint;
+mod gemm;
 mod library;
 mod loops;
-mod matmul;
+pub mod math;
 mod memory;
-mod pool;
 mod region;
+mod worker_pool;
 
 pub use backend::Cpu;
+pub use loops::Isa;

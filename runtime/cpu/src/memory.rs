@@ -1,23 +1,22 @@
-//! Host memory: aligned blocks, the free list they return to, and typed readings of them.
+//! Allocates host memory: aligned blocks, and the free list that recycles them.
 //!
-//! A training step asks for the same output sizes again and again; blocks go back to a free list by size, so that a step
-//! neither maps memory nor faults pages in. The list is bounded. Fresh blocks are zeroed: no byte is ever uninitialised.
+//! A training step requests the same output sizes repeatedly. Blocks return to a free list by size, so that a step neither
+//! maps memory nor faults pages in. The list is bounded. Fresh blocks are zeroed: no byte is ever uninitialised.
 
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_plan::{DeviceBuffer, Memory};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of every block: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
-/// A huge page, on machines that have them: blocks of several are aligned to it.
+/// The size of a huge page, where the system has them: blocks of several are aligned to it.
 const HUGE: usize = 2 << 20;
-/// What the free list holds at most.
+/// Bytes of the free list at most.
 const POOLED_BYTES: usize = 1 << 30;
 
 /// An owned, aligned, initialised piece of host memory.
@@ -25,23 +24,23 @@ const POOLED_BYTES: usize = 1 << 30;
 pub struct Block {
     ptr: NonNull<u8>,
     capacity: usize,
-    /// Of an arena: how much of it a free list counts as used.
+    /// Of an arena: the bytes that a free list counts as used.
     counted: usize,
 }
 
 // SAFETY: a block owns its memory like a `Vec<u8>`.
 unsafe impl Send for Block {}
 
-/// Asks for huge pages: a page table entry for each 4 KiB, looked up twice on a virtual machine, costs some per cent of
-/// what reads through memory.
+/// Requests huge pages: TLB misses of 4 KiB pages, which cost twice on a virtual machine, slow memory-bound kernels by some
+/// per cent.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(at: *mut u8, nbytes: usize) {
     const MADV_HUGEPAGE: i32 = 14;
     unsafe extern "C" {
         fn madvise(at: *mut std::ffi::c_void, nbytes: usize, advice: i32) -> i32;
     }
-    // A hint: a system without huge pages refuses it, and that is all.
-    // SAFETY: this advice leaves what memory holds as it is, whoever owns it.
+    // A hint: a system without huge pages ignores it.
+    // SAFETY: this advice does not change the contents of memory.
     unsafe { madvise(at.cast(), nbytes, MADV_HUGEPAGE) };
 }
 
@@ -99,50 +98,37 @@ impl Drop for Block {
     }
 }
 
-/// Blocks waiting for their next use, by capacity.
+/// Freed blocks by capacity, and the accounting of a device's memory.
 #[derive(Debug, Default)]
 pub struct FreeList {
-    blocks: RefCell<BTreeMap<usize, Vec<Block>>>,
-    bytes: Cell<usize>,
-    /// Bytes of blocks that are in use.
-    used: Cell<usize>,
-    peak: Cell<usize>,
-    /// What used and waiting blocks may be together.
+    state: Mutex<FreeListState>,
+    /// Bytes that used and free blocks may have together.
     limit: Option<usize>,
 }
 
-/// The capacity a request is rounded up to: eight sizes an octave, so that at most 1/8 is wasted.
-fn capacity_of(nbytes: usize) -> usize {
-    if nbytes <= 1024 {
-        return nbytes.max(1).next_multiple_of(ALIGN);
-    }
-    nbytes.next_multiple_of((1usize << nbytes.ilog2()) / 8)
+#[derive(Debug, Default)]
+struct FreeListState {
+    blocks: BTreeMap<usize, Vec<Block>>,
+    /// Bytes of free blocks.
+    free: usize,
+    /// Bytes of blocks in use, and the largest value that had.
+    used: usize,
+    peak: usize,
 }
 
-impl FreeList {
-    /// A list that never holds more than `limit` bytes, in use and waiting.
-    pub fn new(limit: Option<usize>) -> FreeList {
-        FreeList { limit, ..FreeList::default() }
-    }
-
-    pub fn memory(&self) -> Memory {
-        let used = self.used.get();
-        Memory { allocated: used, reserved: used + self.bytes.get(), peak: self.peak.get(), limit: self.limit }
-    }
-
-    /// A fresh block, within the limit; waiting blocks give way to it.
-    fn fresh(&self, capacity: usize) -> Result<Block> {
-        if let Some(limit) = self.limit {
-            let used = self.used.get();
-            if used + self.bytes.get() + capacity > limit {
-                self.blocks.borrow_mut().clear();
-                self.bytes.set(0);
+impl FreeListState {
+    /// Allocates a block within `limit`, at the expense of free blocks.
+    fn allocate(&mut self, capacity: usize, limit: Option<usize>) -> Result<Block> {
+        if let Some(limit) = limit {
+            if self.used + self.free + capacity > limit {
+                self.blocks.clear();
+                self.free = 0;
             }
-            if used + capacity > limit {
+            if self.used + capacity > limit {
                 let message = format!(
                     "out of memory: {} more are asked for, {} of {} are in use",
                     byte_size::show(capacity),
-                    byte_size::show(used),
+                    byte_size::show(self.used),
                     byte_size::show(limit)
                 );
                 return Err(Error::memory("cpu", message));
@@ -151,45 +137,72 @@ impl FreeList {
         Block::new(capacity)
     }
 
-    fn count(&self, capacity: usize) {
-        self.used.set(self.used.get() + capacity);
-        self.peak.set(self.peak.get().max(self.used.get()));
+    fn count(&mut self, capacity: usize) {
+        self.used += capacity;
+        self.peak = self.peak.max(self.used);
+    }
+}
+
+/// The capacity that a request is rounded up to: eight sizes an octave, so that at most 1/8 is wasted.
+fn capacity_of(nbytes: usize) -> usize {
+    if nbytes <= 1024 {
+        return nbytes.max(1).next_multiple_of(ALIGN);
+    }
+    nbytes.next_multiple_of((1usize << nbytes.ilog2()) / 8)
+}
+
+impl FreeList {
+    /// A list of at most `limit` bytes, used and free.
+    pub fn new(limit: Option<usize>) -> FreeList {
+        FreeList { limit, ..FreeList::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FreeListState> {
+        // Every update below leaves the state consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn memory(&self) -> Memory {
+        let s = self.lock();
+        Memory { allocated: s.used, reserved: s.used + s.free, peak: s.peak, limit: self.limit }
     }
 
     fn take(&self, nbytes: usize) -> Result<Block> {
         let capacity = capacity_of(nbytes);
-        let found = self.blocks.borrow_mut().get_mut(&capacity).and_then(Vec::pop);
-        let block = match found {
+        let mut s = self.lock();
+        let block = match s.blocks.get_mut(&capacity).and_then(Vec::pop) {
             Some(block) => {
-                self.bytes.set(self.bytes.get() - capacity);
+                s.free -= capacity;
                 block
             }
-            None => self.fresh(capacity)?,
+            None => s.allocate(capacity, self.limit)?,
         };
-        self.count(capacity);
+        s.count(capacity);
         Ok(block)
     }
 
-    /// Makes `block`, which is none of this list's and counted as used, at least `nbytes` long. What it held is gone.
+    /// Replaces `block`, which the list counts but does not own, by one of at least `nbytes`. Its contents are lost.
     pub fn enlarge(&self, block: &mut Block, nbytes: usize) -> Result<()> {
         if block.capacity() >= nbytes {
             return Ok(());
         }
-        // Give the old one back first: both need not fit.
-        self.used.set(self.used.get().saturating_sub(block.counted));
+        let mut s = self.lock();
+        // Frees the old block first: both need not fit.
+        s.used = s.used.saturating_sub(block.counted);
         *block = Block::new(0)?;
-        *block = self.fresh(nbytes)?;
+        *block = s.allocate(nbytes, self.limit)?;
         block.counted = nbytes;
-        self.count(nbytes);
+        s.count(nbytes);
         Ok(())
     }
 
     fn put(&self, block: Block) {
-        self.used.set(self.used.get() - block.capacity);
-        let total = self.bytes.get() + block.capacity;
+        let mut s = self.lock();
+        s.used -= block.capacity;
+        let total = s.free + block.capacity;
         if total <= POOLED_BYTES {
-            self.bytes.set(total);
-            self.blocks.borrow_mut().entry(block.capacity).or_default().push(block);
+            s.free = total;
+            s.blocks.entry(block.capacity).or_default().push(block);
         }
     }
 }
@@ -197,30 +210,47 @@ impl FreeList {
 /// A buffer of the CPU device.
 #[derive(Debug)]
 pub struct CpuBuffer {
-    /// Always there until the drop.
+    /// `Some` until the drop.
     block: Option<Block>,
     nbytes: usize,
-    home: Rc<FreeList>,
+    free_list: Arc<FreeList>,
 }
 
+// SAFETY: every access to the memory happens in a method of the device that the buffer belongs to, under the device's lock
+// (`backend::DeviceState`).
+unsafe impl Sync for CpuBuffer {}
+
 impl CpuBuffer {
-    pub fn new(nbytes: usize, home: &Rc<FreeList>) -> Result<CpuBuffer> {
-        Ok(CpuBuffer { block: Some(home.take(nbytes)?), nbytes, home: home.clone() })
+    pub fn new(nbytes: usize, free_list: &Arc<FreeList>) -> Result<CpuBuffer> {
+        Ok(CpuBuffer { block: Some(free_list.take(nbytes)?), nbytes, free_list: free_list.clone() })
+    }
+
+    /// Whether the buffer belongs to the device with that free list.
+    pub fn is_of(&self, free_list: &Arc<FreeList>) -> bool {
+        Arc::ptr_eq(&self.free_list, free_list)
     }
 
     pub fn ptr(&self) -> *mut u8 {
         self.block.as_ref().map_or(NonNull::dangling().as_ptr(), Block::ptr)
     }
 
-    pub fn read(&self, nbytes: usize) -> &[u8] {
-        // SAFETY: the block holds at least `self.nbytes` initialised bytes, and lives as long as `self`; nothing runs
-        // beside the caller that writes to it, since a program runs to its end within `run`.
+    /// The first bytes of the buffer.
+    ///
+    /// # Safety
+    /// No other code may write to the buffer while the slice is in use: the caller holds the device's lock.
+    pub unsafe fn read(&self, nbytes: usize) -> &[u8] {
+        // SAFETY: the block holds at least `self.nbytes` initialised bytes, and lives as long as `self`; the rest is the
+        // caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr(), nbytes.min(self.nbytes)) }
     }
 
-    pub fn write(&self, bytes: &[u8]) {
+    /// Overwrites the first bytes of the buffer.
+    ///
+    /// # Safety
+    /// No other code may access the buffer meanwhile: the caller holds the device's lock, or owns the buffer.
+    pub unsafe fn write(&self, bytes: &[u8]) {
         let n = bytes.len().min(self.nbytes);
-        // SAFETY: as in `read`; `bytes` is no part of this block, because `read` borrows end before a write.
+        // SAFETY: as in `read`; `bytes` is no part of this block, because borrows by `read` end before a write.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.ptr(), n) }
     }
 }
@@ -228,7 +258,7 @@ impl CpuBuffer {
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            self.home.put(block);
+            self.free_list.put(block);
         }
     }
 }
@@ -243,20 +273,20 @@ impl DeviceBuffer for CpuBuffer {
     }
 }
 
-/// Marks types whose every bit pattern is a value, so that bytes of a value can be read as a slice of them.
+/// Marks types whose every bit pattern is valid, so that bytes can be read as a slice of them.
 ///
 /// # Safety
 /// Only for plain numbers.
-pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
+pub unsafe trait Pod: Copy + Default + Send + Sync + 'static {}
 
-macro_rules! plain {
+macro_rules! pod {
     ($($t:ty),*) => { $(
         // SAFETY: a plain number.
-        unsafe impl Plain for $t {}
+        unsafe impl Pod for $t {}
     )* };
 }
 
-plain!(u8, u16, u32, u64, i32, i64, f32, f64, half::f16, half::bf16);
+pod!(u8, u16, u32, u64, i32, i64, f32, f64, half::f16, half::bf16);
 
 #[cfg(test)]
 mod tests {
@@ -264,7 +294,7 @@ mod tests {
 
     #[test]
     fn blocks_are_used_again_and_sizes_waste_little() {
-        let home = Rc::new(FreeList::default());
+        let home = Arc::new(FreeList::default());
         let first = CpuBuffer::new(100_000, &home).expect("memory");
         let at = first.ptr();
         assert_eq!(at as usize % ALIGN, 0);
@@ -278,15 +308,15 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_kept_and_waiting_blocks_give_way() {
-        let home = Rc::new(FreeList::new(Some(1 << 20)));
+    fn a_limit_is_enforced_and_free_blocks_are_dropped_for_it() {
+        let home = Arc::new(FreeList::new(Some(1 << 20)));
         let first = CpuBuffer::new(600 << 10, &home).expect("memory");
         let e = CpuBuffer::new(600 << 10, &home).expect_err("over the limit");
         assert_eq!(e.kind, perilune_core::Kind::Memory);
         assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
         drop(first);
         assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
-        // The block that waits is of another size: it is dropped.
+        // The free block has another size: it is dropped.
         let all = CpuBuffer::new(1 << 20, &home).expect("memory");
         assert_eq!(home.memory().reserved, 1 << 20);
         drop(all);

@@ -1,4 +1,4 @@
-//! Grouped products have the bits of one product a group, on any number of threads; bad ends are refused.
+//! Checks that grouped products have the bits of one product a group, on any number of threads, and reject bad ends.
 
 mod common;
 

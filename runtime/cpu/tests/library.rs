@@ -1,4 +1,4 @@
-//! Library ops against naive loops: dtypes, strided and constant operands, thread counts, errors.
+//! Compares library ops with naive loops: dtypes, strided and constant operands, thread counts, errors.
 
 mod common;
 
@@ -123,7 +123,7 @@ fn gather_scatter_and_their_sums() {
                 let want = collect(dtype, is, |c| x.f(at(c)));
                 check(&mut b, "gather", &[axis as i64], &[&x, &index], &want);
 
-                let mut b = keep(&b);
+                let mut b = same_inputs(&b);
                 let src = strided(&mut b, &mut rng, dtype, &small);
                 let mut values = x.elements.to_f64();
                 for p in 0..is.numel() {
@@ -140,7 +140,7 @@ fn gather_scatter_and_their_sums() {
                 if dtype == DType::Bool {
                     continue;
                 }
-                let b = keep(&b);
+                let b = same_inputs(&b);
                 let zero = constant(0.0, dtype, dims);
                 for x in [&x, &zero] {
                     let mut values = x.elements.to_f64();
@@ -148,7 +148,7 @@ fn gather_scatter_and_their_sums() {
                         let to = &mut values[at(&coords(&is, p))];
                         *to = add(dtype, *to, src.f(p));
                     }
-                    let mut b = keep(&b);
+                    let mut b = same_inputs(&b);
                     check(
                         &mut b,
                         "scatter_add",
@@ -162,7 +162,7 @@ fn gather_scatter_and_their_sums() {
     }
 }
 
-/// One addition in the type sums run in.
+/// One addition in the accumulator type.
 fn add(dtype: DType, a: f64, b: f64) -> f64 {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 => (a as f32 + b as f32) as f64,
@@ -171,8 +171,8 @@ fn add(dtype: DType, a: f64, b: f64) -> f64 {
     }
 }
 
-/// The inputs of a finished program, for another one.
-fn keep(b: &Build) -> Build {
+/// A builder with the inputs of a finished program.
+fn same_inputs(b: &Build) -> Build {
     Build { inputs: b.inputs.clone(), values: b.values[..b.inputs.len()].to_vec(), ..Build::default() }
 }
 
@@ -200,7 +200,7 @@ fn whole_slices_by_index() {
                 if dtype == DType::Bool {
                     continue;
                 }
-                let mut b = keep(&b);
+                let mut b = same_inputs(&b);
                 let src = strided(&mut b, &mut rng, dtype, os.dims());
                 let mut values = x.elements.to_f64();
                 for p in 0..os.numel() {
@@ -504,7 +504,7 @@ fn products_with_repeated_operands() {
     }
 }
 
-/// Few left rows against a right side that lies along K take a path of their own.
+/// Few left rows with a right operand contiguous along K use loops of their own.
 #[test]
 fn products_of_few_rows() {
     let mut rng = Rng(19);

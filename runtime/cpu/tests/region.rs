@@ -1,4 +1,4 @@
-//! Regions against the literal reference: every function and dtype, every path through the space, every thread count.
+//! Compares compiled regions with the literal reference: every function and dtype, every schedule, every thread count.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn defined(f: MapFn, d: DType) -> bool {
     }
 }
 
-/// Test values with all special cases among them, `n` in all.
+/// `n` test values, all special cases included.
 fn specials(rng: &mut Rng, dtype: DType, n: usize) -> HostTensor {
     let mut t = rng.tensor(dtype, Shape::of(&[n])).to_f64();
     let extra: &[f64] = match dtype {
@@ -100,7 +100,7 @@ fn every_cast() {
     }
 }
 
-/// A random layout of `shape`, with the number of elements it needs behind it.
+/// A random layout of `shape`, and the number of elements of memory that it needs.
 fn random_layout(rng: &mut Rng, dims: &[usize]) -> (Layout, usize) {
     let mut l = Layout { shape: Shape::of(dims), strides: [0; MAX_RANK], offset: rng.below(3) as isize };
     let mut order: Vec<usize> = (0..dims.len()).collect();
@@ -149,7 +149,7 @@ fn loads_through_any_layout() {
             let s = b.map(MapFn::Add, &[regs[0], regs[1]]);
             let s = b.map(MapFn::Mul, &[regs[2], s]);
             b.store(s, Shape::of(&[n]));
-            // A bare copy of a load as well.
+            // Also a copy of a load without arithmetic.
             b.store(regs[0], Shape::of(&[n]));
             b.check(1, 1, n, &format!("{dtype} {note}"));
         }
@@ -246,7 +246,7 @@ fn rows_of_nothing_and_no_rows() {
     }
 }
 
-/// Softmax, and the sums of its columns on the way.
+/// Softmax fused with the sums of its columns.
 #[test]
 fn softmax_with_column_sums() {
     let mut rng = Rng(6);
@@ -357,7 +357,7 @@ fn stores_in_place() {
             b.stores.push((t, g));
             b.store(s, shape);
             b.check(1, rows, cols, &format!("{dtype} in place {rows}x{cols}"));
-            // And swapped: each overwrites what the other store needs, with no arithmetic in between.
+            // Swapped: each store overwrites the operand of the other, with no arithmetic in between.
             b.stores[0].0 = y;
             b.stores[1].0 = x;
             b.check(1, rows, cols, &format!("{dtype} swapped {rows}x{cols}"));
@@ -365,7 +365,7 @@ fn stores_in_place() {
     }
 }
 
-/// A gradient that arrives transposed: updated in place beside its weight, and summed to one number.
+/// A transposed gradient: updated in place together with its weight, and summed to one number.
 #[test]
 fn transposed_gradients() {
     let mut rng = Rng(9);
@@ -391,10 +391,10 @@ fn transposed_gradients() {
     }
 }
 
-/// Chains make cheap values of earlier ones again: of memory, of what is kept of a long row, and where the result overwrites
-/// the memory that they would be made of.
+/// Fused groups recompute cheap values of earlier groups: from memory, from saved registers of a long row, and not where a
+/// result overwrites their operand.
 #[test]
-fn values_made_again() {
+fn recomputed_values() {
     let mut rng = Rng(10);
     for (rows, cols) in [(3, 40), (70, 128), (9, 1003), (5, 4096), (6, 9000), (2, 30000)] {
         let shape = Shape::of(&[rows * cols]);

@@ -1,4 +1,4 @@
-//! Times every way that cuDNN offers for the convolutions of ResNet-50, on a GPU.
+//! Times every plan that cuDNN offers for the convolutions of ResNet-50, on a GPU.
 //!
 //!     cargo run --release -p perilune-cuda --example conv_lab [images] [plans]
 

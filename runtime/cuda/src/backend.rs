@@ -1,12 +1,12 @@
-//! The device itself: buffers, the arena that all programs share, and compiled programs.
+//! Implements the plan's backend on a GPU: buffers, the arena that all programs share, compilation and readings.
 
+use crate::autotune::Search;
 use crate::blas::{self, Blas};
-use crate::compile::{Cells, Compiled};
 use crate::dnn::Dnn;
-use crate::driver::{self, Beside, Device, Module, Range};
-use crate::memory::{CudaBuffer, Heap};
+use crate::driver::{self, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
+use crate::dylib;
+use crate::executable::{CudaExecutable, DeviceErrors};
 use crate::nvrtc::{self, Compiler};
-use crate::search::Search;
 use perilune_core::Layout;
 use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
@@ -22,18 +22,20 @@ use std::thread::JoinHandle;
 /// A GPU as a device.
 pub struct Cuda {
     name: String,
-    shared: Rc<Machine>,
+    shared: Rc<DeviceContext>,
 }
 
-/// What all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
-pub(crate) struct Machine {
+/// State that all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+pub(crate) struct DeviceContext {
     pub compiler: RefCell<Compiler>,
     pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
     pub blas: Blas,
     /// cuDNN, opened when the first convolution asks for it; `None` without it.
     dnn: OnceCell<Option<Dnn>>,
+    /// Faults that have not been reported yet.
+    notices: RefCell<Vec<String>>,
     /// Where bad indices are reported, of every program alive.
-    pub cells: RefCell<Vec<Weak<Cells>>>,
+    pub cells: RefCell<Vec<Weak<DeviceErrors>>>,
     pub heap: Rc<Heap>,
     /// Intermediate values of whichever program runs.
     pub arena: RefCell<Range>,
@@ -44,8 +46,8 @@ pub(crate) struct Machine {
     pub replay: bool,
     /// How products find their algorithms.
     pub search: Search,
-    /// Copies that do not wait for the stream.
-    pub beside: Beside,
+    /// Copies that do not wait for the compute stream.
+    pub beside: CopyStreams,
     pub device: Rc<Device>,
 }
 
@@ -55,12 +57,13 @@ impl Cuda {
         let device = Device::open(ordinal)?;
         let heap = Heap::new(&device)?;
         let workspace = heap.alloc(blas::WORKSPACE)?;
-        let shared = Machine {
+        let shared = DeviceContext {
             compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
             modules: RefCell::default(),
             blas: Blas::new(&device, workspace.address)?,
-            beside: Beside::new(&device)?,
+            beside: CopyStreams::new(&device)?,
             dnn: OnceCell::new(),
+            notices: RefCell::default(),
             cells: RefCell::default(),
             arena: RefCell::new(Range::new(&device)?),
             scratch: RefCell::new(Range::new(&device)?),
@@ -95,7 +98,7 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Notes that what has this number writes the buffer.
+/// Records operation `number` as the buffer's last writer.
 pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
         b.written.set(number);
@@ -124,7 +127,7 @@ impl Backend for Cuda {
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
-        crate::compile::has_kernel(node, &self.shared.device.props)
+        crate::executable::has_kernel(node, &self.shared.device.props)
             || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
     }
 
@@ -177,30 +180,43 @@ impl Backend for Cuda {
         let (used, peak, mapped) = self.shared.heap.counts();
         // The arena and the scratch keep what the largest program needed.
         let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
-        let fixed = fixed + self.shared.device.aside.held();
+        let fixed = fixed + self.shared.device.snapshots.held();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }
 
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
-        Some(crate::paper::text(program, k, &self.shared.device.props))
+        Some(crate::offline_target::text(program, k, &self.shared.device.props))
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.notices.borrow_mut())
     }
 
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
-        let functions = crate::compile::functions(&self.shared, program)?;
+        let functions = crate::executable::functions(&self.shared, program)?;
         Ok(self.shared.compiler.borrow().prepare(&functions))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         perilune_plan::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        Ok(Box::new(Compiled::new(&self.shared, program)?))
+        Ok(Box::new(CudaExecutable::new(&self.shared, program)?))
     }
 }
 
-impl Machine {
-    /// cuDNN, if it is there and wanted.
+impl DeviceContext {
+    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
+    /// `doctor` reports.
     pub fn dnn(&self) -> Option<&Dnn> {
-        self.dnn.get_or_init(|| if env_flags::CUDNN.is_on(true) { Dnn::new(&self.device).ok() } else { None }).as_ref()
+        let open = || {
+            if !env_flags::CUDNN.is_on(true) || dylib::load("cuDNN").is_err() {
+                return None;
+            }
+            let made = Dnn::new(&self.device);
+            let failed = |e| self.notices.borrow_mut().push(crate::dnn::left_out(&e));
+            made.map_err(failed).ok()
+        };
+        self.dnn.get_or_init(open).as_ref()
     }
 
     /// The error of a kernel that met a bad index, if one did in what is done so far.

@@ -1,28 +1,33 @@
-//! Matrix products through cuBLASLt.
+//! Calls cuBLASLt for matrix products.
 //!
-//! Its matrices lie column by column, ours row by row: a row-major C = A B is the column-major C' = B' A' over the same
-//! memory, so the operands change places and nothing is copied. Sums run in f32 for f32 and 16-bit floats (no TF32 unless
-//! asked for) and in f64 for f64. Split products are summed in the compute type by a scheme whose order is fixed.
+//! cuBLASLt is column-major and Perilune row-major: a row-major C = A B is the column-major C' = B' A' over the same memory, so the
+//! operands are exchanged and nothing is copied. Sums are in f32 for f32 and 16-bit floats (TF32 only on request) and in f64 for
+//! f64. Split-K partial sums are added in the compute type, in a fixed order.
 
+mod problem;
+
+pub use problem::{Problem, Product, product};
+
+use crate::autotune::{Table, Trial};
 use crate::driver::{Address, Device};
-use crate::find;
-use crate::search::{Table, Trial};
+use crate::dylib;
 use cudarc::cublaslt::sys;
+use perilune_core::DType;
 use perilune_core::error::{Error, Result};
-use perilune_core::ops::fp8::{self, Format};
-use perilune_core::{DType, Layout, Shape};
+use perilune_core::ops::fp8::Format;
+use problem::Side;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// What a product may use as scratch, as NVIDIA advises for Hopper.
+/// Bytes of workspace for products, as NVIDIA recommends for Hopper.
 pub const WORKSPACE: usize = 64 << 20;
 /// Algorithms that are timed against each other.
 const CANDIDATES: usize = 8;
-/// Bytes that bytes lie at multiples of, rows of them too: what their kernels ask for.
+/// The alignment in bytes of fp8 operands and of their rows.
 pub const ALIGNMENT: u32 = 16;
-/// Separate calls that one product may take, where batch strides are not regular.
-const MOST_CALLS: usize = 4096;
 
 /// cuBLASLt on one device.
 pub struct Blas {
@@ -31,6 +36,19 @@ pub struct Blas {
     workspace: Address,
     /// Algorithms found by the clock, kept for later processes.
     found: Table,
+    /// Algorithms chosen in this process.
+    chosen: RefCell<HashMap<Choice, sys::cublasLtMatmulAlgo_t>>,
+}
+
+/// All that the choice of an algorithm depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Choice {
+    problem: Problem,
+    tf32: bool,
+    epilogue: Epilogue,
+    bias_align: u32,
+    /// Whether there was memory to time algorithms in.
+    tried: bool,
 }
 
 fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
@@ -43,7 +61,7 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
 impl Blas {
     /// `workspace` has [`WORKSPACE`] bytes.
     pub fn new(device: &Rc<Device>, workspace: Address) -> Result<Blas> {
-        find::load("cuBLASLt")?;
+        dylib::load("cuBLASLt")?;
         let mut handle = null_mut();
         // SAFETY: the library is there and the device's context is current.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting cuBLASLt")?;
@@ -51,7 +69,7 @@ impl Blas {
         let version = unsafe { sys::cublasLtGetVersion() };
         let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
         let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
-        Ok(Blas { device: device.clone(), handle, workspace, found })
+        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: RefCell::default() })
     }
 }
 
@@ -59,157 +77,6 @@ impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: made by `new`.
         unsafe { sys::cublasLtDestroy(self.handle) };
-    }
-}
-
-/// How one operand lies: column-major after the change of places.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Side {
-    transposed: bool,
-    ld: i64,
-    batch_stride: i64,
-}
-
-/// The form of a `rows x cols` matrix with these strides, if cuBLASLt can read it.
-fn side(rows: usize, cols: usize, row_stride: isize, col_stride: isize, batch_stride: isize) -> Option<Side> {
-    let (r, c) = (rows as isize, cols as isize);
-    let batch_stride = batch_stride as i64;
-    if (row_stride == 1 || r == 1) && (c == 1 || col_stride >= r) {
-        let ld = if c == 1 { r } else { col_stride };
-        return Some(Side { transposed: false, ld: ld as i64, batch_stride });
-    }
-    if (col_stride == 1 || c == 1) && (r == 1 || row_stride >= c) {
-        let ld = if r == 1 { c } else { row_stride };
-        return Some(Side { transposed: true, ld: ld as i64, batch_stride });
-    }
-    None
-}
-
-/// A product as cuBLASLt sees it: one call, strided over a batch.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Problem {
-    /// Of the result, and of the operands unless they are bytes.
-    dtype: DType,
-    /// How bytes are numbers.
-    fp8: Option<fp8::Product>,
-    m: usize,
-    n: usize,
-    k: usize,
-    batch: usize,
-    a: Side,
-    b: Side,
-    /// Bytes that all addresses of the operands are a multiple of.
-    align: (u32, u32),
-}
-
-/// A product of the plan: calls with their offsets in elements.
-#[derive(Clone, Debug)]
-pub struct Product {
-    pub problem: Problem,
-    /// Of A, B and the result.
-    pub offsets: Vec<(isize, isize, usize)>,
-}
-
-/// How a product of views can be done by cuBLASLt, if at all. `a` (B..., M, K), `b` (B..., K, N).
-pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
-    if !dtype.is_float() {
-        return None;
-    }
-    let r = a.shape.rank();
-    let (m, k, n) = (a.shape.dims()[r - 2], a.shape.dims()[r - 1], b.shape.dims()[r - 1]);
-    if a.shape.numel() == 0 || b.shape.numel() == 0 {
-        return None;
-    }
-    // The last batch dim whose strides all go on regularly into the ones before it.
-    let dims = &a.shape.dims()[..r - 2];
-    let mut batch = 1usize;
-    let mut outer = dims.len();
-    let (mut sa, mut sb) = (0, 0);
-    while outer > 0 {
-        let d = outer - 1;
-        let regular = batch == 1
-            || (a.strides()[d] == sa * batch as isize && b.strides()[d] == sb * batch as isize)
-            || dims[d] == 1;
-        if !regular {
-            break;
-        }
-        if batch == 1 {
-            (sa, sb) = (a.strides()[d], b.strides()[d]);
-        }
-        batch *= dims[d];
-        outer = d;
-    }
-    if batch == 1 {
-        (sa, sb) = (0, 0);
-    }
-    let b_side = side(n, k, b.strides()[r - 1], b.strides()[r - 2], sb)?;
-    let a_side = side(k, m, a.strides()[r - 1], a.strides()[r - 2], sa)?;
-    if sa < 0 || sb < 0 {
-        return None;
-    }
-    let calls: usize = dims[..outer].iter().product();
-    if calls == 0 || calls > MOST_CALLS {
-        return None;
-    }
-    let outer_shape = Shape::of(&dims[..outer]);
-    let mut offsets = Vec::with_capacity(calls);
-    for call in 0..calls {
-        let (mut rest, mut oa, mut ob) = (call, a.offset, b.offset);
-        for d in (0..outer).rev() {
-            let i = (rest % outer_shape.dims()[d]) as isize;
-            rest /= outer_shape.dims()[d];
-            oa += i * a.strides()[d];
-            ob += i * b.strides()[d];
-        }
-        offsets.push((oa, ob, call * batch * m * n));
-    }
-    let size = dtype.size();
-    let align = |at: &dyn Fn(&(isize, isize, usize)) -> isize, s: &Side| {
-        let all = offsets.iter().map(|o| at(o).unsigned_abs() * size);
-        let all = all.chain([s.batch_stride.unsigned_abs() as usize * size, s.ld as usize * size]);
-        all.map(|bytes| if bytes == 0 { 256 } else { 1 << bytes.trailing_zeros().min(8) }).min().unwrap_or(256) as u32
-    };
-    let problem = Problem {
-        dtype,
-        fp8: None,
-        m,
-        n,
-        k,
-        batch,
-        align: (align(&|o| o.0, &a_side), align(&|o| o.1, &b_side)),
-        a: a_side,
-        b: b_side,
-    };
-    Some(Product { problem, offsets })
-}
-
-impl Problem {
-    /// The product of bytes a (M, K) and b (N, K) transposed, both dense.
-    pub fn fp8(how: fp8::Product, dtype: DType, m: usize, n: usize, k: usize) -> Problem {
-        let lies = |transposed| Side { transposed, ld: k as i64, batch_stride: 0 };
-        let (a, b) = (lies(false), lies(true));
-        Problem { dtype, fp8: Some(how), m, n, k, batch: 1, a, b, align: (ALIGNMENT, ALIGNMENT) }
-    }
-
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// What it is, for people.
-    pub fn describe(&self, tf32: bool) -> String {
-        let turned = |s: &Side| if s.transposed { ", transposed" } else { "" };
-        let Problem { dtype, m, n, k, batch, a, b, .. } = self;
-        let how = match self.fp8 {
-            Some(p) => format!("{} and {} to {dtype}", p.formats[0].name(), p.formats[1].name()),
-            None if tf32 && *dtype == DType::F32 => "tf32".to_string(),
-            None => dtype.name().to_string(),
-        };
-        let many = if *batch > 1 { format!("{batch} times ") } else { String::new() };
-        format!("{many}({m}, {k}{}) x ({k}, {n}{}) in {how}", turned(a), turned(b))
-    }
-
-    pub fn flops(&self) -> f64 {
-        2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
     }
 }
 
@@ -243,7 +110,7 @@ pub struct Addresses {
     pub out: Address,
     pub bias: Address,
     pub residual: Address,
-    /// What 1 is worth in bytes of A and of B: an f32 each.
+    /// The f32 scales of fp8 operands A and B.
     pub scales: [Address; 2],
 }
 
@@ -282,9 +149,8 @@ impl Blas {
         };
         let scale = if double { sys::cudaDataType_t::CUDA_R_64F } else { sys::cudaDataType_t::CUDA_R_32F };
         use sys::cublasLtMatmulDescAttributes_t::*;
-        use sys::cublasLtMatmulPreferenceAttributes_t::*;
         // SAFETY: out-pointers are to locals; attributes are passed with their sizes; what is made here is destroyed by
-        // `Gemm` or below.
+        // `Gemm`.
         unsafe {
             let mut desc = null_mut();
             check(sys::cublasLtMatmulDescCreate(&mut desc, compute, scale), "describing a product")?;
@@ -326,6 +192,49 @@ impl Blas {
                 set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.workspace, 8)?;
                 set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.workspace, 8)?;
             }
+            let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
+            if epilogue.bias && !epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
+                // A choice is made for some address; `run` names the right one.
+                set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
+            }
+            let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+            let mut gemm = Gemm { desc, layouts, algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
+            let choice = Choice { problem: *p, tf32, epilogue, bias_align, tried: trial.is_some() };
+            let known = self.chosen.borrow().get(&choice).copied();
+            match known {
+                Some(algo) => gemm.algo = algo,
+                None => {
+                    self.choose(&mut gemm, &choice, trial)?;
+                    self.chosen.borrow_mut().insert(choice, gemm.algo);
+                }
+            }
+            if epilogue.bias && epilogue.plain_sums {
+                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
+                let status = sys::cublasLtMatmulAlgoCheck(
+                    self.handle,
+                    desc,
+                    layouts[0],
+                    layouts[1],
+                    layouts[2],
+                    layouts[2],
+                    &gemm.algo,
+                    &mut std::mem::zeroed(),
+                );
+                check(status, "adding a bias in the product")?;
+            }
+            Ok(gemm)
+        }
+    }
+
+    /// Asks cuBLASLt for algorithms, and with a trial times them. Asking is slow for products of bytes, so the
+    /// answer is kept (`chosen`): the layers of a model share few kinds of products.
+    fn choose(&self, gemm: &mut Gemm, choice: &Choice, trial: Option<&Trial>) -> Result<()> {
+        use sys::cublasLtMatmulPreferenceAttributes_t::*;
+        let Choice { problem: p, tf32, epilogue, bias_align, .. } = choice;
+        let [a, b, out] = gemm.layouts;
+        // SAFETY: as in `gemm`; the preference is destroyed below.
+        unsafe {
             let mut preference = null_mut();
             check(sys::cublasLtMatmulPreferenceCreate(&mut preference), "choosing an algorithm")?;
             let prefer = |attribute, value: u64, size: usize| {
@@ -340,64 +249,38 @@ impl Blas {
             let out_align = 1u64 << (p.m * p.n * p.dtype.size()).trailing_zeros().min(8);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_align, 4);
             // It stands for the bias too, which has no preference of its own.
-            let bias_align = if epilogue.bias { u64::from(bias_align) } else { 256 };
+            let bias_align = if epilogue.bias { u64::from(*bias_align) } else { 256 };
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align.min(bias_align), 4);
-            let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
-            if epilogue.bias && !epilogue.plain_sums {
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
-                // A choice is made for some address; `run` names the right one.
-                set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
-            }
             let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
             let mut count = 0;
             let status = sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
-                desc,
-                layouts[0],
-                layouts[1],
-                layouts[2],
-                layouts[2],
+                gemm.desc,
+                a,
+                b,
+                out,
+                out,
                 preference,
                 CANDIDATES as i32,
                 found.as_mut_ptr(),
                 &mut count,
             );
             sys::cublasLtMatmulPreferenceDestroy(preference);
-            let mut gemm = Gemm { desc, layouts, algo: found[0].algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
             check(status, "choosing an algorithm")?;
             if count == 0 {
                 return Err(Error::system("cuda", format!("cuBLASLt has no algorithm for {p:?}")));
             }
-            if let (Some(trial), true) = (trial, count > 1) {
-                let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {bias_align} {:?}", trial.search));
-                match self.found.get(&key).filter(|algo| self.takes(&gemm, algo)) {
-                    Some(algo) => gemm.algo = algo,
-                    None => {
-                        let found: Vec<_> = found[..count as usize].iter().map(|f| f.algo).collect();
-                        // A search that fails (a driver too old to time with) leaves the first.
-                        if trial.pick(self, &mut gemm, &found).is_ok() {
-                            self.found.put(&key, &gemm.algo);
-                        } else {
-                            gemm.algo = found[0];
-                        }
-                    }
-                }
+            let found: Vec<_> = found[..count as usize].iter().map(|f| f.algo).collect();
+            gemm.algo = found[0];
+            let Some(trial) = trial.filter(|_| count > 1) else { return Ok(()) };
+            let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {} {:?}", choice.bias_align, trial.search));
+            match self.found.get(&key).filter(|algo| self.takes(gemm, algo)) {
+                Some(algo) => gemm.algo = algo,
+                // A search that fails (a driver too old to time with) leaves the first.
+                None if trial.pick(self, gemm, &found).is_ok() => self.found.put(&key, &gemm.algo),
+                None => gemm.algo = found[0],
             }
-            if epilogue.bias && epilogue.plain_sums {
-                set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
-                let status = sys::cublasLtMatmulAlgoCheck(
-                    self.handle,
-                    desc,
-                    layouts[0],
-                    layouts[1],
-                    layouts[2],
-                    layouts[2],
-                    &gemm.algo,
-                    found.as_mut_ptr(),
-                );
-                check(status, "adding a bias in the product")?;
-            }
-            Ok(gemm)
+            Ok(())
         }
     }
 
@@ -472,40 +355,5 @@ impl Drop for Gemm {
                 sys::cublasLtMatrixLayoutDestroy(l);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn layout(dims: &[usize], strides: &[isize]) -> Layout {
-        let mut l = Layout::contiguous(Shape::of(dims));
-        l.strides[..strides.len()].copy_from_slice(strides);
-        l
-    }
-
-    #[test]
-    fn views_that_need_no_copy() {
-        let (a, b) = (layout(&[5, 7], &[7, 1]), layout(&[7, 3], &[3, 1]));
-        let p = product(&a, &b, DType::F32).unwrap().problem;
-        assert_eq!((p.m, p.n, p.k, p.batch), (5, 3, 7, 1));
-        assert_eq!((p.b.transposed, p.b.ld, p.a.transposed, p.a.ld), (false, 3, false, 7));
-        // The transpose of a weight (N, K).
-        let p = product(&a, &layout(&[7, 3], &[1, 7]), DType::BF16).unwrap().problem;
-        assert_eq!((p.b.transposed, p.b.ld), (true, 7));
-        assert!(product(&a, &layout(&[7, 3], &[0, 0]), DType::F32).is_none());
-    }
-
-    #[test]
-    fn heads_of_a_projection_take_a_call_a_batch() {
-        // q and k as (B, H, T, D) views of (B, T, 3, H, D).
-        let (bs, h, t, d) = (2usize, 4, 6, 8);
-        let row = 3 * h * d;
-        let q = layout(&[bs, h, t, d], &[(t * row) as isize, d as isize, row as isize, 1]);
-        let k = layout(&[bs, h, d, t], &[(t * row) as isize, d as isize, 1, row as isize]);
-        let p = product(&q, &k, DType::F32).unwrap();
-        assert_eq!((p.problem.batch, p.offsets.len()), (h, bs));
-        assert_eq!(p.offsets[1], ((t * row) as isize, (t * row) as isize, h * t * t));
     }
 }

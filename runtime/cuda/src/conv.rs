@@ -1,7 +1,7 @@
-//! Convolutions over images as cuDNN runs them (`dnn`): 16-bit floats, channels last.
+//! Lowers convolutions over images to cuDNN calls: 16-bit floats, channels last.
 //!
-//! Plain data, as everything above `driver`: which nodes are kept, and what a call takes. An operand that does not lie
-//! channels last is copied to the workspace first; the planner sees to it that this is rare (`plan::channels`).
+//! Plain data that needs no device: which nodes have a kernel, and the problem and operands of a call. An operand that is not channels
+//! last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
 
 use crate::attention;
 use crate::dnn::ALIGNMENT;
@@ -38,7 +38,7 @@ pub struct Problem {
     pub dilation: [i64; 2],
 }
 
-/// A call: where x, w and y lie, and from which byte of the workspace on cuDNN may have its own.
+/// A call: the addresses of x, w and y, and the offset of cuDNN's own workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Call {
     pub problem: Problem,
@@ -77,7 +77,7 @@ pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
     output == 0 && kind(node.op).is_some() && is_last(layout)
 }
 
-/// Whether an image lies channels last, without holes.
+/// Whether an image is dense and channels last.
 fn is_last(layout: &Layout) -> bool {
     layout.shape.rank() == 4 && layout.permute(&[0, 2, 3, 1]).is_dense()
 }
@@ -90,13 +90,13 @@ fn pair(attrs: &[i64], k: usize) -> [i64; 2] {
     [attrs[2 * k], attrs[2 * k + 1]]
 }
 
-/// Channels that kernels want at least: fewer are padded with zeros, which costs less than what cuDNN does with 3.
+/// The fewest channels that cuDNN's fast kernels take: fewer are padded with zeros, which is faster than cuDNN's kernels for 3.
 const LEAST: usize = 8;
 
 /// What a library call takes.
 #[derive(Debug)]
 pub struct Parts {
-    /// Copies of operands that lie otherwise.
+    /// Copies of operands with other layouts.
     pub before: Work,
     /// `None` where there is nothing to add up and zeros were filled in.
     pub call: Option<Call>,

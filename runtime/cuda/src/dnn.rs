@@ -1,13 +1,19 @@
-//! Convolutions through cuDNN, which is optional: without it they go by their decomposition.
+//! Runs convolutions through cuDNN's graph API. cuDNN is optional: without it convolutions are decomposed.
 //!
-//! Its backend interface: descriptors that are made, filled attribute by attribute, and finalized. A problem becomes a graph
-//! of one operation; cuDNN lists configurations of its engines for it, best first by its own heuristics, and the first one
-//! that is deterministic and sums in f32 is taken. So a problem has the same bits in every run with one cuDNN on one kind of
-//! GPU. Numbers of attributes and types are those of cudnn_graph_v9.h, which grows but does not change.
+//! Backend descriptors are created, filled attribute by attribute and finalized. A problem becomes a graph of one operation. cuDNN
+//! lists engine configurations for it, ordered by its heuristics, and the first one that is deterministic and accumulates in f32 is
+//! taken. So a problem has the same bits in every run with one version of cuDNN on one kind of GPU. Constants are
+//! cudarc's. Functions are loaded here, since a symbol that cudarc does not find is a panic.
 
 use crate::conv::{Kind, Problem};
 use crate::driver::{Address, Device};
-use crate::find;
+use crate::dylib;
+use cudarc::cudnn::sys::cudnnBackendAttributeName_t::{self as Attribute, *};
+use cudarc::cudnn::sys::cudnnBackendAttributeType_t::{self as AttributeType, *};
+use cudarc::cudnn::sys::cudnnBackendDescriptorType_t::{self as DescriptorType, *};
+use cudarc::cudnn::sys::cudnnBackendHeurMode_t::{self as HeurMode, *};
+use cudarc::cudnn::sys::cudnnBackendNumericalNote_t::{self as Note, *};
+use cudarc::cudnn::sys::{cudnnConvolutionMode_t as ConvMode, cudnnDataType_t as DataType};
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,7 +40,7 @@ macro_rules! api {
 
         impl Api {
             fn load() -> Result<Api> {
-                let library = find::open_found("cuDNN")?;
+                let library = dylib::open_found("cuDNN")?;
                 // SAFETY: the signatures are those of the headers of cuDNN 9.
                 unsafe {
                     Ok(Api {
@@ -63,40 +69,17 @@ api! {
     execute: fn(Handle, Descriptor, Descriptor) -> c_int = b"cudnnBackendExecute\0",
 }
 
-/// cudnnBackendDescriptorType_t.
-mod made {
-    pub const CONVOLUTION: i32 = 1;
-    pub const ENGINE: i32 = 2;
-    pub const ENGINE_CONFIG: i32 = 3;
-    pub const HEURISTIC: i32 = 4;
-    pub const PLAN: i32 = 5;
-    pub const FORWARD: i32 = 10;
-    pub const BACKWARD_FILTER: i32 = 11;
-    pub const BACKWARD_DATA: i32 = 12;
-    pub const GRAPH: i32 = 15;
-    pub const VARIANT_PACK: i32 = 16;
-    pub const TENSOR: i32 = 17;
-}
-
-/// cudnnBackendAttributeType_t.
-mod typed {
-    pub const HANDLE: i32 = 0;
-    pub const DATA_TYPE: i32 = 1;
-    pub const INT64: i32 = 3;
-    pub const FLOAT: i32 = 4;
-    pub const POINTER: i32 = 6;
-    pub const CONVOLUTION_MODE: i32 = 7;
-    pub const HEURISTIC_MODE: i32 = 8;
-    pub const NUMERICAL_NOTE: i32 = 11;
-    pub const DESCRIPTOR: i32 = 15;
-}
-
-/// cudnnDataType_t.
-const FLOAT: i32 = 0;
-/// cudnnBackendHeurMode_t: the decision tree, and what works if all else fails.
-const MODES: [i32; 2] = [3, 2];
-/// cudnnBackendNumericalNote_t: sums in reduced precision, no fixed order, Winograd's transforms.
-const REFUSED: [i32; 6] = [2, 4, 5, 6, 7, 8];
+/// Heuristics, by preference: the decision tree, then the fallback.
+const MODES: [HeurMode; 2] = [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK];
+/// Engines with these notes are refused: sums in reduced precision, nondeterministic ones, Winograd transforms.
+const REFUSED: [Note; 6] = [
+    CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+    CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
+    CUDNN_NUMERICAL_NOTE_WINOGRAD,
+    CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
+    CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+    CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
+];
 
 /// cuDNN on one device.
 pub struct Dnn {
@@ -137,6 +120,43 @@ pub struct Addresses {
     pub scratch: Address,
 }
 
+/// Why configurations were passed over, for the error where none is left.
+#[derive(Default, Debug)]
+pub struct Refusals {
+    /// Not deterministic, or with sums below f32.
+    inexact: usize,
+    /// More scratch than allowed.
+    large: usize,
+    failures: usize,
+    /// The first error, with the status of cuDNN in it.
+    first: Option<String>,
+}
+
+impl Refusals {
+    /// Counts an error; nothing comes of what failed.
+    fn failed<T>(&mut self, what: &str, e: Error) -> Vec<T> {
+        self.failures += 1;
+        self.first.get_or_insert_with(|| format!("{what}: {}", e.message));
+        Vec::new()
+    }
+}
+
+impl std::fmt::Display for Refusals {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} inexact, {} of too much workspace, {} failed", self.inexact, self.large, self.failures)?;
+        self.first.as_ref().map_or(Ok(()), |first| write!(f, ", first {first}"))
+    }
+}
+
+/// What is reported where cuDNN is there and does not start, with its status and what that means for the run.
+pub fn left_out(e: &Error) -> String {
+    let hint = e.hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default();
+    format!(
+        "cuDNN is left out: {}{hint}. 16-bit convolutions are unfolded and multiplied instead, which is slower",
+        e.message
+    )
+}
+
 impl Api {
     fn check(&self, status: c_int, what: &str) -> Result<()> {
         if status == 0 {
@@ -167,29 +187,36 @@ impl Dnn {
         unsafe { (self.api.version)() }
     }
 
-    fn make(&self, kind: i32) -> Result<Desc> {
+    fn make(&self, kind: DescriptorType) -> Result<Desc> {
         let mut raw = null_mut();
         // SAFETY: the out-pointer is to a local.
-        self.api.check(unsafe { (self.api.make)(kind, &mut raw) }, "describing a convolution")?;
+        self.api.check(unsafe { (self.api.make)(kind as c_int, &mut raw) }, "describing a convolution")?;
         Ok(Desc { api: self.api.clone(), raw })
     }
 
-    fn set<T>(&self, d: &Desc, attribute: i32, kind: i32, values: &[T]) -> Result<()> {
+    fn set<T>(&self, d: &Desc, attribute: Attribute, kind: AttributeType, values: &[T]) -> Result<()> {
         // SAFETY: `values` are of the attribute's type (the constants beside each call) and are copied.
-        let status =
-            unsafe { (self.api.set)(d.raw, attribute, kind, values.len() as i64, values.as_ptr().cast::<c_void>()) };
+        let status = unsafe {
+            (self.api.set)(
+                d.raw,
+                attribute as c_int,
+                kind as c_int,
+                values.len() as i64,
+                values.as_ptr().cast::<c_void>(),
+            )
+        };
         self.api.check(status, "describing a convolution")
     }
 
     /// Up to `values.len()` values of an attribute; how many there were.
-    fn get<T>(&self, d: &Desc, attribute: i32, kind: i32, values: &mut [T]) -> Result<usize> {
+    fn get<T>(&self, d: &Desc, attribute: Attribute, kind: AttributeType, values: &mut [T]) -> Result<usize> {
         let mut count = 0i64;
         // SAFETY: there is room for as many values as are asked for, of the attribute's type.
         let status = unsafe {
             (self.api.get)(
                 d.raw,
-                attribute,
-                kind,
+                attribute as c_int,
+                kind as c_int,
                 values.len() as i64,
                 &mut count,
                 values.as_mut_ptr().cast::<c_void>(),
@@ -207,119 +234,172 @@ impl Dnn {
 
     /// A tensor of four dims, channels last.
     fn tensor(&self, id: i64, dims: [i64; 4], dtype: DType) -> Result<Desc> {
-        let d = self.make(made::TENSOR)?;
+        let d = self.make(CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
         let [_, c, h, w] = dims;
-        let code = if dtype == DType::BF16 { 9i32 } else { 2 };
-        self.set(&d, 901, typed::DATA_TYPE, &[code])?;
-        self.set(&d, 902, typed::INT64, &dims)?;
-        self.set(&d, 903, typed::INT64, &[c * h * w, 1, w * c, c])?;
-        self.set(&d, 906, typed::INT64, &[id])?;
-        self.set(&d, 900, typed::INT64, &[ALIGNMENT])?;
+        let code = if dtype == DType::BF16 { DataType::CUDNN_DATA_BFLOAT16 } else { DataType::CUDNN_DATA_HALF };
+        self.set(&d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, &[code])?;
+        self.set(&d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, &dims)?;
+        self.set(&d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, &[c * h * w, 1, w * c, c])?;
+        self.set(&d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, &[id])?;
+        self.set(&d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, &[ALIGNMENT])?;
         self.finalize(d)
     }
 
     /// The graph of one convolution.
     fn graph(&self, p: &Problem, parts: &mut Vec<Desc>) -> Result<Desc> {
-        let conv = self.make(made::CONVOLUTION)?;
-        self.set(&conv, 100, typed::DATA_TYPE, &[FLOAT])?;
-        // Cross-correlation.
-        self.set(&conv, 101, typed::CONVOLUTION_MODE, &[1i32])?;
-        self.set(&conv, 106, typed::INT64, &[2i64])?;
-        self.set(&conv, 102, typed::INT64, &p.dilation)?;
-        self.set(&conv, 103, typed::INT64, &p.stride)?;
-        self.set(&conv, 104, typed::INT64, &p.after)?;
-        self.set(&conv, 105, typed::INT64, &p.before)?;
+        let conv = self.make(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, &[DataType::CUDNN_DATA_FLOAT])?;
+        self.set(
+            &conv,
+            CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+            CUDNN_TYPE_CONVOLUTION_MODE,
+            &[ConvMode::CUDNN_CROSS_CORRELATION],
+        )?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, &[2i64])?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, &p.dilation)?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, &p.stride)?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, &p.after)?;
+        self.set(&conv, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, &p.before)?;
         let conv = self.finalize(conv)?;
         let (x, w, y) = (self.tensor(1, p.x, p.dtype)?, self.tensor(2, p.w, p.dtype)?, self.tensor(3, p.y, p.dtype)?);
         // Attributes: alpha, beta, convolution, then x, w and y.
         let (kind, [alpha, beta, how, ax, aw, ay]) = match p.kind {
-            Kind::Forward => (made::FORWARD, [700, 701, 702, 704, 703, 705]),
-            Kind::Input => (made::BACKWARD_DATA, [706, 707, 708, 710, 709, 711]),
-            Kind::Weight => (made::BACKWARD_FILTER, [712, 713, 714, 716, 715, 717]),
+            Kind::Forward => (
+                CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                ],
+            ),
+            Kind::Input => (
+                CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                ],
+            ),
+            Kind::Weight => (
+                CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                [
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                    CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                ],
+            ),
         };
         let op = self.make(kind)?;
-        self.set(&op, how, typed::DESCRIPTOR, &[conv.raw])?;
+        self.set(&op, how, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[conv.raw])?;
         for (attribute, t) in [(ax, &x), (aw, &w), (ay, &y)] {
-            self.set(&op, attribute, typed::DESCRIPTOR, &[t.raw])?;
+            self.set(&op, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[t.raw])?;
         }
-        self.set(&op, alpha, typed::FLOAT, &[1f32])?;
-        self.set(&op, beta, typed::FLOAT, &[0f32])?;
+        self.set(&op, alpha, CUDNN_TYPE_FLOAT, &[1f32])?;
+        self.set(&op, beta, CUDNN_TYPE_FLOAT, &[0f32])?;
         let op = self.finalize(op)?;
-        let graph = self.make(made::GRAPH)?;
-        self.set(&graph, 800, typed::HANDLE, &[self.handle])?;
-        self.set(&graph, 801, typed::DESCRIPTOR, &[op.raw])?;
+        let graph = self.make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+        self.set(&graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
+        self.set(&graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[op.raw])?;
         parts.extend([conv, x, w, y, op]);
         self.finalize(graph)
     }
 
     /// The configurations that heuristics of one mode offer, best first.
-    fn configs(&self, graph: &Desc, mode: i32) -> Result<Vec<Desc>> {
-        let heuristic = self.make(made::HEURISTIC)?;
-        self.set(&heuristic, 201, typed::DESCRIPTOR, &[graph.raw])?;
-        self.set(&heuristic, 200, typed::HEURISTIC_MODE, &[mode])?;
+    fn configs(&self, graph: &Desc, mode: HeurMode) -> Result<Vec<Desc>> {
+        let heuristic = self.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
+        self.set(&heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[graph.raw])?;
+        self.set(&heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, &[mode])?;
         let heuristic = self.finalize(heuristic)?;
         let mut configs = Vec::new();
         for _ in 0..MOST_CONFIGS {
-            configs.push(self.make(made::ENGINE_CONFIG)?);
+            configs.push(self.make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)?);
         }
         let mut raw: Vec<Descriptor> = configs.iter().map(|d| d.raw).collect();
-        let count = self.get(&heuristic, 202, typed::DESCRIPTOR, &mut raw)?;
+        let count = self.get(&heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, &mut raw)?;
         configs.truncate(count);
         Ok(configs)
     }
 
     /// The engine of a configuration, and whether it may be used.
     fn engine(&self, config: &Desc) -> Result<(i64, bool)> {
-        let engine = self.make(made::ENGINE)?;
+        let engine = self.make(CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let mut raw = [engine.raw];
-        self.get(config, 300, typed::DESCRIPTOR, &mut raw)?;
+        self.get(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, &mut raw)?;
         let mut notes = [-1i32; 32];
-        let count = self.get(&engine, 1303, typed::NUMERICAL_NOTE, &mut notes)?;
+        let count = self.get(&engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, &mut notes)?;
         let mut number = [-1i64];
-        self.get(&engine, 1301, typed::INT64, &mut number)?;
-        Ok((number[0], !notes[..count].iter().any(|n| REFUSED.contains(n))))
+        self.get(&engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, &mut number)?;
+        Ok((number[0], !notes[..count].iter().any(|n| REFUSED.iter().any(|r| *r as i32 == *n))))
     }
 
     fn plan_of(&self, config: Desc, engine: i64, parts: &Rc<Vec<Desc>>) -> Result<Plan> {
-        let desc = self.make(made::PLAN)?;
-        self.set(&desc, 400, typed::HANDLE, &[self.handle])?;
-        self.set(&desc, 401, typed::DESCRIPTOR, &[config.raw])?;
+        let desc = self.make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+        self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
+        self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[config.raw])?;
         let desc = self.finalize(desc)?;
         let mut workspace = [0i64];
-        self.get(&desc, 402, typed::INT64, &mut workspace)?;
+        self.get(&desc, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, &mut workspace)?;
         Ok(Plan { desc, workspace: workspace[0].max(0) as usize, engine, _parts: parts.clone() })
     }
 
-    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it.
-    pub fn plans(&self, p: &Problem, most: usize) -> Result<Vec<Plan>> {
+    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it; and why others
+    /// were passed over.
+    pub fn plans(&self, p: &Problem, most: usize) -> Result<(Vec<Plan>, Refusals)> {
         let mut parts = Vec::new();
         let graph = self.graph(p, &mut parts)?;
-        let mut found = Vec::new();
+        let (mut found, mut refused) = (Vec::new(), Refusals::default());
         let modes = MODES.map(|mode| self.configs(&graph, mode));
         parts.push(graph);
         let parts = Rc::new(parts);
         for configs in modes {
-            // A mode that knows nothing of a problem says so by an error.
-            for config in configs.unwrap_or_default() {
-                let Ok((engine, true)) = self.engine(&config) else { continue };
+            // A mode that knows nothing of a problem returns an error.
+            for config in configs.unwrap_or_else(|e| refused.failed("a heuristic", e)) {
+                let engine = match self.engine(&config) {
+                    Ok((engine, true)) => engine,
+                    Ok((_, false)) => {
+                        refused.inexact += 1;
+                        continue;
+                    }
+                    Err(e) => {
+                        refused.failed::<()>("an engine", e);
+                        continue;
+                    }
+                };
                 match self.plan_of(config, engine, &parts) {
                     Ok(plan) if plan.workspace <= MOST_WORKSPACE => found.push(plan),
-                    _ => continue,
+                    Ok(_) => {
+                        refused.large += 1;
+                        continue;
+                    }
+                    Err(e) => {
+                        refused.failed::<()>(&format!("engine {engine}"), e);
+                        continue;
+                    }
                 }
                 if found.len() >= most {
-                    return Ok(found);
+                    return Ok((found, refused));
                 }
             }
         }
-        Ok(found)
+        Ok((found, refused))
     }
 
     /// The way a problem is run.
     pub fn plan(&self, p: &Problem) -> Result<Plan> {
-        match self.plans(p, 1)?.pop() {
+        let (mut found, refused) = self.plans(p, 1)?;
+        match found.pop() {
             Some(plan) => Ok(plan),
             None => {
-                let message = format!("cuDNN {} has no deterministic kernel for {p:?}", self.version());
+                let message = format!("cuDNN {} has no deterministic kernel for {p:?}: {refused}", self.version());
                 Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 leaves cuDNN out"))
             }
         }
@@ -327,10 +407,10 @@ impl Dnn {
 
     /// Queues a convolution.
     pub fn run(&self, plan: &Plan, at: Addresses) -> Result<()> {
-        let pack = self.make(made::VARIANT_PACK)?;
-        self.set(&pack, 1000, typed::INT64, &[1i64, 2, 3])?;
-        self.set(&pack, 1001, typed::POINTER, &[at.x, at.w, at.y])?;
-        self.set(&pack, 1003, typed::POINTER, &[at.scratch])?;
+        let pack = self.make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
+        self.set(&pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, &[1i64, 2, 3])?;
+        self.set(&pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, &[at.x, at.w, at.y])?;
+        self.set(&pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &[at.scratch])?;
         let pack = self.finalize(pack)?;
         // SAFETY: the addresses hold tensors of the described forms, and scratch of the plan's size.
         let status = unsafe { (self.api.execute)(self.handle, plan.desc.raw, pack.raw) };
@@ -342,5 +422,35 @@ impl Drop for Dnn {
     fn drop(&mut self) {
         // SAFETY: made by `new`.
         unsafe { (self.api.destroy)(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure() -> Error {
+        Error::system("cuda", "starting cuDNN failed: CUDNN_STATUS_NOT_INITIALIZED (cuDNN error 1001)")
+    }
+
+    #[test]
+    fn a_failure_names_its_status_and_what_runs_instead() {
+        let text = left_out(&failure());
+        for part in ["cuDNN is left out", "(cuDNN error 1001)", "unfolded and multiplied instead"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = left_out(&Error::system("cuda", "cuDNN lacks a function: cudnnX").hint("cuDNN 9 is needed"));
+        assert!(text.contains("cuDNN lacks a function: cudnnX (cuDNN 9 is needed). 16-bit"), "{text}");
+    }
+
+    #[test]
+    fn refusals_are_counted_and_the_first_failure_is_kept() {
+        let mut r = Refusals { inexact: 2, ..Refusals::default() };
+        let none: Vec<()> = r.failed("engine 7", failure());
+        r.failed::<()>("engine 8", Error::system("cuda", "another"));
+        assert!(none.is_empty());
+        let want = "2 inexact, 0 of too much workspace, 2 failed, first engine 7: starting cuDNN failed: \
+                    CUDNN_STATUS_NOT_INITIALIZED (cuDNN error 1001)";
+        assert_eq!(r.to_string(), want);
     }
 }

@@ -1,49 +1,5 @@
-//! The text of `kernels/`, embedded: what generated and hand-written functions may include.
+//! Embeds the CUDA headers of `kernels/`, which generated and hand-written kernels include by path.
+//!
+//! [`HEADERS`] lists (path under `kernels/`, text), sorted by path; `build.rs` collects it.
 
-/// Path under `kernels/`, and text.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("attention/backward_kv_tf32.cuh", include_str!("../../../kernels/attention/backward_kv_tf32.cuh")),
-    ("attention/backward_kv_wg.cuh", include_str!("../../../kernels/attention/backward_kv_wg.cuh")),
-    ("attention/backward_kv.cuh", include_str!("../../../kernels/attention/backward_kv.cuh")),
-    ("attention/backward_q_tf32.cuh", include_str!("../../../kernels/attention/backward_q_tf32.cuh")),
-    ("attention/backward_q_wg.cuh", include_str!("../../../kernels/attention/backward_q_wg.cuh")),
-    ("attention/backward_q.cuh", include_str!("../../../kernels/attention/backward_q.cuh")),
-    ("attention/documents.cuh", include_str!("../../../kernels/attention/documents.cuh")),
-    ("attention/forward_tf32.cuh", include_str!("../../../kernels/attention/forward_tf32.cuh")),
-    ("attention/forward_wg.cuh", include_str!("../../../kernels/attention/forward_wg.cuh")),
-    ("attention/forward.cuh", include_str!("../../../kernels/attention/forward.cuh")),
-    ("attention/rows.cuh", include_str!("../../../kernels/attention/rows.cuh")),
-    ("attention/tf32.cuh", include_str!("../../../kernels/attention/tf32.cuh")),
-    ("attention/tile.cuh", include_str!("../../../kernels/attention/tile.cuh")),
-    ("attention/walk.cuh", include_str!("../../../kernels/attention/walk.cuh")),
-    ("conv/pad.cuh", include_str!("../../../kernels/conv/pad.cuh")),
-    ("device/base.cuh", include_str!("../../../kernels/device/base.cuh")),
-    ("device/fault.cuh", include_str!("../../../kernels/device/fault.cuh")),
-    ("device/mma.cuh", include_str!("../../../kernels/device/mma.cuh")),
-    ("device/philox.cuh", include_str!("../../../kernels/device/philox.cuh")),
-    ("device/tile.cuh", include_str!("../../../kernels/device/tile.cuh")),
-    ("device/warpgroup.cuh", include_str!("../../../kernels/device/warpgroup.cuh")),
-    ("index/add.cuh", include_str!("../../../kernels/index/add.cuh")),
-    ("index/gather.cuh", include_str!("../../../kernels/index/gather.cuh")),
-    ("index/scatter.cuh", include_str!("../../../kernels/index/scatter.cuh")),
-    ("library/number.cuh", include_str!("../../../kernels/library/number.cuh")),
-    ("library/walk.cuh", include_str!("../../../kernels/library/walk.cuh")),
-    ("matmul/grouped_plain.cuh", include_str!("../../../kernels/matmul/grouped_plain.cuh")),
-    ("matmul/grouped_wg.cuh", include_str!("../../../kernels/matmul/grouped_wg.cuh")),
-    ("matmul/grouped.cuh", include_str!("../../../kernels/matmul/grouped.cuh")),
-    ("matmul/groups.cuh", include_str!("../../../kernels/matmul/groups.cuh")),
-    ("matmul/plain.cuh", include_str!("../../../kernels/matmul/plain.cuh")),
-    ("matmul/small.cuh", include_str!("../../../kernels/matmul/small.cuh")),
-    ("movement/place.cuh", include_str!("../../../kernels/movement/place.cuh")),
-    ("movement/transpose.cuh", include_str!("../../../kernels/movement/transpose.cuh")),
-    ("movement/unwindow.cuh", include_str!("../../../kernels/movement/unwindow.cuh")),
-    ("pool/max.cuh", include_str!("../../../kernels/pool/max.cuh")),
-    ("scan/scan.cuh", include_str!("../../../kernels/scan/scan.cuh")),
-    ("sort/argreduce.cuh", include_str!("../../../kernels/sort/argreduce.cuh")),
-    ("sort/block.cuh", include_str!("../../../kernels/sort/block.cuh")),
-    ("sort/radix.cuh", include_str!("../../../kernels/sort/radix.cuh")),
-    ("device/ops.cuh", include_str!("../../../kernels/device/ops.cuh")),
-    ("device/cast.cuh", include_str!("../../../kernels/device/cast.cuh")),
-    ("device/pack.cuh", include_str!("../../../kernels/device/pack.cuh")),
-    ("device/fold.cuh", include_str!("../../../kernels/device/fold.cuh")),
-];
+include!(concat!(env!("OUT_DIR"), "/headers.rs"));

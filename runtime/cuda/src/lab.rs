@@ -1,9 +1,8 @@
-//! What a lab asks of a device: the times of all ways that cuDNN has for a convolution.
+//! Times every cuDNN plan of a convolution, for `examples/conv_lab.rs`.
 
 use crate::conv::{Kind, Problem};
 use crate::dnn::{Addresses, Dnn};
-use crate::driver::{Device, Event};
-use crate::memory::Heap;
+use crate::driver::{Device, Event, Heap};
 use perilune_core::DType;
 use perilune_core::error::Result;
 use std::fmt::Write;
@@ -38,7 +37,7 @@ pub fn convolutions(problems: &[Problem], most: usize) -> Result<String> {
         let bytes = 2.0 * (numel(p.x) + numel(p.w) + numel(p.y)) as f64;
         let _ = write!(out, "{:?} x{:?} w{:?} {:.1} GF {:.1} MB:", p.kind, p.x, p.w, flops / 1e9, bytes / 1e6);
         let plans = match dnn.plans(p, most) {
-            Ok(plans) => plans,
+            Ok((plans, _)) => plans,
             Err(e) => {
                 let _ = writeln!(out, " {e}");
                 continue;

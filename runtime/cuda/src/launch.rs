@@ -1,7 +1,7 @@
-//! What code generation and the kernel library make, and the backend runs: functions, and how to launch them.
+//! Defines kernels and launches as plain data, which `emit`, `library` and `attention` make and `executable` runs.
 //!
-//! Everything here is plain data: no device is needed to make it, so plans are compiled and checked on machines without a
-//! GPU. Addresses are named (a value, the slots, a place in the workspace) and filled in at launch.
+//! No device is needed, so plans are compiled and checked on machines without a GPU. Addresses are symbolic (a value, the slots, an
+//! offset in the workspace) and are filled in at launch.
 
 use perilune_core::DType;
 use perilune_plan::ir::ValueId;
@@ -31,7 +31,7 @@ impl Props {
 /// keep helpers in headers. Its real name is `label` and a hash of the text.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Function {
-    /// What a person sees in a profile: letters, digits and `_`.
+    /// The name in profiles: letters, digits and `_`.
     pub label: String,
     pub text: String,
 }
@@ -44,10 +44,10 @@ pub enum Word {
     Value(ValueId, i64),
 }
 
-/// What the copy engine (TMA, from sm_90) takes from a tensor of 16-bit floats: boxes, written to shared memory with a
-/// swizzle of 128 bytes, 0 where they reach beyond the tensor. Dims are the innermost first.
+/// A tensor map for TMA (sm_90): boxes of a tensor of 16-bit floats, written to shared memory with a 128-byte swizzle, 0 outside of
+/// the tensor. Dims are innermost first.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Boxes {
+pub struct TmaDesc {
     pub dtype: DType,
     pub dims: [u64; 4],
     /// In bytes, of the dims but the first.
@@ -74,8 +74,8 @@ pub enum Arg {
     Bytes(Vec<u8>),
     /// `const unsigned long long*`: a table in device memory.
     Table(Arc<[Word]>),
-    /// A tensor map of 128 bytes by value (`const __grid_constant__`) over what the first, a `Value` or `Scratch`, names.
-    Map(Box<Arg>, Boxes),
+    /// A tensor map of 128 bytes by value (`const __grid_constant__`) over the memory of a `Value` or `Scratch`.
+    Map(Box<Arg>, TmaDesc),
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -88,7 +88,7 @@ pub struct Launch {
     pub args: Vec<Arg>,
 }
 
-/// What one kernel of a plan takes on this device, in order.
+/// The launches and the workspace of one kernel of a plan.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Work {
     pub launches: Vec<Launch>,

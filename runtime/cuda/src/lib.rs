@@ -1,32 +1,36 @@
-//! The CUDA backend: NVIDIA GPUs from sm_80.
+//! Runs plans on NVIDIA GPUs, from sm_80.
 //!
-//! Fused regions become CUDA text (`codegen`), library ops hand-written kernels of `kernels/` (`library`) or cuBLASLt
-//! calls (`blas`), convolutions cuDNN's where it is found (`dnn`); both kinds of text yield [`launch::Work`], plain data that needs no device. NVRTC compiles it to machine
-//! code that is kept on disk (`nvrtc`), and `compile` and `backend` run it on what `driver` offers. Nothing is linked: every
-//! library is found at run time (`find`), and one that is missing is an error that says how to get it.
+//! - `schedule` analyses fused regions and `emit` generates CUDA C++ for them, `library` and `attention` launch the hand-written kernels of `kernels/`, `blas`
+//!   calls cuBLASLt and `dnn` cuDNN, where it is found.
+//! - Generated and hand-written kernels are [`launch::Work`]: plain data that needs no device. `nvrtc` compiles it and caches the
+//!   machine code on disk.
+//! - `executable` runs a program through `driver`; `backend` implements the plan's `Backend` trait.
+//! - `offline_target` plans and prints kernels without a GPU.
+//!
+//! No NVIDIA library is linked: `dylib` opens each at run time, and a missing one is an error that says how to get it.
 
-// The floors over NVIDIA's libraries are C calls. Every block states what makes it sound; codegen and library have none.
+// The wrappers of NVIDIA's libraries are C calls. Every unsafe block states why it is sound; `emit` and `library` have none.
 #![allow(unsafe_code)]
 
 pub mod attention;
+mod autotune;
 mod backend;
 mod blas;
-pub mod codegen;
-mod compile;
 pub mod conv;
 mod dnn;
 mod driver;
-pub mod find;
+pub mod dylib;
+pub mod emit;
+mod executable;
 pub mod headers;
 pub mod lab;
 pub mod launch;
 pub mod library;
-mod memory;
 pub mod nvml;
 pub mod nvrtc;
-pub mod paper;
+pub mod offline_target;
 mod peak;
-mod search;
+mod schedule;
 
 pub use backend::Cuda;
-pub use paper::Paper;
+pub use offline_target::OfflineTarget;

@@ -1,8 +1,8 @@
-//! How the GPU fares: utilisation, memory, power, temperature, and what holds its clocks down, from NVML.
+//! Reads a GPU's utilization, memory, power, temperature and throttle reasons from NVML.
 //!
-//! The library comes with the driver and is opened at run time; without it there are no readings. A probe may be sent to a
-//! thread of its own: a reading takes from microseconds to some milliseconds, and a step must not wait for it. NVML does not
-//! know of CUDA_VISIBLE_DEVICES, so the GPU is found by its PCI address.
+//! The library comes with the driver and is opened at run time; without it there are no readings. A probe may run on its own thread: a
+//! reading takes from microseconds to milliseconds, and a step must not wait for it. NVML ignores CUDA_VISIBLE_DEVICES, so the GPU is
+//! found by its PCI address.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -38,7 +38,7 @@ fn read(nvml: &Nvml, pci: &str) -> Option<Readings> {
     })
 }
 
-/// What keeps the clocks below what they could be. An idle GPU, or clocks that somebody set, are no reason.
+/// The reasons that throttle the clocks. An idle GPU and user-set clocks do not count.
 fn reasons(r: ThrottleReasons) -> Vec<&'static str> {
     let known = [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),

@@ -1,10 +1,10 @@
-//! From CUDA text to machine code, and the cache of it on disk.
+//! Compiles CUDA C++ to machine code with NVRTC and caches it on disk.
 //!
-//! Functions that are not in the cache are compiled a batch at a time, a batch on each core: one program of many functions
-//! takes a fraction of what as many programs take. A cached file is named by the BLAKE3 of all that decides its bytes (text, headers, options,
-//! architecture, compiler version), holds its own hash, and is renamed into place: readers see all of it or nothing.
+//! Functions that are not cached are compiled in batches, one batch per core: one program of many functions takes a fraction of the time
+//! of as many programs. A cache key is the BLAKE3 of everything that determines the code: text, headers, options, architecture,
+//! compiler version. A cached file holds its own hash and is renamed into place, so readers see all of it or nothing.
 
-use crate::find;
+use crate::dylib;
 use crate::headers::HEADERS;
 use crate::launch::Function;
 use crate::library::source::{self, ENTRY, OWN};
@@ -50,7 +50,7 @@ pub struct Compiler {
 
 impl Compiler {
     pub fn new(arch: (u32, u32), folder: Option<PathBuf>) -> Result<Compiler> {
-        find::load("NVRTC")?;
+        dylib::load("NVRTC")?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there; out-pointers are to locals.
         check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
@@ -143,6 +143,18 @@ impl Compiler {
         done
     }
 
+    /// The PTX of one function in a program of its own, so that no other function decides what is inlined: tests pin it.
+    pub fn ptx(&self, f: &Function) -> Result<String> {
+        let mut options = options(self.arch, Kind::of(&f.text));
+        // A virtual architecture stops before the assembler.
+        options[0] = options[0].replace("=sm_", "=compute_");
+        options.retain(|o| !o.starts_with("--ptxas-options"));
+        let failed = |log| Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", f.label));
+        let (bytes, _) = compile(&named(f), &options, Output::Ptx).map_err(failed)?;
+        let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| failed("PTX without an end".to_string()))?;
+        Ok(text.to_string_lossy().into_owned())
+    }
+
     fn key(&self, f: &Function) -> String {
         let mut h = blake3::Hasher::new();
         h.update(self.base.as_bytes()).update(f.label.as_bytes()).update(&[0]).update(f.text.as_bytes());
@@ -179,16 +191,21 @@ impl Compiler {
     }
 }
 
+/// The text of a function with its name in it.
+fn named(f: &Function) -> String {
+    let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
+    f.text.replace(word, &name(f))
+}
+
 /// Functions as one program: machine code and the compiler's log.
 fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String)> {
     let mut text = String::new();
     for f in functions {
-        let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
-        text.push_str(&f.text.replace(word, &name(f)));
+        text.push_str(&named(f));
         text.push('\n');
     }
     let kind = functions.first().map_or(Kind::Generated, |f| Kind::of(&f.text));
-    compile(&text, &options(arch, kind)).map_err(|log| {
+    compile(&text, &options(arch, kind), Output::Cubin).map_err(|log| {
         if let (Kind::Own, [f]) = (kind, functions) {
             return source::refused(&f.text, &log);
         }
@@ -254,7 +271,7 @@ fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
     ];
     if kind == Kind::Own {
         // cuda_fp16.h and the like, where a toolkit is there.
-        out.extend(find::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
+        out.extend(dylib::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
     }
     out
 }
@@ -266,8 +283,16 @@ fn check(status: sys::nvrtcResult, what: &str) -> Result<()> {
     Err(Error::system("cuda", format!("{what} failed (NVRTC error {})", status as u32)))
 }
 
-/// Machine code and log, or the log alone.
-fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, String), String> {
+/// What NVRTC is asked for.
+#[derive(Clone, Copy, PartialEq)]
+enum Output {
+    Cubin,
+    /// Text that ends in 0.
+    Ptx,
+}
+
+/// Code and log, or the log alone.
+fn compile(text: &str, options: &[String], output: Output) -> std::result::Result<(Vec<u8>, String), String> {
     let c = |s: &str| CString::new(s).map_err(|_| "a text holds a 0".to_string());
     let source = c(text)?;
     let names = HEADERS.iter().map(|h| c(h.0)).collect::<std::result::Result<Vec<_>, _>>()?;
@@ -298,15 +323,24 @@ fn compile(text: &str, options: &[String]) -> std::result::Result<(Vec<u8>, Stri
             sys::nvrtcGetProgramLog(program, bytes.as_mut_ptr().cast());
             log = CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         }
-        let mut cubin = Vec::new();
+        let mut code = Vec::new();
         let mut done = status == 0;
         if done {
-            done = sys::nvrtcGetCUBINSize(program, &mut size) as u32 == 0;
-            cubin = vec![0u8; size];
-            done = done && sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) as u32 == 0;
+            done = match output {
+                Output::Cubin => sys::nvrtcGetCUBINSize(program, &mut size),
+                Output::Ptx => sys::nvrtcGetPTXSize(program, &mut size),
+            } as u32
+                == 0;
+            code = vec![0u8; size];
+            let to = code.as_mut_ptr().cast();
+            let got = match output {
+                Output::Cubin => sys::nvrtcGetCUBIN(program, to),
+                Output::Ptx => sys::nvrtcGetPTX(program, to),
+            };
+            done = done && got as u32 == 0;
         }
         sys::nvrtcDestroyProgram(&mut program);
-        if done { Ok((cubin, log)) } else { Err(log) }
+        if done { Ok((code, log)) } else { Err(log) }
     }
 }
 

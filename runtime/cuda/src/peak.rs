@@ -1,7 +1,7 @@
-//! What a GPU reaches at most in products, to measure a model's share of it (MFU) against.
+//! Gives a GPU's peak FLOP/s by precision, for model FLOPs utilization (MFU).
 //!
-//! The vendors' published figures, dense, at the boost clock they state; for GPUs not listed the same from the number of
-//! SMs, their clock, and the multiply-adds an SM of that architecture does in a cycle.
+//! Listed GPUs have the vendor's published dense figures at boost clock; others are estimated from the number of SMs, their clock and
+//! the multiply-adds per SM and cycle of the architecture.
 
 /// (part of the name, bf16 and fp16, tf32, f32) in TFLOP/s. The first that fits counts.
 const KNOWN: [(&str, f64, f64, f64); 14] = [

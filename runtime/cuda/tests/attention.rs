@@ -1,5 +1,5 @@
-//! Attention's kernels as far as they can be tested without a GPU: what is launched for which operands, and that every
-//! function compiles without spilling a register. Their numbers are checked by `kernels/lab/attention_lab.py`.
+//! Tests attention without a GPU: which launches an operand layout gets, and that every kernel compiles without spilling registers.
+//! `kernels/lab/attention_lab.py` checks results.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,9 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
-use perilune_cuda::attention::{self, GROUPS, Groups, Mask, Pass, TF32, TILES, Tf32, Tile, When};
+use perilune_cuda::attention::{
+    self, MMA_TILES, Mask, MmaTile, Pass, TF32, Tf32, WARPGROUP_TILES, WarpgroupTile, When,
+};
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
@@ -55,7 +57,7 @@ fn kernels_take_f32_whose_products_may_be_tf32() {
     let g = &mut Graph::new();
     let q = g.leaf(&create::LEAF, Shape::of(&[2, 5, 64]), DType::F32, &[], 0);
     for tf32 in [false, true] {
-        g.tf32 = tf32;
+        g.modes.tf32 = tf32;
         let a = g.push(&ATTENTION, &[q, q, q], &[1, bits(0.125), 0, 64, 64, 0]).unwrap();
         assert_eq!((g.node(a).tf32, attention::has_kernel(g.node(a))), (tf32, true));
     }
@@ -177,30 +179,30 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 64], &[300 * row, 64, row, 1], from * 64);
     let inputs = vec![qkv(4, 0), qkv(2, 4), qkv(2, 6)];
     let w = work_on(&Props::H200, inputs.clone(), 2, false);
-    assert_eq!(labels(&w), ["attention_forward_wg_d64_bf16_causal"]);
-    let tile = Groups::of(Pass::Forward, 64, &Props::H200, CAUSAL).unwrap().1;
+    assert_eq!(labels(&w), ["attention_forward_sm90_d64_bf16_causal"]);
+    let tile = WarpgroupTile::of(Pass::Forward, 64, &Props::H200, CAUSAL).unwrap().1;
     let map = |i: usize| match &w.launches[0].args[i] {
-        Arg::Map(of, boxes) => (of.as_ref().clone(), boxes.clone()),
+        Arg::Map(of, tma_desc) => (of.as_ref().clone(), tma_desc.clone()),
         other => panic!("{other:?}"),
     };
-    let (of, boxes) = map(1);
+    let (of, tma_desc) = map(1);
     assert_eq!(of, Arg::Value(ValueId(0), 512));
-    assert_eq!((boxes.dims, boxes.strides), ([64, 300, 2, 2], [1024, 128, 300 * 1024]));
-    assert_eq!(boxes.shape, [64, tile.bn, 1, 1]);
+    assert_eq!((tma_desc.dims, tma_desc.strides), ([64, 300, 2, 2], [1024, 128, 300 * 1024]));
+    assert_eq!(tma_desc.shape, [64, tile.bn, 1, 1]);
     assert_eq!(map(0).1.shape, [64, tile.rows(), 1, 1]);
     assert_eq!(w.launches[0].grid, [2 * 4 * 300u32.div_ceil(tile.rows()), 1, 1]);
 
     let rest = [dense(1, &[2, 4, 300, 64]), dense(2, &[2, 4, 300, 64]), dense(3, &[2, 4, 300])];
     let inputs: Vec<Operand> = inputs.into_iter().chain(rest).collect();
     let w = work_on(&Props::H200, inputs, 3, true);
-    let both = ["attention_backward_q_wg_d64_bf16_causal", "attention_backward_kv_wg_d64_bf16_causal"];
+    let both = ["attention_backward_q_sm90_d64_bf16_causal", "attention_backward_kv_sm90_d64_bf16_causal"];
     assert_eq!(labels(&w), both);
     assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
     // The side that a block keeps comes in its rows, the other in steps.
-    let tile = Groups::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
+    let tile = WarpgroupTile::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
     let rows: Vec<u32> = w.launches[1].args[..4]
         .iter()
-        .map(|a| if let Arg::Map(_, boxes) = a { boxes.shape[1] } else { panic!("{a:?}") })
+        .map(|a| if let Arg::Map(_, tma_desc) = a { tma_desc.shape[1] } else { panic!("{a:?}") })
         .collect();
     assert_eq!(rows, [tile.bn, tile.rows(), tile.rows(), tile.bn]);
 }
@@ -211,11 +213,11 @@ fn documents_take_one_small_launch_more() {
     // One row of numbers for each of 2, the same for all 3.
     let ids = documents(&[3, 2, 200], &[0, 200, 1]);
     let padded = 256 + 128;
-    for (props, wg) in [(&A100, ""), (&Props::H200, "_wg")] {
+    for (props, wg) in [(&A100, ""), (&Props::H200, "_sm90")] {
         let w = work_on(props, vec![x(), x(), x(), ids], 2, false);
         assert_eq!(
             labels(&w),
-            ["attention_document_bounds", &format!("attention_forward{wg}_d64_bf16_causal_documents")]
+            ["attention_segment_bounds", &format!("attention_forward{wg}_d64_bf16_causal_documents")]
         );
         let l = &w.launches[0];
         assert_eq!((l.grid, l.block), ([6 * 4, 1, 1], [256, 1, 1]));
@@ -232,7 +234,7 @@ fn documents_take_one_small_launch_more() {
         let w = work_on(props, inputs, 3, true);
         let of_rows = wg.is_empty().then(|| "attention_delta_bf16".to_string());
         let both = ["q", "kv"].map(|side| format!("attention_backward_{side}{wg}_d64_bf16_causal_documents"));
-        let bounds = "attention_document_bounds".to_string();
+        let bounds = "attention_segment_bounds".to_string();
         assert_eq!(labels(&w), [bounds].into_iter().chain(of_rows).chain(both).collect::<Vec<_>>());
     }
     // One document for all: nothing to choose.
@@ -255,7 +257,7 @@ fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
     }
     // 80 columns go into a kernel for 128.
     let x = dense(0, &[2, 5, 80]);
-    assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), ["attention_forward_wg_d128_bf16_causal"]);
+    assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), ["attention_forward_sm90_d128_bf16_causal"]);
 }
 
 #[test]
@@ -312,7 +314,7 @@ fn operands_that_cannot_be_read_in_place_are_copied() {
 
 #[test]
 fn every_tile_fits_a_multiprocessor() {
-    for &(pass, size, when, tile) in TILES {
+    for &(pass, size, when, tile) in MMA_TILES {
         let bytes = tile.shared_bytes(pass, size);
         assert!(bytes <= 99 << 10, "{pass:?} {size}: {bytes} bytes do not fit sm_86");
         // Of the A100's 164 KiB, or the H100's 228 KiB, each block takes 1 KiB beside its own.
@@ -320,7 +322,7 @@ fn every_tile_fits_a_multiprocessor() {
             assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size}: {bytes} bytes");
         }
     }
-    for &(pass, size, when, tile) in GROUPS {
+    for &(pass, size, when, tile) in WARPGROUP_TILES {
         let bytes = tile.shared_bytes(pass, size);
         assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size} {when:?}: {bytes} bytes");
         // Tiles start at multiples of 1,024 bytes, and a step is refilled two behind.
@@ -337,7 +339,7 @@ fn every_tile_fits_a_multiprocessor() {
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
             let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 };
-            assert!(Tile::of(pass, size, &props, Mask::default()).is_some());
+            assert!(MmaTile::of(pass, size, &props, Mask::default()).is_some());
             assert!([1, 3].iter().all(|&n| Tf32::of(pass, size, n, &props).is_some()), "{pass:?} {size} in f32");
         }
     }
@@ -369,11 +371,13 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
         let mut text = String::new();
         let props = props(arch);
         // The one of each pass and size that is taken.
-        let tiles =
-            TILES.iter().filter(|t| warps && Tile::of(t.0, t.1, &props, mask) == Some(t.3) && t.2.holds(&props, mask));
+        let tiles = MMA_TILES
+            .iter()
+            .filter(|t| warps && MmaTile::of(t.0, t.1, &props, mask) == Some(t.3) && t.2.holds(&props, mask));
         let tiles = tiles.map(|&(pass, size, _, tile)| attention::function(pass, size, tile, dtype, mask));
-        let groups =
-            GROUPS.iter().filter(|t| Groups::of(t.0, t.1, &props, mask) == Some((t.1, t.3)) && t.2.holds(&props, mask));
+        let groups = WARPGROUP_TILES
+            .iter()
+            .filter(|t| WarpgroupTile::of(t.0, t.1, &props, mask) == Some((t.1, t.3)) && t.2.holds(&props, mask));
         let groups = groups.map(|&(pass, size, _, tile)| tile.function(pass, size, dtype, mask));
         let functions: Vec<_> = tiles.chain(groups).collect();
         for (i, f) in functions.iter().enumerate() {
@@ -452,7 +456,7 @@ fn copies_and_row_sums_compile() {
             documents(&[6], &[1]),
         ];
         let w = work_in(dtype, &props(arch), inputs, 1, true);
-        assert_eq!(labels(&w)[..2], ["attention_document_bounds", "attention_copy"]);
+        assert_eq!(labels(&w)[..2], ["attention_segment_bounds", "attention_copy"]);
         for l in &w.launches[..3] {
             nvrtc.spill_free(std::slice::from_ref(&l.function.text), arch);
         }

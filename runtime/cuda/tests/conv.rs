@@ -1,4 +1,4 @@
-//! Convolutions and pools without a GPU: what a call takes, and that the kernels around it compile without spilling.
+//! Tests convolutions and pools without a GPU: the operands of a call, and that the kernels around it compile without spills.
 #![allow(clippy::unwrap_used)]
 
 mod common_library;
@@ -44,7 +44,7 @@ fn plan(g: &Graph, roots: Vec<NodeId>) -> Program {
     let request = Request { roots, state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
+    let p = perilune_plan::pipeline::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }

@@ -1,4 +1,4 @@
-//! Products of bytes: which ones cuBLASLt takes, and what is copied before.
+//! Tests fp8 products: which ones cuBLASLt takes, and which operands are copied first.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -9,7 +9,7 @@ use perilune_core::graph::NodeId;
 use perilune_core::ops::Value;
 use perilune_core::{DType, Shape};
 use perilune_cuda::launch::{Props, Work};
-use perilune_cuda::paper::{self, Paper};
+use perilune_cuda::offline_target::{self, OfflineTarget};
 use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::{Options, Request, Tracer};
 
@@ -17,8 +17,8 @@ fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
     let request = Request { roots: vec![root], state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(&s.g, &request, |_| None);
-    let gpu = Paper(Props { arch, ..Props::H200 });
-    let p = perilune_plan::cache::plan(&s.g, &tracer, &request, Options::default(), &gpu).unwrap();
+    let gpu = OfflineTarget(Props { arch, ..Props::H200 });
+    let p = perilune_plan::pipeline::plan(&s.g, &tracer, &request, Options::default(), &gpu).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }
@@ -26,7 +26,7 @@ fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
 /// What the kernel of a product takes, if it is one of bytes.
 fn product(p: &Program) -> Option<(String, Vec<Work>)> {
     let k = p.kernels.iter().position(|k| matches!(k, Kernel::Library(l) if l.op.name == "matmul_fp8"))?;
-    let (line, works) = paper::work(p, k, &Props::H200).unwrap();
+    let (line, works) = offline_target::work(p, k, &Props::H200).unwrap();
     Some((line.unwrap(), works))
 }
 

@@ -1,10 +1,10 @@
-//! Library calls without a GPU: every op, dtype and layout makes launches that fit their functions, and every function
-//! compiles for every architecture looked after without spilling registers.
+//! Tests library calls without a GPU: every op, dtype and layout makes launches that match their kernels' parameters, and every kernel
+//! compiles for every supported architecture without spilling registers.
 
 mod common_library;
 
 use common_library::nvrtc::{Nvrtc, each};
-use common_library::{bench, cases, dump::Dump};
+use common_library::{bench, cases};
 use perilune_cuda::launch::{Arg, Props};
 use std::collections::BTreeSet;
 
@@ -54,8 +54,6 @@ fn arguments_fit_parameters() {
                 };
                 assert!(fits, "{}: {a:?} for {p}", c.label);
             }
-            let faults: Vec<usize> = (0..l.args.len()).filter(|k| l.args[*k] == Arg::Fault).collect();
-            assert!(faults.iter().all(|k| params[k + 1] == "u32 kernel"), "{}", c.label);
         }
     }
 }
@@ -73,14 +71,4 @@ fn functions_compile_without_spills() {
     let programs: Vec<_> =
         arches.iter().flat_map(|(arch, all)| all.chunks(100).map(move |texts| (arch, texts))).collect();
     each(&programs, |(arch, texts)| nvrtc.spill_free(texts, arch));
-}
-
-/// With PERILUNE_LIBRARY_DUMP set to a directory, writes all cases there, with the CPU's results, for
-/// kernels/lab/library_lab.py.
-#[test]
-fn cases_for_the_lab() {
-    let Ok(to) = std::env::var("PERILUNE_LIBRARY_DUMP") else { return };
-    let to = std::path::PathBuf::from(to);
-    let mut dump = Dump::new(&to);
-    cases().iter().chain(&bench::cases()).for_each(|c| dump.write(c));
 }

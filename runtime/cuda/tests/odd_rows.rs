@@ -1,5 +1,5 @@
-//! Rows of odd length between products, which want them at multiples of 16 bytes: what computes them reads and writes whole packs
-//! and fills them up with zeros, and no kernel does nothing else.
+//! Tests rows of odd length between matrix products, which need 16-byte aligned rows: their producers read and write whole vectors and
+//! pad rows with zeros, without separate padding kernels.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -9,12 +9,12 @@ use common::*;
 use perilune_core::DType::{self, BF16, F16, F32, I64};
 use perilune_core::graph::NodeId;
 use perilune_cuda::launch::Props;
-use perilune_cuda::{Paper, paper};
+use perilune_cuda::{OfflineTarget, offline_target};
 use perilune_plan::ir::{Kernel, Level, Program, Region};
 
 /// A plan as a GPU makes it.
 fn program(s: &Sketch, roots: &[NodeId]) -> Program {
-    plan_on(&s.g, s.request(roots), true, &Paper::default())
+    plan_on(&s.g, s.request(roots), true, &OfflineTarget::default())
 }
 
 fn regions(p: &Program) -> impl Iterator<Item = &Region> {
@@ -34,7 +34,7 @@ fn pitches(p: &Program, cols: usize) -> Vec<usize> {
 fn texts(p: &Program, cols: usize) -> String {
     let over = |k: &Kernel| k.regions().iter().any(|r| r.cols == cols);
     let all = (0..p.kernels.len()).filter(|k| over(&p.kernels[*k]));
-    all.map(|k| paper::text(p, k, &Props::H200).unwrap()).collect()
+    all.map(|k| offline_target::text(p, k, &Props::H200).unwrap()).collect()
 }
 
 /// Elements that are copied to be filled up.
@@ -64,7 +64,7 @@ fn head(d: DType, [rows, width, classes]: [usize; 3], smoothing: f64, biased: bo
 /// Two products with something between them that keeps the odd width, with or without gradients.
 fn between(d: DType, rows: usize, width: usize, trains: bool, f: impl Fn(&mut Sketch, NodeId) -> NodeId) -> Program {
     let mut s = Sketch::default();
-    s.g.tf32 = d == F32;
+    s.g.modes.tf32 = d == F32;
     let (x, up, down) = (s.leaf(d, &[rows, 1024]), s.leaf(d, &[1024, width]), s.leaf(d, &[width, 1024]));
     let y = s.call("matmul", &[t(x), t(up)]);
     let y = f(&mut s, y);
@@ -88,17 +88,17 @@ fn a_loss_writes_its_gradient_in_whole_rows() {
         assert_eq!(pitches(&p, classes), [pitch], "{classes}");
         assert!(p.arena_bytes < 8192 * pitch * 2 + (80 << 20), "{classes}: {} bytes", p.arena_bytes);
         let text = texts(&p, classes);
-        assert!(text.contains("store_filled<8>") && text.contains("fetch_row("), "{text}");
-        assert!(!text.contains("_pack<1") && !text.contains("copy_ahead<2>"), "{text}");
+        assert!(text.contains("store_vec_padded<8>") && text.contains("prefetch_l2("), "{text}");
+        assert!(!text.contains("_pack<1") && !text.contains("cp_async<2>"), "{text}");
     }
     // With a bias, whose gradient sums columns of what the loss writes.
     let p = head(BF16, [8192, 768, 50257], 0.0, true, true);
     assert_eq!((copied(&p), pitches(&p, 50257)), (50257 * 769, vec![50304]));
     let text = texts(&p, 50257);
-    assert!(text.contains(" col_cast") && text.contains("store_filled<8>") && !text.contains("_pack<1"), "{text}");
+    assert!(text.contains(" col_cast") && text.contains("store_vec_padded<8>") && !text.contains("_pack<1"), "{text}");
     // Without a gradient: whole packs are read.
     let text = texts(&head(BF16, [8192, 768, 50257], 0.0, false, false), 50257);
-    assert!(text.contains("copy_ahead<16>") && text.contains("if (e < left)"), "{text}");
+    assert!(text.contains("cp_async<16>") && text.contains("if (e < left)"), "{text}");
 }
 
 #[test]
@@ -112,13 +112,13 @@ fn what_lies_between_odd_products_is_stored_as_they_want_it() {
             // The two weights.
             assert_eq!(copied(&p), 2 * 1024 * width, "{name} {width}");
             assert_eq!(pitches(&p, width), [usize::next_multiple_of(width, 64)], "{name} {width}");
-            assert!(texts(&p, width).contains("store_filled<8>"), "{name} {width}");
+            assert!(texts(&p, width).contains("store_vec_padded<8>"), "{name} {width}");
         }
     }
     // TF32: 32 to a line.
     let p = between(F32, 4096, 1003, false, softmax);
     assert_eq!((copied(&p), pitches(&p, 1003)), (2 * 1024 * 1003, vec![1024]));
-    assert!(texts(&p, 1003).contains("store_filled<4>"));
+    assert!(texts(&p, 1003).contains("store_vec_padded<4>"));
 }
 
 /// A copy does not pay for narrow models, but nothing is copied of what a kernel makes.
@@ -144,7 +144,7 @@ fn results_keep_their_rows() {
     let y = s.call("softmax", &[t(y), int(-1)]);
     let p = program(&s, &[y]);
     assert_eq!(pitches(&p, 1003), [1003]);
-    assert!(!texts(&p, 1003).contains("store_filled"));
+    assert!(!texts(&p, 1003).contains("store_vec_padded"));
 }
 
 #[test]

@@ -14,8 +14,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 const MAX_HEADER: u64 = 100_000_000;
@@ -45,23 +44,31 @@ pub struct Entry {
 pub struct Header {
     pub entries: Vec<Entry>,
     pub metadata: BTreeMap<String, String>,
-    data_start: u64,
 }
 
 /// Reads a whole file.
 pub fn load(path: &Path) -> Result<Contents> {
     let (mut file, len) = file::open(path)?;
-    let header = read_header(path, &mut file, len)?;
-    let mut tensors = Vec::with_capacity(header.entries.len());
-    for entry in header.entries {
-        let mut bytes = vec![0; (entry.span.1 - entry.span.0) as usize];
-        file.seek(SeekFrom::Start(header.data_start + entry.span.0)).map_err(|e| Error::io(path, "read", e))?;
-        file.read_exact(&mut bytes).map_err(|e| Error::io(path, "read", e))?;
+    read(path, &mut file, len)
+}
+
+/// Reads the `len` bytes of a file from its start to its end, each once, so that `from` may hash them; `path` is for errors.
+pub fn read(path: &Path, from: &mut dyn Read, len: u64) -> Result<Contents> {
+    let header = read_header(path, from, len)?;
+    // The check of the header leaves no holes: by offset is the order of the file.
+    let mut on_disk: Vec<usize> = (0..header.entries.len()).collect();
+    on_disk.sort_by_key(|&i| header.entries[i].span);
+    let mut bytes: Vec<Vec<u8>> = vec![Vec::new(); header.entries.len()];
+    for i in on_disk {
+        let entry = &header.entries[i];
+        bytes[i] = vec![0; (entry.span.1 - entry.span.0) as usize];
+        from.read_exact(&mut bytes[i]).map_err(|e| Error::io(path, "read", e))?;
         if entry.dtype == DType::Bool {
-            check_bools(path, &place(&entry.name), &bytes)?;
+            check_bools(path, &place(&entry.name), &bytes[i])?;
         }
-        tensors.push((entry.name, HostTensor::new(entry.dtype, entry.shape, bytes)));
     }
+    let entries = header.entries.into_iter().zip(bytes);
+    let tensors = entries.map(|(e, bytes)| (e.name, HostTensor::new(e.dtype, e.shape, bytes))).collect();
     Ok(Contents { tensors, metadata: header.metadata })
 }
 
@@ -73,6 +80,16 @@ pub fn header(path: &Path) -> Result<Header> {
 
 /// Writes tensors and metadata. The same arguments give the same bytes.
 pub fn save(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
+    save_with(path, tensors, metadata, &mut |_| {})
+}
+
+/// [`save`] that passes every byte of the file to `observe`, in order.
+pub fn save_with(
+    path: &Path,
+    tensors: &[(String, HostTensor)],
+    metadata: &BTreeMap<String, String>,
+    observe: &mut dyn FnMut(&[u8]),
+) -> Result<()> {
     let mut on_disk: Vec<usize> = (0..tensors.len()).collect();
     on_disk.sort_by_key(|&i| std::cmp::Reverse(tensors[i].1.dtype.size()));
     let mut spans = vec![(0u64, 0u64); tensors.len()];
@@ -100,7 +117,10 @@ pub fn save(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<S
     check_header(path, &header, end)?;
 
     file::write_atomic(path, |out| {
-        let mut put = |bytes: &[u8]| out.write_all(bytes).map_err(|e| Error::io(path, "write", e));
+        let mut put = |bytes: &[u8]| {
+            observe(bytes);
+            out.write_all(bytes).map_err(|e| Error::io(path, "write", e))
+        };
         put(&(header.len() as u64).to_le_bytes())?;
         put(&header)?;
         on_disk.iter().try_for_each(|&i| put(&tensors[i].1.bytes))
@@ -122,7 +142,7 @@ fn place(name: &str) -> String {
     format!("tensor {}", quote(name))
 }
 
-fn read_header(path: &Path, file: &mut File, len: u64) -> Result<Header> {
+fn read_header(path: &Path, file: &mut dyn Read, len: u64) -> Result<Header> {
     if len < 8 {
         let rule = format!("a safetensors file starts with 8 bytes of header length, and this file has {len}");
         return Err(Error::malformed(path, "header length", rule));
@@ -139,9 +159,7 @@ fn read_header(path: &Path, file: &mut File, len: u64) -> Result<Header> {
     }
     let mut json = vec![0; n as usize];
     file.read_exact(&mut json).map_err(|e| Error::io(path, "read", e))?;
-    let mut header = check_header(path, &json, len - 8 - n)?;
-    header.data_start = 8 + n;
-    Ok(header)
+    check_header(path, &json, len - 8 - n)
 }
 
 /// Everything a header must be, given that `data_len` bytes follow it.
@@ -192,7 +210,7 @@ fn check_header(path: &Path, json: &[u8], data_len: u64) -> Result<Header> {
     }
     // The second opinion.
     safetensors::tensor::Metadata::new(None, infos).map_err(|e| Error::malformed(path, "header", e.to_string()))?;
-    Ok(Header { entries, metadata: raw.metadata, data_start: 0 })
+    Ok(Header { entries, metadata: raw.metadata })
 }
 
 fn dtype_of(code: &str) -> Option<(DType, safetensors::Dtype)> {

@@ -54,18 +54,31 @@ pub fn save(
     metadata: &BTreeMap<String, String>,
     limit: u64,
 ) -> Result<Vec<String>> {
+    save_with(dir, stem, tensors, metadata, limit, &mut |_, _| {})
+}
+
+/// [`save`] that passes the name of each file and every byte of it to `observe`, in order.
+pub fn save_with(
+    dir: &Path,
+    stem: &str,
+    tensors: &[(String, HostTensor)],
+    metadata: &BTreeMap<String, String>,
+    limit: u64,
+    observe: &mut dyn FnMut(&str, &[u8]),
+) -> Result<Vec<String>> {
     let ranges = plan(tensors, limit);
     if ranges.len() == 1 {
         let name = format!("{stem}.safetensors");
-        safetensors::save(&dir.join(&name), tensors, metadata)?;
+        safetensors::save_with(&dir.join(&name), tensors, metadata, &mut |bytes| observe(&name, bytes))?;
         return Ok(vec![name]);
     }
     let index = dir.join(format!("{stem}{INDEX}"));
     let (mut names, mut map) = (Vec::new(), Map::new());
     for (k, range) in ranges.iter().enumerate() {
         let name = format!("{stem}-{:05}-of-{:05}.safetensors", k + 1, ranges.len());
-        safetensors::save(&dir.join(&name), &tensors[range.clone()], metadata)?;
-        for (tensor, _) in &tensors[range.clone()] {
+        let inside = &tensors[range.clone()];
+        safetensors::save_with(&dir.join(&name), inside, metadata, &mut |bytes| observe(&name, bytes))?;
+        for (tensor, _) in inside {
             if map.insert(tensor.clone(), name.clone().into()).is_some() {
                 return Err(Error::malformed(&index, quote(tensor), "is given twice; names must be unique"));
             }
@@ -76,7 +89,9 @@ pub fn save(
     let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
     // Last: an index whose files are not all there would be worse than none.
     file::write_atomic(&index, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&index, "write", e)))?;
-    names.push(format!("{stem}{INDEX}"));
+    let name = format!("{stem}{INDEX}");
+    observe(&name, text.as_bytes());
+    names.push(name);
     Ok(names)
 }
 
@@ -87,12 +102,16 @@ pub fn is_index(path: &Path) -> bool {
 
 /// Reads an index.
 pub fn index(path: &Path) -> Result<Index> {
-    let (open, len) = file::open(path)?;
-    if len > MAX_INDEX {
-        return Err(Error::too_large(path, "the index, in bytes,", len, MAX_INDEX));
-    }
+    read_index(path, &mut file::open(path)?.0)
+}
+
+/// Reads the index at `path` from `from`, each byte once.
+pub fn read_index(path: &Path, from: &mut dyn Read) -> Result<Index> {
     let mut text = Vec::new();
-    open.take(MAX_INDEX).read_to_end(&mut text).map_err(|e| Error::io(path, "read", e))?;
+    from.take(MAX_INDEX + 1).read_to_end(&mut text).map_err(|e| Error::io(path, "read", e))?;
+    if text.len() as u64 > MAX_INDEX {
+        return Err(Error::too_large(path, "the index, in bytes,", text.len() as u64, MAX_INDEX));
+    }
     let json: Value = serde_json::from_slice(&text).map_err(|e| Error::malformed(path, "index", e.to_string()))?;
     let Some(listed) = json.get("weight_map").and_then(Value::as_object) else {
         return Err(Error::malformed(path, "weight_map", "must be an object from tensor to file"));
@@ -126,8 +145,8 @@ pub fn beside(index: &Path, name: &str) -> PathBuf {
     index.with_file_name(name)
 }
 
-/// Checks what a file of the index holds.
-fn check(path: &Path, index: &Index, name: &str, names: &[&str]) -> Result<()> {
+/// Checks the tensors `names` of the file `name` against the index at `path`.
+pub fn check(path: &Path, index: &Index, name: &str, names: &[&str]) -> Result<()> {
     let of_this = |tensor: &str| index.map.get(tensor).is_some_and(|file| file == name);
     if let Some(other) = names.iter().find(|t| !of_this(t)) {
         return Err(Error::malformed(path, quote(other), format!("is in {name}, but not by the index")));

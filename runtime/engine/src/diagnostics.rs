@@ -1,19 +1,37 @@
-//! What the engine has to say on its own: plans that a switch asks for, and why a warmed-up loop needed a new one.
+//! Collects what the engine reports about itself: compiled plans, cache misses, kernel times, stalls of the host.
 //!
-//! It gathers until somebody takes it, or goes at once to whoever listens: a script that never ends, or a plan that cannot be
-//! run, is heard of too. A listener is called in the middle of an evaluation and must not ask the engine anything.
+//! Messages gather until they are taken, or go to a listener at once, so that a script that never ends, or a plan that
+//! cannot run, is reported too. A listener is called in the middle of an evaluation and must not call the engine.
 
+use crate::profile::{HostStalls, Profile};
+use perilune_plan::Backend;
 use std::rc::Rc;
+
+/// What one engine reports, and to whom.
+#[derive(Default)]
+pub struct Diagnostics {
+    /// Plan cache misses of a warmed-up loop: recipe line and first difference.
+    pub notices: Messages,
+    /// The text of every plan compiled, if the switch asks for it.
+    pub plans_shown: Messages,
+    /// Kernel times, while profiling.
+    pub profile: Option<Profile>,
+    /// Time that the host waits, while profiling.
+    pub host_stalls: Option<HostStalls>,
+    /// A device that has kernel texts, to show them where the computing device has none.
+    pub paper: Option<Rc<dyn Backend>>,
+}
 
 pub type Listener = Rc<dyn Fn(&str)>;
 
+/// A queue of messages with an optional listener.
 #[derive(Default)]
-pub struct Diagnostics {
+pub struct Messages {
     gathered: Vec<String>,
     listener: Option<Listener>,
 }
 
-impl Diagnostics {
+impl Messages {
     pub fn say(&mut self, text: String) {
         match &self.listener {
             Some(listener) => listener(&text),

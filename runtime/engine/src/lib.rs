@@ -1,28 +1,37 @@
-//! One device, one recording, many plans: evaluation, States, the step scope.
+//! Evaluates recordings on one device: States, the step scope, plan lookup, staging of inputs and outputs.
 //!
-//! The [`Engine`] owns the graph a recipe records into, the buffers behind evaluated nodes and States, and the plan
-//! cache. A *generation* is the life of one recording: it ends when assignments are written (the end of a step), or when
-//! a plain script is flushed. A [`Handle`] names a node by generation and id; a node that was evaluated survives its
+//! The [`Engine`] has four parts. The [`Recorder`] owns the graph a recipe records into and the values of evaluated nodes.
+//! The State table owns the buffers of States. The [`Executor`] owns the device and the plan cache. [`Diagnostics`] collects
+//! what is reported. A *generation* is the life of one recording: it ends when assignments are written (the end of a step),
+//! or when a plain script is flushed. A [`Handle`] names a node by generation and id; a node that was evaluated survives its
 //! generation, one that was not is stale.
 //!
-//! What it deliberately does not do: know Lua, files, or what a model is.
+//! It knows neither Lua, nor files, nor what a model is.
 #![forbid(unsafe_code)]
 
+mod backward;
 pub mod diagnostics;
 mod engine;
+mod evaluate;
 pub mod memory;
 mod nan_guard;
 pub mod profile;
+mod recorder;
 mod repl_gc;
 mod shadow_weights;
+mod show_plan;
 mod snapshot;
 mod state;
 mod step;
+pub mod step_parts;
 
-pub use engine::{Code, Engine, Fault, Handle, Stats};
+pub use diagnostics::Diagnostics;
+pub use engine::{Engine, Fault, Stats};
+pub use evaluate::{Code, Executor};
 pub use nan_guard::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
+pub use recorder::{Handle, Recorder};
 pub use snapshot::Copies;
 pub use state::{StateId, StateInfo};
 pub use step::{PrintPlan, Switches};

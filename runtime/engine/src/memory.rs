@@ -96,14 +96,14 @@ pub(crate) type Entry = (Role, SourceLoc, DType, Shape, usize);
 impl Engine {
     /// Who holds memory, with what the largest plan so far keeps while it runs.
     pub fn memory(&self) -> Report {
-        self.report(self.largest.as_ref(), false)
+        self.report(self.executor.largest.as_ref(), false)
     }
 
     /// `planned`: the plan's outputs are not held yet, and count.
     fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
-        entries.extend(self.copies.iter().flat_map(|c| c.entries()));
-        entries.extend(self.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.buffer.nbytes())));
+        entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
+        entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.buffer.nbytes())));
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));
         }
@@ -120,7 +120,7 @@ impl Engine {
         }
         let mut owners: Vec<Owner> = by_line.into_values().map(|o| o.0).filter(|o| o.nbytes > 0).collect();
         owners.sort_by_key(|o| (std::cmp::Reverse(o.nbytes), o.role, o.loc));
-        Report { device: self.backend.memory(), owners }
+        Report { device: self.executor.backend.memory(), owners }
     }
 
     /// The owners as lines of a table.
@@ -133,7 +133,7 @@ impl Engine {
                 byte_size::show(o.nbytes),
                 o.role.name(),
                 what,
-                self.source_map.show(o.loc)
+                self.recorder.source_map.show(o.loc)
             )
         };
         let mut out: Vec<String> = report.owners.iter().take(most).map(|o| line(o).trim_end().to_string()).collect();
@@ -149,7 +149,7 @@ impl Engine {
         if fault.error.kind != Kind::Memory {
             return fault;
         }
-        let plan = self.attempt.as_ref();
+        let plan = self.executor.attempt.as_ref();
         let report = self.report(plan, true);
         let budget = fault.error.op == "memory_budget";
         if budget && fault.loc.is_none() {
@@ -223,8 +223,5 @@ fn cures(report: &Report, budget: bool) -> String {
 
 /// An error of the budget itself, before anything ran.
 pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
-    byte_size::parse(text).filter(|n| *n > 0).ok_or_else(|| {
-        Error::argument("memory_budget", format!("\"{text}\" is no amount of memory"))
-            .hint("write it as in \"20GiB\" or \"512 MiB\"")
-    })
+    byte_size::amount(text).map_err(|e| Error::argument("memory_budget", e))
 }

@@ -41,12 +41,12 @@ impl Engine {
     /// From the root it walks to inputs that are not finite. An infinity on the way counts only if an op made it (exp, a
     /// division): one that was written into the recipe, as masks do, is no fault in itself.
     pub fn not_finite(&mut self, roots: &[NodeId]) -> std::result::Result<Option<NotFinite>, Fault> {
-        let mut needed = vec![false; self.graph.len()];
+        let mut needed = vec![false; self.recorder.graph.len()];
         roots.iter().for_each(|r| needed[r.index()] = true);
         // Inputs have smaller numbers than what they are for.
         for i in (0..needed.len()).rev() {
             if needed[i] {
-                self.graph.node(NodeId(i as u32)).inputs.iter().for_each(|x| needed[x.index()] = true);
+                self.recorder.graph.node(NodeId(i as u32)).inputs.iter().for_each(|x| needed[x.index()] = true);
             }
         }
         let nodes: Vec<NodeId> = (0..needed.len() as u32).map(NodeId).filter(|id| needed[id.index()]).collect();
@@ -55,24 +55,24 @@ impl Engine {
         }
         let mut probes = Vec::new();
         for id in nodes {
-            let (shape, dtype) = (self.graph.shape(id), self.graph.dtype(id));
+            let (shape, dtype) = (self.recorder.graph.shape(id), self.recorder.graph.dtype(id));
             if dtype.is_float() && shape.numel() > 0 {
                 probes.push((id, self.probe(id, shape)?));
             }
         }
         self.evaluate(&probes.iter().map(|p| p.1).collect::<Vec<_>>())?;
-        let mut found = vec![0u8; self.graph.len()];
+        let mut found = vec![0u8; self.recorder.graph.len()];
         for (id, probe) in probes {
             found[id.index()] = self.read_node(probe)?.get_f64(0) as u8;
         }
         let Some(root) = roots.iter().copied().find(|r| found[r.index()] > 0) else { return Ok(None) };
         let id = self.origin(root, &found);
-        let node = self.graph.node(id);
+        let node = self.recorder.graph.node(id);
         let is_state = node.op == &create::STATE;
         Ok(Some(NotFinite {
             op: node.op.name,
             shape: node.shape,
-            loc: self.graph.loc_of(id),
+            loc: self.recorder.graph.loc_of(id),
             nan: found[id.index()] == NAN,
             state: is_state.then_some(StateId(node.payload)),
             input: node.inputs.is_empty() && !is_state,
@@ -81,26 +81,20 @@ impl Engine {
 
     /// 2 where there is a NaN in `x`, else 1 where there is an infinity, else 0.
     fn probe(&mut self, x: NodeId, shape: Shape) -> Result<NodeId> {
-        let g = &mut self.graph;
-        let no_grad = std::mem::replace(&mut g.no_grad, true);
-        let mut build = || {
-            let number = |g: &mut perilune_core::Graph, v: f64| g.constant(v, DType::F32);
-            let (zero, one, two) = (number(g, 0.0), number(g, 1.0), number(g, 2.0));
+        self.recorder.graph.with_no_grad(true, |g| {
+            let [zero, one, two] = [0.0, 1.0, 2.0].map(|v| g.constant(v, DType::F32));
             let (inf, nan) = (g.isinf(x)?, g.isnan(x)?);
             let code = g.where_(inf, one, zero)?;
             let code = g.where_(nan, two, code)?;
             let dims: Vec<usize> = (0..shape.rank()).collect();
             if dims.is_empty() { Ok(code) } else { g.max(code, &dims, false) }
-        };
-        let out = build();
-        g.no_grad = no_grad;
-        out
+        })
     }
 
     fn origin(&self, root: NodeId, found: &[u8]) -> NodeId {
         let mut at = root;
         loop {
-            let inputs = &self.graph.node(at).inputs;
+            let inputs = &self.recorder.graph.node(at).inputs;
             if let Some(nan) = inputs.iter().find(|x| found[x.index()] == NAN) {
                 at = *nan;
                 continue;
@@ -114,7 +108,7 @@ impl Engine {
     fn made(&self, start: NodeId, found: &[u8]) -> Option<NodeId> {
         let mut at = start;
         loop {
-            let node = self.graph.node(at);
+            let node = self.recorder.graph.node(at);
             if node.inputs.is_empty() {
                 return (node.op == &create::STATE).then_some(at);
             }

@@ -1,6 +1,7 @@
-//! Where the time goes: seconds by kernel over all runs since profiling was switched on, by recipe line, and as a timeline. And
-//! where the host waits: for data, and for the device in the middle of a step.
+//! Where the time goes: seconds by kernel, medians over all runs since profiling was switched on, by recipe line, and as a
+//! timeline. And where the host waits: for data, and for the device in the middle of a step.
 
+use crate::step_parts::{RULE, median, outliers};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_plan::ir::Kernel;
 use perilune_plan::{Plan, show};
@@ -16,8 +17,14 @@ pub struct Profile {
 
 struct Entry {
     plan: Rc<Plan>,
-    runs: u64,
-    seconds: Vec<f64>,
+    /// Seconds of each kernel, run by run.
+    runs: Vec<Vec<f64>>,
+}
+
+impl Entry {
+    fn total(&self) -> f64 {
+        self.runs.iter().flatten().sum()
+    }
 }
 
 /// What the device reaches, a second: bytes through memory, operations in matrix products.
@@ -51,27 +58,44 @@ impl Bound {
     }
 }
 
-/// What the host waited for, since it was switched on; by recipe line.
+/// What the host waited for, since it was switched on; by recipe line and step.
 #[derive(Default)]
 pub struct HostStalls {
-    by: HashMap<(Bound, SourceLoc), (f64, u64)>,
+    by: HashMap<(Bound, SourceLoc), (Vec<f64>, u64)>,
+    steps: usize,
 }
 
 impl HostStalls {
     pub fn add(&mut self, bound: Bound, loc: SourceLoc, seconds: f64) {
-        let sum = self.by.entry((bound, loc)).or_default();
-        sum.0 += seconds;
-        sum.1 += 1;
+        let (steps, count) = self.by.entry((bound, loc)).or_default();
+        steps.resize(self.steps + 1, 0.0);
+        steps[self.steps] += seconds;
+        *count += 1;
+    }
+
+    /// What comes next belongs to another step.
+    pub fn end_step(&mut self) {
+        self.steps += 1;
+        self.by.values_mut().for_each(|(steps, _)| steps.resize(self.steps, 0.0));
+    }
+
+    /// Seconds of each step that has ended.
+    pub fn by_step(&self, bound: Bound) -> Vec<f64> {
+        let mut out = vec![0.0; self.steps];
+        for (_, (steps, _)) in self.by.iter().filter(|((b, _), _)| *b == bound) {
+            out.iter_mut().zip(steps).for_each(|(sum, s)| *sum += s);
+        }
+        out
     }
 
     /// Longest first.
     pub fn list(&self, source_map: &SourceMap) -> Vec<Wait> {
         let place =
             |b: Bound, s: SourceLoc| if b == Bound::Data { "recipe.data".to_string() } else { source_map.show(s) };
-        let wait = |((bound, loc), (seconds, count)): (&(Bound, SourceLoc), &(f64, u64))| Wait {
+        let wait = |((bound, loc), (steps, count)): (&(Bound, SourceLoc), &(Vec<f64>, u64))| Wait {
             bound: *bound,
             place: place(*bound, *loc),
-            seconds: *seconds,
+            seconds: median(&[&steps[..], &vec![0.0; self.steps.saturating_sub(steps.len())]].concat()),
             count: *count,
         };
         let mut out: Vec<Wait> = self.by.iter().map(wait).collect();
@@ -85,7 +109,9 @@ impl HostStalls {
 pub struct Wait {
     pub bound: Bound,
     pub place: String,
+    /// Of a step, the median.
     pub seconds: f64,
+    /// Of all steps.
     pub count: u64,
 }
 
@@ -110,8 +136,10 @@ pub struct Timing {
     pub place: String,
     /// Whether it is a routine (a product, attention, a sort) rather than generated from elementwise ops and reductions.
     routine: bool,
-    /// Seconds of one run.
+    /// Seconds of one run, the median.
     pub seconds: f64,
+    /// Runs whose seconds are far from that.
+    pub outliers: usize,
     pub cost: show::Cost,
 }
 
@@ -141,29 +169,33 @@ impl Timing {
 impl Profile {
     /// The time slots of a plan that is about to run.
     pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
-        let new = || Entry { plan: plan.clone(), runs: 0, seconds: vec![0.0; plan.step.program.kernels.len()] };
-        let entry = self.plans.entry(Rc::as_ptr(plan)).or_insert_with(new);
-        entry.runs += 1;
-        &mut entry.seconds
+        let entry =
+            self.plans.entry(Rc::as_ptr(plan)).or_insert_with(|| Entry { plan: plan.clone(), runs: Vec::new() });
+        entry.runs.push(Vec::new());
+        let at = entry.runs.len() - 1;
+        entry.runs[at].resize(plan.step.program.kernels.len(), 0.0);
+        &mut entry.runs[at]
     }
 
     /// All kernels: slowest plan first, each in the order it runs them.
     pub fn timings(&self, source_map: &SourceMap) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();
-        let total = |e: &Entry| e.seconds.iter().sum::<f64>();
+        let kernels = |e: &Entry| e.plan.step.program.kernels.len();
         // Times tie only where there are none; then the larger plan comes first.
-        plans.sort_by(|a, b| total(b).total_cmp(&total(a)).then(b.seconds.len().cmp(&a.seconds.len())));
+        plans.sort_by(|a, b| b.total().total_cmp(&a.total()).then(kernels(b).cmp(&kernels(a))));
         let mut out = Vec::new();
         for (at, e) in plans.into_iter().enumerate() {
-            for (kernel, seconds) in e.plan.step.program.kernels.iter().zip(&e.seconds) {
+            for (k, kernel) in e.plan.step.program.kernels.iter().enumerate() {
+                let samples: Vec<f64> = e.runs.iter().filter_map(|run| run.get(k).copied()).collect();
                 out.push(Timing {
                     plan: at,
-                    runs: e.runs,
+                    runs: samples.len() as u64,
                     name: show::name(kernel),
                     space: show::space(kernel),
                     place: source_map.show(show::place(kernel.origin(), &e.plan.step.source_map)),
                     routine: matches!(kernel, Kernel::Library(_)),
-                    seconds: seconds / e.runs as f64,
+                    seconds: median(&samples),
+                    outliers: outliers(&samples).len(),
                     cost: show::cost(&e.plan.step.program, kernel),
                 });
             }
@@ -188,6 +220,7 @@ struct Sum {
     bytes: f64,
     flops: f64,
     kernels: u64,
+    outliers: usize,
     /// By what bounds them.
     by: [Part; Bound::ALL.len()],
 }
@@ -200,6 +233,7 @@ impl Sum {
         self.bytes += (t.cost.read + t.cost.written) as f64 * t.runs as f64;
         self.flops += t.cost.flops as f64 * t.runs as f64;
         self.kernels += t.runs;
+        self.outliers += t.outliers;
         let part = &mut self.by[bound as usize];
         part.seconds += all;
         if let Some(share) = share {
@@ -228,7 +262,7 @@ fn percent(share: Option<f64>, width: usize) -> String {
 }
 
 /// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, what bounds most of
-/// its time and before it the percent of that ceiling. HostStalls of the host, over as many steps, have lines of their own:
+/// its time and before it the percent of that ceiling. Stalls of the host, of one step each, have lines of their own:
 /// they have no kernels, and may pass beside kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
@@ -240,7 +274,7 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
         lines[at].1.add(t, c);
     }
     lines.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    let total: f64 = lines.iter().map(|l| l.1.seconds).chain(waits.iter().map(|w| w.seconds)).sum();
+    let total: f64 = lines.iter().map(|l| l.1.seconds).chain(waits.iter().map(|w| w.seconds * f64::from(steps))).sum();
     let mut out = String::from(
         "  share   us a step  kernels       rate of bytes and operations   of ceiling  bound by  recipe line\n",
     );
@@ -265,8 +299,8 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
         let _ = writeln!(
             out,
             "{:>5.1} % {:>11.1} {:>8} {what:<37} {:>12}  {:<8}  {}",
-            w.seconds / total * 100.0,
-            w.seconds / f64::from(steps) * 1e6,
+            w.seconds * f64::from(steps) / total * 100.0,
+            w.seconds * 1e6,
             "",
             format!("{:.1} a step", w.count as f64 / f64::from(steps)),
             w.bound.name(),
@@ -277,7 +311,8 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
 }
 
 /// A table by kernel, plan by plan, slowest first, equal ones of a line together: share, microseconds a run, how many, GB/s,
-/// GFLOP/s, percent of the ceiling of what bounds them, that, kernel, recipe line.
+/// GFLOP/s, percent of the ceiling of what bounds them, that, kernel, recipe line. Times are medians over the runs; a star
+/// marks those with outliers.
 pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     let mut out = String::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
@@ -296,9 +331,10 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
         kinds.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
         for (t, s) in kinds {
             let (share, bound) = s.bound();
+            let far = if s.outliers > 0 { '*' } else { ' ' };
             let _ = writeln!(
                 out,
-                "{:>5.1} % {:>9.1} us {:>4} x {:>7.1} GB/s {:>8.1} GFLOP/s {} {bound:<7}  {:<40} {:<22} {}",
+                "{:>5.1} % {:>9.1} us{far}{:>4} x {:>7.1} GB/s {:>8.1} GFLOP/s {} {bound:<7}  {:<40} {:<22} {}",
                 s.seconds / runs / sum * 100.0,
                 s.seconds / runs * 1e6,
                 s.kernels / plan[0].runs,
@@ -311,12 +347,15 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
             );
         }
     }
+    if timings.iter().any(|t| t.outliers > 0) {
+        let _ = writeln!(out, "* some runs are outliers: {RULE}");
+    }
     out
 }
 
 /// The timeline of one average run of each plan, in the format that chrome://tracing and Perfetto read: kernels one after
 /// the other, as they were timed, a row a plan; and the host's waits of a step, likewise. Times are in microseconds.
-pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
+pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling) -> String {
     let text = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"");
     let mut events = Vec::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {
@@ -346,7 +385,7 @@ pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> Str
     }
     let mut at = 0.0;
     for w in waits {
-        let each = w.seconds / f64::from(steps) * 1e6;
+        let each = w.seconds * 1e6;
         events.push(format!(
             r#"{{"name":"{0}","cat":"wait","ph":"X","pid":1,"tid":0,"ts":{at:.3},"dur":{each:.3},"args":{{"line":"{1}","bound":"{0}","times":{2}}}}}"#,
             w.bound.name(),
@@ -368,7 +407,7 @@ mod tests {
     fn timing(name: &str, routine: bool, seconds: f64, bytes: usize, flops: usize) -> Timing {
         let cost = show::Cost { read: bytes, written: 0, flops };
         let (name, place) = (name.to_string(), "a.lua:1".to_string());
-        Timing { plan: 0, runs: 2, name, space: "\"8\"".into(), place, routine, seconds, cost }
+        Timing { plan: 0, runs: 2, name, space: "\"8\"".into(), place, routine, seconds, outliers: 0, cost }
     }
 
     #[test]
@@ -383,7 +422,7 @@ mod tests {
         assert!(table.contains("100.0 %      4000.0        2"), "{table}");
         assert!(table.contains("memory    a.lua:1"), "{table}");
         assert!(by_kernel(&all, &c).starts_with("2 runs · 4000 us a run · 2 kernels\n 75.0 %    3000.0 us    1 x"));
-        let trace = trace(&all, &[], &c, 2);
+        let trace = trace(&all, &[], &c);
         assert!(
             trace.contains(r#""name":"exp","cat":"kernel","ph":"X","pid":0,"tid":0,"ts":3000.000,"dur":1000.000"#),
             "{trace}"
@@ -408,7 +447,7 @@ mod tests {
         let cached = [timing("copy", false, 1e-3, 9_000_000, 0)];
         assert!(by_line(&cached, &[], &c, 2).contains(" -    cache     a.lua:1"), "{}", by_line(&cached, &[], &c, 2));
         assert!(by_kernel(&cached, &c).contains("    -   cache "), "{}", by_kernel(&cached, &c));
-        assert!(trace(&cached, &[], &c, 2).contains(r#""percent_of_ceiling":null,"bound":"cache""#));
+        assert!(trace(&cached, &[], &c).contains(r#""percent_of_ceiling":null,"bound":"cache""#));
     }
 
     #[test]
@@ -416,7 +455,10 @@ mod tests {
         let mut waits = HostStalls::default();
         waits.add(Bound::Data, SourceLoc::NONE, 1e-3);
         waits.add(Bound::Sync, SourceLoc::NONE, 2e-3);
+        waits.end_step();
         waits.add(Bound::Data, SourceLoc::NONE, 2e-3);
+        waits.end_step();
+        assert_eq!((waits.by_step(Bound::Data), waits.by_step(Bound::Sync)), (vec![1e-3, 2e-3], vec![2e-3, 0.0]));
         let mut list = waits.list(&SourceMap::default());
         assert_eq!((list[0].bound, list[0].count, list[1].bound), (Bound::Data, 2, Bound::Sync));
         list[1].place = "a.lua:3".into();
@@ -427,7 +469,7 @@ mod tests {
             |line: &str| table.lines().any(|l| l.split_whitespace().collect::<Vec<_>>().join(" ").ends_with(line));
         assert!(ends("30.0 % 1500.0 the host makes batches 1.0 a step data recipe.data"), "{table}");
         assert!(ends("20.0 % 1000.0 the host waits for a value 0.5 a step sync a.lua:3"), "{table}");
-        let trace = trace(&all, &list, &c, 2);
+        let trace = trace(&all, &list, &c);
         assert!(
             trace.contains(r#""name":"sync","cat":"wait","ph":"X","pid":1,"tid":0,"ts":1500.000,"dur":1000.000"#),
             "{trace}"

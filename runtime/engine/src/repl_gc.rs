@@ -6,11 +6,11 @@
 //! stay (they are small, and a recording that grows long is flushed as anywhere), and only values are let go.
 
 use crate::engine::{Engine, Fault};
-use crate::state::Deferred;
+use crate::recorder::Deferred;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::create;
 use perilune_plan::show::{Cost, cost};
-use perilune_plan::{Request, cache};
+use perilune_plan::{Request, pipeline};
 use std::collections::HashSet;
 
 impl Engine {
@@ -21,7 +21,7 @@ impl Engine {
             return;
         }
         self.states.drop_unborn();
-        let held = self.held();
+        let held = self.recorder.held();
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         let grads = self.states.grads_mut().filter_map(|g| match g {
             Deferred::Node(id) => Some(*id),
@@ -29,40 +29,40 @@ impl Engine {
         });
         wanted.extend(grads);
         let plain = wanted.is_empty();
-        let mut reached = vec![false; self.graph.len()];
+        let mut reached = vec![false; self.recorder.graph.len()];
         wanted.iter().chain(&held).for_each(|id| reached[id.index()] = true);
         // Whether something that is held has a history that a gradient could be asked through: a State, or another
         // handle, among its ancestors; or whether it has no value yet.
         let mut history = false;
-        let mut above = vec![false; self.graph.len()];
-        let carried: HashSet<NodeId> = self.carried_leaves().collect();
+        let mut above = vec![false; self.recorder.graph.len()];
+        let carried: HashSet<NodeId> = self.recorder.carried_leaves().collect();
         for i in (0..reached.len()).rev() {
             let id = NodeId(i as u32);
             if !reached[i] && !above[i] {
                 continue;
             }
-            let node = self.graph.node(id);
-            let is_held = self.is_held(id) || carried.contains(&id);
+            let node = self.recorder.graph.node(id);
+            let is_held = self.recorder.is_held(id) || carried.contains(&id);
             history |= above[i] && (is_held || node.op == &create::STATE);
-            history |= is_held && !self.has_value(id) && node.op != &create::LEAF;
+            history |= is_held && !self.recorder.has_value(id) && node.op != &create::LEAF;
             for x in &node.inputs {
                 above[x.index()] = true;
             }
         }
         if plain && !history {
             self.states.written();
-            self.end_generation();
+            self.recorder.end_generation();
             return;
         }
         let mut needed = HashSet::new();
         for i in 0..reached.len() {
             if !reached[i] && !above[i] {
-                self.forget_value(NodeId(i as u32));
-            } else if let Some(uid) = self.uid_of(NodeId(i as u32)) {
+                self.recorder.forget_value(NodeId(i as u32));
+            } else if let Some(uid) = self.recorder.uid_of(NodeId(i as u32)) {
                 needed.insert(uid);
             }
         }
-        self.retain_live(|uid| needed.contains(&uid));
+        self.recorder.retain_live(|uid| needed.contains(&uid));
     }
 
     /// What evaluating `ids` would cost if all that was recorded before `from` were in memory: kernels, and their sum.
@@ -72,7 +72,7 @@ impl Engine {
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
         // In primitives, so that every op's work is counted by what it is made of.
-        let program = cache::plan(&self.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
+        let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
         let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), |a, b| Cost {
             read: a.read + b.read,
             written: a.written + b.written,
@@ -87,7 +87,7 @@ impl Engine {
         reached[id.index()] = true;
         for i in (0..reached.len()).rev() {
             if reached[i] {
-                self.graph.node(NodeId(i as u32)).inputs.iter().for_each(|x| reached[x.index()] = true);
+                self.recorder.graph.node(NodeId(i as u32)).inputs.iter().for_each(|x| reached[x.index()] = true);
             }
         }
         self.states.read_by(|node| reached.get(node.index()).is_some_and(|r| *r))

@@ -31,10 +31,10 @@ impl Engine {
             return Ok(first);
         }
         // The casts of States as they are when the step begins, in order.
-        let casts = self.graph.ids().filter_map(|id| {
-            let node = self.graph.node(id);
+        let casts = self.recorder.graph.ids().filter_map(|id| {
+            let node = self.recorder.graph.node(id);
             let is_low = node.op == &cast::CAST && matches!(node.dtype, DType::BF16 | DType::F16);
-            let from = is_low.then(|| self.graph.node(node.inputs[0]))?;
+            let from = is_low.then(|| self.recorder.graph.node(node.inputs[0]))?;
             (from.op == &create::STATE && from.dtype == DType::F32).then_some((id, from.payload, node.dtype))
         });
         let casts: Vec<(NodeId, u64, DType)> = casts.collect();
@@ -45,7 +45,7 @@ impl Engine {
             request.state_writes.iter().enumerate().map(|(at, c)| (c.0, at)).collect();
         for (cast, base, dtype) in casts {
             let Some(&at) = state_writes.get(&base) else { continue };
-            let ShadowWeight { state, valid } = self.states.copy(base, self.graph.shape(cast), dtype);
+            let ShadowWeight { state, valid } = self.states.copy(base, self.recorder.graph.shape(cast), dtype);
             request.copies.push((cast, state.0));
             if state_writes.insert(state.0, request.state_writes.len()).is_some() {
                 continue; // another cast of the same State
@@ -54,12 +54,12 @@ impl Engine {
                 first.state_writes.push((state.0, cast));
             }
             let new = request.state_writes[at].1;
-            let of_new = self.graph.loc_of(new);
-            let loc = std::mem::replace(&mut self.graph.loc, of_new);
-            let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
-            let low = self.graph.cast(new, dtype);
-            (self.graph.loc, self.graph.no_grad) = (loc, no_grad);
-            request.state_writes.push((state.0, low?));
+            let of_new = self.recorder.graph.loc_of(new);
+            let mut g = self.recorder.graph.scope();
+            (g.modes.loc, g.modes.no_grad) = (of_new, true);
+            let low = g.cast(new, dtype)?;
+            drop(g);
+            request.state_writes.push((state.0, low));
             if let Some(guard) = &mut request.guard {
                 guard.state_writes.push(guard.state_writes[at]);
             }

@@ -71,10 +71,10 @@ impl Engine {
             metas.push((info.dtype, info.shape));
             entries.push((Role::Checkpoint, self.states.loc(id), info.dtype, info.shape, nbytes));
         }
-        let room = self.memory_budget.map(|b| b.saturating_sub(self.backend.memory().allocated));
-        let snapshot = self.backend.snapshot(&parts, room)?;
+        let room = self.executor.memory_budget.map(|b| b.saturating_sub(self.executor.backend.memory().allocated));
+        let snapshot = self.executor.backend.snapshot(&parts, room)?;
         let (held, waited) = (snapshot.held.clone(), snapshot.waited.clone());
-        self.copies = Some(SnapshotBytes { held: held.clone(), entries });
+        self.snapshot = Some(SnapshotBytes { held: held.clone(), entries });
         Ok(Copies { metas, snapshot: Some(snapshot), held, waited })
     }
 }

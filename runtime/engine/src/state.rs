@@ -4,30 +4,26 @@
 //! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole
 //! model's initial values are computed by one plan.
 
-use crate::engine::{Engine, Fault, Value};
+use crate::engine::{Engine, Fault};
 use crate::memory::Role;
+use crate::recorder::Deferred;
 use crate::shadow_weights::ShadowWeight;
 use perilune_core::error::{Error, Result};
-use perilune_core::grad::Backward;
-use perilune_core::graph::NodeId;
+use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{create, movement};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::{Backend, Buffer, Guard, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
 
-/// A value that may be a node of the current generation or survive it.
-#[derive(Debug)]
-pub(crate) enum Deferred {
-    Node(NodeId),
-    Value(Value),
-}
-
 #[derive(Debug)]
 pub(crate) struct State {
+    /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
+    path: Option<Arc<str>>,
     pub shape: Shape,
     pub dtype: DType,
     pub trainable: bool,
@@ -54,7 +50,7 @@ pub struct StateInfo {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct States {
+pub(crate) struct StateTable {
     all: FxHashMap<u64, State>,
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
@@ -69,7 +65,7 @@ pub(crate) struct States {
     copies: FxHashMap<(u64, DType), ShadowWeight>,
 }
 
-impl States {
+impl StateTable {
     pub fn nbytes(&self) -> usize {
         self.all.values().map(|s| s.shape.numel() * s.dtype.size()).sum()
     }
@@ -80,11 +76,11 @@ impl States {
         held.map(|(s, b)| (s.role, s.loc, s.dtype, s.shape, b.nbytes()))
     }
 
-    fn get(&self, id: StateId) -> Result<&State> {
+    pub fn get(&self, id: StateId) -> Result<&State> {
         self.all.get(&id.0).ok_or_else(|| Error::system("state", "this is a bug: no such State"))
     }
 
-    fn get_mut(&mut self, id: StateId) -> Result<&mut State> {
+    pub fn get_mut(&mut self, id: StateId) -> Result<&mut State> {
         self.all.get_mut(&id.0).ok_or_else(|| Error::system("state", "this is a bug: no such State"))
     }
 
@@ -129,6 +125,7 @@ impl States {
         let copy = ShadowWeight { state: StateId(self.next), valid: false };
         let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
         let state = State {
+            path: None,
             shape,
             dtype,
             trainable: false,
@@ -217,6 +214,11 @@ impl States {
         self.reads.retain(|(_, id)| all.contains_key(&id.0));
     }
 
+    /// The nodes of the current generation that read States.
+    pub fn reads(&self) -> impl Iterator<Item = (NodeId, StateId)> {
+        self.reads.iter().copied()
+    }
+
     /// Trainable States that are read through a node that `f` accepts, each once.
     pub fn read_by(&self, f: impl Fn(NodeId) -> bool) -> Vec<StateId> {
         let mut out: Vec<StateId> = self
@@ -244,7 +246,7 @@ impl States {
 impl Engine {
     /// A new State that starts as `init`. Trainable States take part in `backward`.
     pub fn new_state(&mut self, init: NodeId, trainable: bool) -> Result<StateId> {
-        let (shape, dtype) = (self.graph.shape(init), self.graph.dtype(init));
+        let (shape, dtype) = (self.recorder.graph.shape(init), self.recorder.graph.dtype(init));
         if trainable && !dtype.is_float() {
             return Err(Error::dtype("state", format!("a trainable State must be a float, not {dtype}"))
                 .hint("pass {trainable = false}, or convert the tensor"));
@@ -252,6 +254,7 @@ impl Engine {
         self.states.next += 1;
         let id = StateId(self.states.next);
         let state = State {
+            path: None,
             shape,
             dtype,
             trainable,
@@ -262,7 +265,7 @@ impl Engine {
             grad: None,
             refs: 1,
             role: if trainable { Role::Weights } else { Role::Buffers },
-            loc: self.graph.loc,
+            loc: self.recorder.graph.modes.loc,
         };
         self.states.all.insert(id.0, state);
         self.states.order.push(id);
@@ -271,10 +274,7 @@ impl Engine {
 
     /// A node that means `x` and stops gradients: what reading an assigned State gives.
     fn boundary(&mut self, x: NodeId) -> Result<NodeId> {
-        let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
-        let y = movement::detach(&mut self.graph, x);
-        self.graph.no_grad = no_grad;
-        y
+        self.recorder.graph.with_no_grad(false, |g| movement::detach(g, x))
     }
 
     pub fn state_info(&self, id: StateId) -> Result<StateInfo> {
@@ -288,6 +288,20 @@ impl Engine {
         }
         s.trainable = on;
         Ok(())
+    }
+
+    /// Names a State by its path in the run. A State that is reached by several paths (tied weights) has the first.
+    pub fn set_state_path(&mut self, id: StateId, path: &str) -> Result<()> {
+        let s = self.states.get_mut(id)?;
+        if s.path.as_deref() != Some(path) {
+            s.path = Some(path.into());
+        }
+        Ok(())
+    }
+
+    /// The path of a State in its run, if it has one.
+    pub fn state_path(&self, id: StateId) -> Option<Arc<str>> {
+        self.states.get(id).ok()?.path.clone()
     }
 
     /// Says what a State is for, in statistics.
@@ -330,10 +344,8 @@ impl Engine {
         let node = match assigned {
             Some(value) => self.boundary(value)?,
             None => {
-                let no_grad = std::mem::replace(&mut self.graph.no_grad, false);
-                let node = self.graph.leaf(&create::STATE, shape, dtype, &[], id.0);
-                self.graph.no_grad = no_grad;
-                node
+                let leaf = |g: &mut Graph| Ok(g.leaf(&create::STATE, shape, dtype, &[], id.0));
+                self.recorder.graph.with_no_grad(false, leaf)?
             }
         };
         self.states.get_mut(id)?.current = Some(node);
@@ -345,7 +357,7 @@ impl Engine {
     pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
         let s = self.states.get(id)?;
         let (shape, dtype) = (s.shape, s.dtype);
-        let from = self.graph.shape(value);
+        let from = self.recorder.graph.shape(value);
         if Shape::broadcast(&from, &shape) != Some(shape) {
             return Err(Error::shape(
                 "assign",
@@ -353,8 +365,8 @@ impl Engine {
             )
             .hint("a State keeps its shape for life"));
         }
-        let value = self.graph.cast(value, dtype)?;
-        let value = self.graph.expand(value, shape)?;
+        let value = self.recorder.graph.cast(value, dtype)?;
+        let value = self.recorder.graph.expand(value, shape)?;
         let s = self.states.get_mut(id)?;
         s.current = None;
         s.grad = None;
@@ -368,107 +380,6 @@ impl Engine {
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
         let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
         self.states.order.iter().filter_map(old).collect()
-    }
-
-    /// The gradient that `backward` has added up for a State in this step.
-    pub fn state_grad(&mut self, id: StateId) -> Result<Option<NodeId>> {
-        let Some(held) = self.states.get_mut(id)?.grad.take() else { return Ok(None) };
-        let node = self.held_grad(&held);
-        self.states.get_mut(id)?.grad = Some(Deferred::Node(node));
-        Ok(Some(node))
-    }
-
-    pub fn set_state_grad(&mut self, id: StateId, grad: Option<NodeId>) -> Result<()> {
-        if let Some(g) = grad
-            && self.graph.shape(g) != self.states.get(id)?.shape
-        {
-            let (got, want) = (self.graph.shape(g), self.states.get(id)?.shape);
-            return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}")));
-        }
-        self.states.get_mut(id)?.grad = grad.map(Deferred::Node);
-        Ok(())
-    }
-
-    /// Begins the pass that adds gradients of `y` (seeded with `seed`, or ones for a scalar) to every trainable State.
-    ///
-    /// The caller drives the [`Backward`] (functions of the host stop it) and hands both back to `end_backward`.
-    pub fn begin_backward(
-        &mut self,
-        y: NodeId,
-        seed: Option<NodeId>,
-        create_graph: bool,
-    ) -> Result<(Backward, Vec<StateId>)> {
-        let seed = self.seed_for("backward", y, seed)?;
-        let reads: Vec<(NodeId, StateId)> =
-            self.states.reads.iter().copied().filter(|(_, s)| self.states.get(*s).is_ok_and(|s| s.trainable)).collect();
-        let wrt: Vec<NodeId> = reads.iter().map(|r| r.0).collect();
-        Ok((Backward::new(&mut self.graph, y, seed, &wrt, create_graph), reads.into_iter().map(|r| r.1).collect()))
-    }
-
-    /// Files the gradients of a finished pass; how many States they reached.
-    pub fn end_backward(&mut self, pass: Backward, states: Vec<StateId>) -> Result<usize> {
-        let grads = pass.finish(&mut self.graph)?;
-        let mut reached = 0;
-        for (id, d) in states.into_iter().zip(grads) {
-            let Some(d) = d else { continue };
-            reached += 1;
-            let before = self.state_grad(id)?;
-            let sum = match before {
-                Some(b) => {
-                    let no_grad = std::mem::replace(&mut self.graph.no_grad, true);
-                    let sum = self.graph.add_(b, d);
-                    self.graph.no_grad = no_grad;
-                    sum?
-                }
-                None => d,
-            };
-            self.states.get_mut(id)?.grad = Some(Deferred::Node(sum));
-        }
-        if reached == 0 {
-            return Err(Error::gradient("backward", "the tensor depends on no trainable State")
-                .hint("make weights with pl.state(t), and check for detach, no_grad or integer dtypes on the way"));
-        }
-        Ok(reached)
-    }
-
-    /// `begin_backward` to `end_backward` for a graph without host functions.
-    pub fn backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<usize> {
-        let (mut pass, states) = self.begin_backward(y, seed, create_graph)?;
-        if pass.advance(&mut self.graph)?.is_some() {
-            return Err(Error::gradient("custom", "a custom function needs its host to run its backward"));
-        }
-        self.end_backward(pass, states)
-    }
-
-    /// Begins a pass for gradients of `y` with respect to any nodes.
-    pub fn begin_grad(
-        &mut self,
-        y: NodeId,
-        seed: Option<NodeId>,
-        wrt: &[NodeId],
-        create_graph: bool,
-    ) -> Result<Backward> {
-        let seed = self.seed_for("grad", y, seed)?;
-        Ok(Backward::new(&mut self.graph, y, seed, wrt, create_graph))
-    }
-
-    fn seed_for(&mut self, op: &str, y: NodeId, seed: Option<NodeId>) -> Result<NodeId> {
-        let (shape, dtype) = (self.graph.shape(y), self.graph.dtype(y));
-        if !dtype.is_float() {
-            let article = if matches!(dtype, DType::I64 | DType::I32) { "an" } else { "a" };
-            return Err(Error::gradient(op, format!("{article} {dtype} tensor has no gradient"))
-                .hint("comparisons, argmax and casts to integers cut the gradient: a loss is made of floats"));
-        }
-        match seed {
-            Some(s) if self.graph.shape(s) != shape => Err(Error::shape(
-                op,
-                format!("the gradient's shape {} must be the tensor's {shape}", self.graph.shape(s)),
-            )),
-            Some(s) => self.graph.cast(s, dtype),
-            None if shape.numel() != 1 => Err(Error::shape(op, format!("needs a scalar, not shape {shape}"))
-                .hint("sum or average it first, or pass a gradient of its shape")),
-            None => self.graph.filled(1.0, shape, dtype),
-        }
     }
 
     /// A State's value in host memory.
@@ -486,7 +397,7 @@ impl Engine {
 
     /// The bytes of a State as they lie in memory, whatever has been assigned since.
     pub(crate) fn read_written(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
-        let backend = self.backend.clone();
+        let backend = self.executor.backend.clone();
         let buffer = self.states.buffer(id, &*backend)?;
         let s = self.states.get(id)?;
         let bytes = backend.download(&buffer, s.shape.numel() * s.dtype.size())?;
@@ -498,8 +409,12 @@ impl Engine {
         let s = self.states.get(id)?;
         if s.shape != t.shape || s.dtype != t.dtype {
             let message = format!(
-                "a {} tensor of shape {} does not fit a {} State of shape {}",
-                t.dtype, t.shape, s.dtype, s.shape
+                "a {} tensor of shape {} does not fit a {} State of shape {}{}",
+                t.dtype,
+                t.shape,
+                s.dtype,
+                s.shape,
+                s.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
             );
             return Err(Error::shape("load", message));
         }

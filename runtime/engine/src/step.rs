@@ -1,7 +1,8 @@
 //! The step scope and its plain sibling, the flush.
 
 use crate::engine::{Engine, Fault};
-use crate::state::{Deferred, StateId};
+use crate::recorder::Deferred;
+use crate::state::StateId;
 use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
@@ -76,21 +77,21 @@ impl Engine {
 
     /// Whether something was recorded or assigned since the generation began.
     pub fn is_dirty(&self) -> bool {
-        !self.graph.is_empty() || !self.states.pending().is_empty()
+        !self.recorder.graph.is_empty() || !self.states.pending().is_empty()
     }
 
     /// Whether a recording outside a step has grown so long that it should be flushed.
     pub fn wants_flush(&self) -> bool {
-        self.step.depth == 0 && self.graph.len() > FLUSH_NODES
+        self.step.depth == 0 && self.recorder.graph.len() > FLUSH_NODES
     }
 
     /// Evaluates everything that is still held, writes all assignments and starts a new generation.
     ///
     /// The caller collects garbage first, so that "held" means what the script can reach.
     pub fn flush(&mut self) -> Result<(), Fault> {
-        let roots = self.held();
+        let roots = self.recorder.held();
         let wanted = self.wanted();
-        self.drop_unreachable(&wanted, false);
+        self.recorder.drop_unreachable(&wanted, false);
         self.finish(roots, true)
     }
 
@@ -106,15 +107,15 @@ impl Engine {
 
     /// Whether so much was evaluated outside of a step that what nobody holds of it is worth having back.
     pub fn is_crowded(&self) -> bool {
-        self.step.depth == 0 && self.made_bytes > CROWD_BYTES
+        self.step.depth == 0 && self.recorder.made_bytes > CROWD_BYTES
     }
 
     /// Lets go of evaluated values that nobody holds. The caller collects garbage first. What depends on them computes them
     /// again, should it be asked for.
     pub fn release_unreachable(&mut self) {
         let wanted = self.wanted();
-        self.drop_unreachable(&wanted, true);
-        self.made_bytes = 0;
+        self.recorder.drop_unreachable(&wanted, true);
+        self.recorder.made_bytes = 0;
     }
 
     /// Ends an implicit step of a plain loop: a flush that also moves the random counters on.
@@ -135,7 +136,7 @@ impl Engine {
         }
         self.step.depth = 1;
         self.step.keep.clear();
-        self.step.draws = self.graph.rng.occurrence;
+        self.step.draws = self.recorder.graph.rng.occurrence;
         Ok(())
     }
 
@@ -150,7 +151,7 @@ impl Engine {
         roots.extend_from_slice(results);
         self.step.depth = 0;
         if let Err(fault) = self.finish(roots, false) {
-            self.graph.rng.occurrence = self.step.draws;
+            self.recorder.graph.rng.occurrence = self.step.draws;
             return Err(fault);
         }
         self.advance();
@@ -165,7 +166,7 @@ impl Engine {
         // Who pressed Ctrl-C wants the step undone, not half done.
         let asked = perilune_core::interrupt::pause();
         // The next step draws what this one would have.
-        self.graph.rng.occurrence = self.step.draws;
+        self.recorder.graph.rng.occurrence = self.step.draws;
         let ended = self.finish(Vec::new(), false);
         perilune_core::interrupt::resume(asked);
         ended
@@ -173,8 +174,8 @@ impl Engine {
 
     fn advance(&mut self) {
         self.step.finished += 1;
-        self.graph.rng.step = self.graph.rng.step.wrapping_add(1);
-        self.graph.rng.occurrence = 0;
+        self.recorder.graph.rng.step = self.recorder.graph.rng.step.wrapping_add(1);
+        self.recorder.graph.rng.occurrence = 0;
     }
 
     fn finish(&mut self, mut roots: Vec<NodeId>, keep_grads: bool) -> Result<(), Fault> {
@@ -187,8 +188,8 @@ impl Engine {
         }
         roots.sort_unstable();
         roots.dedup();
-        let leaf = |e: &Engine, id: NodeId| e.graph.node(id).op == &perilune_core::ops::create::LEAF;
-        roots.retain(|id| !leaf(self, *id) && !self.has_value(*id));
+        let leaf = |e: &Engine, id: NodeId| e.recorder.graph.node(id).op == &perilune_core::ops::create::LEAF;
+        roots.retain(|id| !leaf(self, *id) && !self.recorder.has_value(*id));
         let request = self.states.request(roots);
         if !(request.roots.is_empty() && request.state_writes.is_empty())
             && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
@@ -204,7 +205,7 @@ impl Engine {
                 return Err(fault);
             }
             self.states.written();
-            self.end_generation();
+            self.recorder.end_generation();
             return Err(fault);
         }
         if keep_grads {
@@ -226,7 +227,7 @@ impl Engine {
             self.states.clear_grads();
         }
         self.states.written();
-        self.end_generation();
+        self.recorder.end_generation();
         Ok(())
     }
 
@@ -237,11 +238,11 @@ impl Engine {
         }
         let nodes = request.roots.iter().copied().chain(request.state_writes.iter().map(|c| c.1));
         for (k, id) in nodes.enumerate() {
-            let node = self.graph.node(id);
+            let node = self.recorder.graph.node(id);
             if !node.dtype.is_float() {
                 continue;
             }
-            let (name, shape, loc) = (node.op.name, node.shape, self.graph.loc_of(id));
+            let (name, shape, loc) = (node.op.name, node.shape, self.recorder.graph.loc_of(id));
             let value = match k.checked_sub(request.roots.len()) {
                 None => self.read_node(id)?,
                 Some(c) => self.read_written(StateId(request.state_writes[c].0))?,
@@ -255,10 +256,5 @@ impl Engine {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn has_value(&self, id: NodeId) -> bool {
-        self.is_evaluated(crate::Handle { generation: self.generation(), id })
-            && self.graph.node(id).op != &perilune_core::ops::create::STATE
     }
 }

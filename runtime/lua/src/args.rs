@@ -53,7 +53,7 @@ pub struct RefGuard(pub Ref);
 impl RefGuard {
     pub fn node(self, engine: &mut Engine) -> Result<NodeId, Error> {
         match self.0 {
-            Ref::Node(h) => engine.node(h),
+            Ref::Node(h) => engine.recorder.node(h),
             Ref::State(s) => engine.state_node(s),
         }
     }
@@ -72,7 +72,7 @@ impl Operand {
     pub fn node(&self, engine: &mut Engine, like: DType) -> Result<NodeId, Fault> {
         Ok(match self {
             Operand::Tensor(_, r) => r.node(engine)?,
-            Operand::Number(n) => engine.graph.scalar(*n, like.promote_number(n.category())),
+            Operand::Number(n) => engine.recorder.graph.scalar(*n, like.promote_number(n.category())),
             Operand::Bool(b) => truth(engine, *b),
         })
     }
@@ -80,7 +80,7 @@ impl Operand {
 
 /// `true` or `false` among tensors: a bool of rank 0, which gives way to every other dtype.
 fn truth(engine: &mut Engine, b: bool) -> NodeId {
-    engine.graph.constant(f64::from(u8::from(b)), DType::Bool)
+    engine.recorder.graph.constant(f64::from(u8::from(b)), DType::Bool)
 }
 
 impl FromLua for Operand {

@@ -397,7 +397,7 @@ fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tens
     let Some(what) = what else { return Ok((None, None)) };
     let found = host.record(lua, |engine| {
         let node = what.node(engine)?;
-        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.graph, node)?)
+        Ok(perilune_core::ops::loss::sum_and_total(&mut engine.recorder.graph, node)?)
     })?;
     Ok(found.map(|(sum, total)| (host.tensor(sum), host.tensor(total))).unzip())
 }
@@ -484,7 +484,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                 .map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
                 let x = engine.from_host(&t)?;
-                let g = &mut engine.graph;
+                let g = &mut engine.recorder.graph;
                 let x = g.permute(x, &[2, 0, 1])?;
                 let x = g.cast(x, DType::F32)?;
                 Ok(g.mul_c(x, 1.0 / 255.0)?)
@@ -511,8 +511,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             };
             let t = host.record(lua, |engine| {
                 let x = r.node(engine)?;
-                let x = if engine.graph.shape(x).rank() == 3 { engine.graph.permute(x, &[1, 2, 0])? } else { x };
-                let x = engine.graph.copy(x)?;
+                let x = if engine.recorder.graph.shape(x).rank() == 3 {
+                    engine.recorder.graph.permute(x, &[1, 2, 0])?
+                } else {
+                    x
+                };
+                let x = engine.recorder.graph.copy(x)?;
                 engine.read_node(x)
             })?;
             image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
@@ -535,7 +539,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set(
         "waited",
         lua.create_function(|lua, seconds: f64| {
-            if let Some(stalls) = &mut host(lua)?.engine.borrow_mut().host_stalls {
+            if let Some(stalls) = &mut host(lua)?.engine.borrow_mut().diagnostics.host_stalls {
                 stalls.add(Bound::Data, SourceLoc::NONE, seconds);
             }
             Ok(())

@@ -17,6 +17,20 @@ pub enum Raise {
     Fault(Fault, SourceLoc),
 }
 
+/// Classifies an error by its origin, so that callers never compare messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Cause {
+    /// The recipe: its code, params or data.
+    #[default]
+    Recipe,
+    /// Device, memory or disk.
+    System,
+    /// A cancellation request (`perilune_core::interrupt`).
+    Interrupted,
+    /// `:quit` at a breakpoint.
+    LeftBreakpoint,
+}
+
 /// The error value that Lua carries.
 #[derive(Clone, Debug)]
 pub struct Raised {
@@ -26,8 +40,7 @@ pub struct Raised {
     pub hint: Option<String>,
     /// Where the script was when it surfaced, if that is another line.
     pub while_at: Option<String>,
-    /// Not the recipe's fault: device, memory, disk.
-    pub system: bool,
+    pub cause: Cause,
 }
 
 impl fmt::Display for Raised {
@@ -49,19 +62,34 @@ impl fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
+    LuaError::external(raised(host, what))
+}
+
+/// Raises [`Cause::LeftBreakpoint`] at the line being run.
+pub fn left_breakpoint(host: &Rc<Host>, lua: &mlua::Lua) -> LuaError {
+    let error = perilune_core::Error::argument("", "left at a breakpoint");
+    let raised = raised(host, Raise::Fault(error.into(), current_loc(host, lua)));
+    LuaError::external(Raised { cause: Cause::LeftBreakpoint, ..raised })
+}
+
+fn raised(host: &Rc<Host>, what: Raise) -> Raised {
     let Raise::Fault(fault, here) = what;
     let engine = host.engine.borrow();
     let own = fault.loc.filter(|s| *s != SourceLoc::NONE);
     let loc = own.unwrap_or(here);
-    let (file, line) = match engine.source_map.get(loc) {
+    let (file, line) = match engine.recorder.source_map.get(loc) {
         Some((file, line)) => (Some(file.to_string()), line),
         None => (None, 0),
     };
-    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.source_map.show(here));
+    let while_at = own.filter(|s| *s != here && here != SourceLoc::NONE).map(|_| engine.recorder.source_map.show(here));
     let e = fault.error;
     let message = if e.op.is_empty() { e.message } else { format!("{}: {}", e.op, e.message) };
-    let system = matches!(e.kind, perilune_core::Kind::System | perilune_core::Kind::Memory);
-    LuaError::external(Raised { file, line, message, hint: e.hint, while_at, system })
+    let cause = match e.kind {
+        perilune_core::Kind::System | perilune_core::Kind::Memory => Cause::System,
+        perilune_core::Kind::Interrupted => Cause::Interrupted,
+        _ => Cause::Recipe,
+    };
+    Raised { file, line, message, hint: e.hint, while_at, cause }
 }
 
 /// An error of the binding itself (wrong argument type, unknown option) at the line being run.
@@ -74,12 +102,15 @@ pub fn argument(
 ) -> LuaError {
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
-    let mut loc = host.loc(lua);
-    if loc == SourceLoc::NONE {
-        // Nothing of the recipe is running: its beginning is the nearest place.
-        loc = lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(loc);
+    raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
+}
+
+/// The line being run; the beginning of the recipe where none of its lines is.
+fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
+    match host.loc(lua) {
+        SourceLoc::NONE => lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(SourceLoc::NONE),
+        loc => loc,
     }
-    raise(host, Raise::Fault(error.into(), loc))
 }
 
 /// A failed recipe, ready to be shown.
@@ -95,14 +126,10 @@ pub struct RecipeError {
     pub while_at: Option<String>,
     /// Innermost first: `forward (recipes/digits.lua:40)`.
     pub stack: Vec<String>,
-    /// Not the recipe's fault: device, memory, disk.
-    pub system: bool,
+    pub cause: Cause,
 }
 
 impl RecipeError {
-    /// The message of what is given up because a person left at a breakpoint.
-    pub const LEFT: &str = "left at a breakpoint";
-
     /// Takes an mlua error apart.
     pub fn new(error: &LuaError) -> RecipeError {
         let mut traceback: Option<String> = None;
@@ -135,13 +162,13 @@ impl RecipeError {
                     source: None,
                     while_at: r.while_at.clone(),
                     stack: Vec::new(),
-                    system: r.system,
+                    cause: r.cause,
                 },
                 None => RecipeError::plain(&e.to_string()),
             },
             LuaError::SyntaxError { message, .. } | LuaError::RuntimeError(message) => RecipeError::plain(message),
             LuaError::MemoryError(_) => {
-                RecipeError { system: true, ..RecipeError::plain("the script's own memory limit is reached") }
+                RecipeError { cause: Cause::System, ..RecipeError::plain("the script's own memory limit is reached") }
             }
             LuaError::FromLuaConversionError { from, to, .. } => {
                 let (name, pos) = argument.unwrap_or_default();
@@ -184,7 +211,7 @@ impl RecipeError {
             source: line.and_then(|l| source_line(file, l)),
             while_at: None,
             stack: Vec::new(),
-            system: false,
+            cause: Cause::Recipe,
         }
     }
 
@@ -202,7 +229,7 @@ impl RecipeError {
             source: None,
             while_at: None,
             stack: trace.map(frames).unwrap_or_default(),
-            system: false,
+            cause: Cause::Recipe,
         };
         if let Some((head, rest)) = split_place(text) {
             out.file = Some(head.0);

@@ -106,10 +106,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
 /// `pl.no_grad(fn, ...)`: what `fn` records is a constant to autograd.
 fn no_grad(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
-    let before = std::mem::replace(&mut host.engine.borrow_mut().graph.no_grad, true);
-    let out = f.call::<MultiValue>(args);
-    host.engine.borrow_mut().graph.no_grad = before;
-    out
+    host.with_modes(|m| m.no_grad = true, || f.call::<MultiValue>(args))
 }
 
 /// `pl.checkpoint(fn, ...)`: runs `fn`; a backward pass computes what it recorded again instead of keeping it in memory.
@@ -129,13 +126,13 @@ fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiVa
         };
         return Err(errors::argument(&host, lua, "checkpoint", message, hint));
     }
-    let from = host.engine.borrow().open_span();
+    let from = host.engine.borrow().recorder.open_span();
     let out = match f {
         Value::Table(t) => t.call::<MultiValue>(args)?,
         Value::Function(f) => f.call::<MultiValue>(args)?,
         _ => MultiValue::new(),
     };
-    host.engine.borrow_mut().close_span(from);
+    host.engine.borrow_mut().recorder.close_span(from);
     Ok(out)
 }
 
@@ -159,14 +156,7 @@ fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua:
             }
         },
     };
-    let swap = |(low, tf32)| {
-        let graph = &mut host.engine.borrow_mut().graph;
-        (std::mem::replace(&mut graph.autocast, low), std::mem::replace(&mut graph.tf32, tf32))
-    };
-    let before = swap((low, name == "tf32"));
-    let out = f.call::<MultiValue>(args);
-    swap(before);
-    out
+    host.with_modes(|m| (m.autocast, m.tf32) = (low, name == "tf32"), || f.call::<MultiValue>(args))
 }
 
 /// `pl.eval(...)`: evaluates tensors now and returns them.
@@ -225,7 +215,7 @@ fn state(lua: &Lua, (x, opts): (Value, Option<Table>)) -> mlua::Result<Tensor> {
     };
     let id = host.record(lua, |engine| {
         let node = r.node(engine)?;
-        let float = engine.graph.dtype(node).is_float();
+        let float = engine.recorder.graph.dtype(node).is_float();
         // Without a word about it, floats train and the rest does not.
         let id = engine.new_state(node, if given { trainable } else { float })?;
         if let Some(role) = role {
@@ -309,7 +299,7 @@ fn memory(lua: &Lua, (): ()) -> mlua::Result<Table> {
         owner.set("count", o.count)?;
         owner.set("dtype", o.dtype.name())?;
         owner.set("shape", o.shape.dims().to_vec())?;
-        owner.set("line", engine.source_map.show(o.loc))?;
+        owner.set("line", engine.recorder.source_map.show(o.loc))?;
         owners.push(owner)?;
     }
     t.set("owners", owners)?;
@@ -334,11 +324,11 @@ fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
                 lua,
                 "memory_budget",
                 message,
-                Some("as in \"20GiB\", or bytes".into()),
+                Some("as in \"20GiB\" or \"512M\", or bytes".into()),
             ));
         }
     };
-    Ok(std::mem::replace(&mut host.engine.borrow_mut().memory_budget, budget))
+    Ok(std::mem::replace(&mut host.engine.borrow_mut().executor.memory_budget, budget))
 }
 
 /// `pl.switches({fusion = false, ...}, fn, ...)`: runs `fn` with debug switches set, and restores them.
@@ -441,7 +431,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let host = host(lua)?;
             match args::as_int(&n) {
                 Some(n) => {
-                    host.engine.borrow_mut().seed(n as u64);
+                    host.engine.borrow_mut().recorder.seed(n as u64);
                     Ok(())
                 }
                 None => Err(errors::argument(

@@ -10,6 +10,7 @@ use mlua::{Function, Lua, MultiValue, Table, Value};
 use perilune_core::Error;
 use perilune_core::grad::Backward;
 use perilune_core::graph::{Node, NodeId};
+use perilune_core::modes::Modes;
 use perilune_core::ops::create;
 use smallvec::SmallVec;
 use std::rc::Rc;
@@ -29,11 +30,11 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let loc = host.loc(lua);
         let call = {
             let mut engine = host.engine.borrow_mut();
-            pass.advance(&mut engine.graph)
+            pass.advance(&mut engine.recorder.graph)
         };
         let call = call.map_err(|e| errors::raise(host, Raise::Fault(e.into(), loc)))?;
         let Some(call) = call else { return Ok(()) };
-        let payload = host.engine.borrow().graph.node(call.node).payload;
+        let payload = host.engine.borrow().recorder.graph.node(call.node).payload;
         let (name, backward, args, tensors) = match host.customs.borrow().get(&payload) {
             Some(c) => (c.name.clone(), c.backward.clone(), c.args.clone(), c.tensors.clone()),
             None => return Err(mlua::Error::runtime("this is a bug: a custom function lost its backward")),
@@ -41,19 +42,11 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
         let mut values = MultiValue::new();
         values.push_back(crate::functions::into_lua(lua, host.tensor(call.grad))?);
         values.extend(args);
-        let (before, at) = {
-            let graph = &mut host.engine.borrow_mut().graph;
-            graph.remat.back = Some(call.node);
-            let at = host.called_at.replace(graph.loc_of(call.node));
-            (std::mem::replace(&mut graph.no_grad, !pass.create_graph()), at)
-        };
-        let out = backward.call::<MultiValue>(values);
+        let recorded_at = host.engine.borrow().recorder.graph.loc_of(call.node);
+        let at = host.called_at.replace(recorded_at);
+        let set = |m: &mut Modes| (m.backward_of, m.no_grad) = (Some(call.node), !pass.create_graph());
+        let out = host.with_modes(set, || backward.call::<MultiValue>(values));
         host.called_at.set(at);
-        {
-            let graph = &mut host.engine.borrow_mut().graph;
-            graph.remat.back = None;
-            graph.no_grad = before;
-        }
         let out = out?;
         if out.len() > tensors.len().max(1) {
             let message = format!(
@@ -80,7 +73,7 @@ fn drive(host: &Rc<Host>, lua: &Lua, pass: &mut Backward) -> mlua::Result<()> {
             for r in refs {
                 nodes.push(r.map(|r| r.node(engine)).transpose()?);
             }
-            Ok(pass.supply(&mut engine.graph, &call, &nodes).map_err(|e| Error { op: name, ..e })?)
+            Ok(pass.supply(&mut engine.recorder.graph, &call, &nodes).map_err(|e| Error { op: name, ..e })?)
         })?;
         drop(out);
     }
@@ -108,7 +101,7 @@ pub fn backward(lua: &Lua, this: &Tensor, (seed, opts): (Value, Value)) -> mlua:
     };
     let (mut pass, states) = host.record(lua, |engine| {
         let y = this.node(engine)?;
-        let dtype = engine.graph.dtype(y);
+        let dtype = engine.recorder.graph.dtype(y);
         let seed = seed.map(|s: Operand| s.node(engine, dtype)).transpose()?;
         Ok(engine.begin_backward(y, seed, create)?)
     })?;
@@ -160,7 +153,7 @@ pub fn grad(lua: &Lua, (y, xs, opts): (Value, Value, Value)) -> mlua::Result<Mul
     })?;
     drive(&host, lua, &mut pass)?;
     let found = host.record(lua, |engine| {
-        let found = pass.finish(&mut engine.graph)?;
+        let found = pass.finish(&mut engine.recorder.graph)?;
         if !allow_unused && let Some(k) = found.iter().position(Option::is_none) {
             let message = format!("the tensor does not depend on input {}", k + 1);
             return Err(Error::gradient("grad", message).hint("pass {allow_unused = true} to get nil for it").into());
@@ -211,9 +204,9 @@ pub fn mode(lua: &Lua, (): ()) -> mlua::Result<Table> {
     let host = host(lua)?;
     let engine = host.engine.borrow();
     let t = lua.create_table()?;
-    t.set("grad", !engine.graph.no_grad)?;
-    t.set("autocast", engine.graph.autocast.map(perilune_core::DType::name))?;
-    t.set("step", engine.graph.rng.step)?;
+    t.set("grad", !engine.recorder.graph.modes.no_grad)?;
+    t.set("autocast", engine.recorder.graph.modes.autocast.map(perilune_core::DType::name))?;
+    t.set("step", engine.recorder.graph.rng.step)?;
     Ok(t)
 }
 
@@ -255,10 +248,7 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
     let name = given.get::<Option<String>>("name")?.unwrap_or_else(|| "custom".into());
     let host = host.clone();
     lua.create_function(move |lua, args: MultiValue| {
-        let before = std::mem::replace(&mut host.engine.borrow_mut().graph.no_grad, true);
-        let out = forward.call::<MultiValue>(args.clone());
-        host.engine.borrow_mut().graph.no_grad = before;
-        let mut out = out?;
+        let mut out = host.with_modes(|m| m.no_grad = true, || forward.call::<MultiValue>(args.clone()))?;
         if out.len() > 1 {
             let message = format!("its forward returned {} values; it must return one tensor", out.len());
             let hint = "pl.cat or pl.stack joins several into one, which can be parted behind the call";
@@ -295,8 +285,8 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
             for r in refs {
                 inputs.push(r.node(engine)?);
             }
-            let (shape, dtype) = (engine.graph.shape(y), engine.graph.dtype(y));
-            let detached = engine.graph.no_grad;
+            let (shape, dtype) = (engine.recorder.graph.shape(y), engine.recorder.graph.dtype(y));
+            let detached = engine.recorder.graph.modes.no_grad;
             let node = Node {
                 op: &create::CUSTOM,
                 dtype,
@@ -307,7 +297,7 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
                 attrs: SmallVec::new(),
                 payload,
             };
-            Ok(engine.graph.add(node))
+            Ok(engine.recorder.graph.add(node))
         })?;
         Ok(host.tensor(id))
     })

@@ -4,6 +4,7 @@ use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
 use perilune_core::graph::NodeId;
+use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::{Engine, Fault};
 use std::cell::{Cell, RefCell};
@@ -39,6 +40,21 @@ pub struct Host {
 }
 
 impl Host {
+    /// Runs `f` under graph modes that `set` changes, and restores them, also after an error.
+    pub fn with_modes<T>(&self, set: impl FnOnce(&mut Modes), f: impl FnOnce() -> T) -> T {
+        let before = {
+            let modes = &mut self.engine.borrow_mut().recorder.graph.modes;
+            let before = *modes;
+            set(modes);
+            before
+        };
+        let out = f();
+        let modes = &mut self.engine.borrow_mut().recorder.graph.modes;
+        // The line is that of the call recorded last, whatever the scope.
+        *modes = Modes { loc: modes.loc, ..before };
+        out
+    }
+
     pub fn new(engine: Engine) -> Rc<Host> {
         Rc::new(Host {
             engine: RefCell::new(engine),
@@ -68,7 +84,7 @@ impl Host {
         let mut engine = self.engine.borrow_mut();
         for r in dropped.drain(..) {
             match r {
-                Ref::Node(h) => engine.release(h),
+                Ref::Node(h) => engine.recorder.release(h),
                 Ref::State(s) => engine.release_state(s),
             }
         }
@@ -95,12 +111,12 @@ impl Host {
                 let file = match files.get(&key) {
                     Some((known, file)) if known == name => *file,
                     _ => {
-                        let file = engine.source_map.file(&name[1..]);
+                        let file = engine.recorder.source_map.file(&name[1..]);
                         files.insert(key, (name.to_string(), file));
                         file
                     }
                 };
-                let loc = engine.source_map.intern(file, line);
+                let loc = engine.recorder.source_map.intern(file, line);
                 self.last_site.set((key, line, loc));
                 Some(loc)
             });
@@ -126,7 +142,7 @@ impl Host {
         }
         let result = {
             let mut engine = self.engine.borrow_mut();
-            engine.graph.loc = loc;
+            engine.recorder.graph.modes.loc = loc;
             f(&mut engine)
         };
         result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
@@ -134,7 +150,7 @@ impl Host {
 
     /// A Lua tensor for a node of the current generation.
     pub fn tensor(self: &Rc<Host>, id: NodeId) -> Tensor {
-        let handle = self.engine.borrow_mut().handle(id);
+        let handle = self.engine.borrow_mut().recorder.handle(id);
         Tensor::new(self, Ref::Node(handle))
     }
 
@@ -153,7 +169,7 @@ impl Host {
 
     /// Collects once the script has made so much that what it dropped is worth having back.
     pub fn collect_if_due(&self, lua: &Lua) -> mlua::Result<()> {
-        if self.engine.borrow().fresh_bytes > COLLECT_BYTES {
+        if self.engine.borrow().recorder.fresh_bytes > COLLECT_BYTES {
             self.collect(lua)?;
         }
         Ok(())
@@ -164,7 +180,7 @@ impl Host {
         let tight = {
             let engine = self.engine.borrow();
             let m = engine.backend().memory();
-            m.limit.is_some_and(|l| m.allocated > l / 4 * 3 && engine.fresh_bytes > l / 64)
+            m.limit.is_some_and(|l| m.allocated > l / 4 * 3 && engine.recorder.fresh_bytes > l / 64)
         };
         if tight { self.collect(lua) } else { Ok(()) }
     }
@@ -173,7 +189,7 @@ impl Host {
     pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
         lua.gc_collect()?;
         self.settle();
-        self.engine.borrow_mut().fresh_bytes = 0;
+        self.engine.borrow_mut().recorder.fresh_bytes = 0;
         Ok(())
     }
 
@@ -189,8 +205,8 @@ impl Host {
     /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.
     pub fn take_notices(&self) -> Vec<String> {
         let mut engine = self.engine.borrow_mut();
-        let mut out = engine.plans_shown.take();
-        out.extend(engine.notices.take());
+        let mut out = engine.diagnostics.plans_shown.take();
+        out.extend(engine.diagnostics.notices.take());
         out
     }
 }

@@ -45,7 +45,7 @@ impl UserData for ReaderData {
             let (x, y) = this.0.batch(&items(&rows, first)).map_err(|e| fail(&host, lua, OP, e))?;
             Ok((upload(&host, lua, &x)?, upload(&host, lua, &y)?))
         });
-        methods.add_method_mut("expect", |_, this, (rows, first): (Vec<usize>, u64)| {
+        methods.add_method_mut("prefetch", |_, this, (rows, first): (Vec<usize>, u64)| {
             this.0.expect(&items(&rows, first));
             Ok(())
         });

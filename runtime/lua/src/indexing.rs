@@ -91,7 +91,7 @@ pub fn index(lua: &Lua, this: &Tensor, key: Value) -> mlua::Result<Value> {
                 rows.push(r.node(engine)?);
             }
         }
-        Ok(apply(&mut engine.graph, x, &entries, &rows)?)
+        Ok(apply(&mut engine.recorder.graph, x, &entries, &rows)?)
     })?;
     crate::functions::into_lua(lua, host.tensor(id))
 }

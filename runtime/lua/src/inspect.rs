@@ -10,15 +10,15 @@ use perilune_core::NodeId;
 /// `native.aside(fn)`: runs `fn` without a trace in the random numbers that follow.
 fn aside(lua: &Lua, f: Function) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
-    let before = host.engine.borrow().graph.rng;
+    let before = host.engine.borrow().recorder.graph.rng;
     let out = f.call::<MultiValue>(());
-    host.engine.borrow_mut().graph.rng = before;
+    host.engine.borrow_mut().recorder.graph.rng = before;
     out
 }
 
 /// `native.mark()`: a place in the recording.
 fn mark(lua: &Lua, (): ()) -> mlua::Result<usize> {
-    Ok(host(lua)?.engine.borrow().graph.len())
+    Ok(host(lua)?.engine.borrow().recorder.graph.len())
 }
 
 /// `native.cost(mark, tensors)`: what the tensors would cost with all that was recorded before the mark given.

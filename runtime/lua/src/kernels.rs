@@ -1,4 +1,4 @@
-//! Kernels from CUDA source: what `stdlib/source_kernel.lua`, which checks everything, hands down.
+//! Kernels from CUDA source: what `stdlib/kernel/source.lua`, which checks everything, hands down.
 
 use crate::args::RefGuard;
 use crate::errors;
@@ -16,7 +16,7 @@ use std::path::Path;
 pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let host = host(lua)?;
     let loc = host.loc(lua);
-    let Some((file, at)) = host.engine.borrow().source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
+    let Some((file, at)) = host.engine.borrow().recorder.source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
         return Ok((String::new(), 0));
     };
     let known = lua.app_data_ref::<Place>().and_then(|p| p.texts.get(Path::new(&file)).cloned());
@@ -39,7 +39,7 @@ pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
 /// plans with their texts. Nothing reads it here, so nothing computes it.
 pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
     let host = host(lua)?;
-    if host.engine.borrow().paper.is_none() {
+    if host.engine.borrow().diagnostics.paper.is_none() {
         return Ok(());
     }
     let kernels = call(lua, t)?;
@@ -51,7 +51,7 @@ pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
     host.record(lua, |engine| {
         for (r, kernel) in refs.iter().zip(&kernels) {
             let reference = r.node(engine)?;
-            engine.graph.kernel_substitutes.push((reference, *kernel));
+            engine.recorder.graph.kernel_substitutes.push((reference, *kernel));
         }
         Ok(())
     })
@@ -90,6 +90,6 @@ fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     };
     host.record(lua, |engine| {
         let inputs = refs.iter().map(|r| r.node(engine)).collect::<Result<Vec<_>, _>>()?;
-        Ok(source::call(&mut engine.graph, &inputs, &launch)?.into_iter().collect())
+        Ok(source::call(&mut engine.recorder.graph, &inputs, &launch)?.into_iter().collect())
     })
 }

@@ -32,9 +32,9 @@ mod table;
 mod tensor;
 
 pub use console::{Answer, Console};
-pub use errors::RecipeError;
+pub use errors::{Cause, RecipeError};
 pub use loader::stdlib_files;
-pub use perilune_engine::{Copies, profile};
+pub use perilune_engine::{Copies, profile, step_parts};
 pub use reference::{reference_markdown, stubs};
 pub use run::{KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};

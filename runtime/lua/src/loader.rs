@@ -15,6 +15,10 @@ include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
 pub const FIELDS: [&str; 11] =
     ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel", "kernel_check", "summary"];
 
+/// Public module names whose file has another name.
+const ALIASES: [(&str, &str); 2] =
+    [("perilune.init", "perilune.initializers"), ("perilune.kernel_check", "perilune.kernel.check")];
+
 /// (module, path under stdlib/, text) of the embedded standard library.
 pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
     STDLIB
@@ -285,6 +289,7 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
 
 /// As `require`; `here`: of files, those of the current directory too.
 pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
+    let name = ALIASES.iter().find(|(public, _)| *public == name).map_or(name, |(_, file)| file.to_string());
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let found: Value = loaded.raw_get(name.as_str())?;
     if !found.is_nil() {

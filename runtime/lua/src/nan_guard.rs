@@ -23,7 +23,9 @@ fn guard(lua: &Lua, ok: Value) -> mlua::Result<()> {
     let host = host(lua)?;
     let fits = {
         let engine = host.engine.borrow();
-        engine.in_step() && engine.graph.dtype(id) == DType::Bool && engine.graph.shape(id).numel() == 1
+        engine.in_step()
+            && engine.recorder.graph.dtype(id) == DType::Bool
+            && engine.recorder.graph.shape(id).numel() == 1
     };
     if !fits {
         return Err(errors::argument(&host, lua, "guard", "it needs a step and a bool scalar", None));
@@ -43,8 +45,9 @@ fn not_finite(lua: &Lua, roots: MultiValue) -> mlua::Result<Option<Table>> {
     t.set("shape", found.shape.to_string())?;
     t.set("nan", found.nan)?;
     t.set("input", found.input)?;
-    t.set("state", found.state.map(|id| id.0 as i64))?;
-    if let Some((file, line)) = host.engine.borrow().source_map.get(found.loc) {
+    let path = found.state.and_then(|id| host.engine.borrow().state_path(id));
+    t.set("state", path.as_deref())?;
+    if let Some((file, line)) = host.engine.borrow().recorder.source_map.get(found.loc) {
         t.set("file", file)?;
         t.set("line", line)?;
     }

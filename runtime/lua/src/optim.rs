@@ -38,7 +38,7 @@ fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
         let mut found = Vec::with_capacity(ids.len());
         for id in ids {
             found.push(match engine.state_grad(id)? {
-                Some(g) if engine.graph.dtype(g).is_half() => Some(engine.graph.cast(g, DType::F32)?),
+                Some(g) if engine.recorder.graph.dtype(g).is_half() => Some(engine.recorder.graph.cast(g, DType::F32)?),
                 other => other,
             });
         }
@@ -79,8 +79,10 @@ fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Tabl
         let mut update = AdamW { a: &args, numbers: SmallVec::new() };
         for (w, g, m, v) in all {
             let tensors = [engine.state_node(w)?, g.node(engine)?, engine.state_node(m)?, engine.state_node(v)?];
-            let before = engine.graph.len();
-            let new = update.update(&mut engine.graph, tensors).inspect_err(|_| engine.graph.truncate(before))?;
+            let before = engine.recorder.graph.len();
+            let new = update
+                .update(&mut engine.recorder.graph, tensors)
+                .inspect_err(|_| engine.recorder.graph.truncate(before))?;
             for (state, value) in [w, m, v].into_iter().zip(new) {
                 engine.assign(state, value)?;
             }

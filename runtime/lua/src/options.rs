@@ -75,7 +75,7 @@ pub fn written_at(host: &Host, f: &Function) -> SourceLoc {
     let info = f.info();
     match info.source.zip(info.line_defined) {
         Some((source, line)) if source.starts_with('@') && !source.starts_with(INTERNAL) => {
-            let source_map = &mut host.engine.borrow_mut().source_map;
+            let source_map = &mut host.engine.borrow_mut().recorder.source_map;
             let file = source_map.file(&source[1..]);
             source_map.intern(file, line as u32)
         }
@@ -227,6 +227,12 @@ fn parse(lua: &Lua, key: &str, text: &str, default: &Value) -> mlua::Result<Valu
         ))))
     };
     Ok(match default {
+        Value::Integer(_) | Value::Number(_) if key == "memory_budget" => {
+            match perilune_core::byte_size::amount(text) {
+                Ok(n) => Value::Integer(n as i64),
+                Err(_) => return bad("an amount of memory, as in 20GiB or 512M"),
+            }
+        }
         Value::Integer(_) => match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(i), _) => Value::Integer(i),
             (_, Ok(f)) if f.fract() == 0.0 && f.abs() < 9e15 => Value::Integer(f as i64),

@@ -3,7 +3,6 @@
 use crate::host::Host;
 use crate::runtime::Failed;
 use crate::table;
-use crate::tensor::Ref;
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
@@ -250,18 +249,13 @@ impl Run {
             opt.set("count", updates - (Self::count_in(&cursor) - (k as i64 - 1)))?;
         }
         self.set_rng(rng);
+        self.list_states()?; // gives States their paths, by which the finding names one
         let f: Function = self.table.get("diagnose")?;
         let found = f.call::<Option<Table>>(&self.table);
         self.set_rng(now);
         self.seek(&cursor)?;
         let Some(t) = found? else { return Ok(None) };
-        let state = match t.get::<Option<i64>>("state")? {
-            Some(id) => self.list_states()?.into_iter().find_map(|(path, u)| {
-                let what = u.borrow::<crate::Tensor>().ok()?.what;
-                matches!(what, Ref::State(s) if s.0 as i64 == id).then_some(path)
-            }),
-            None => None,
-        };
+        let state = t.get::<Option<String>>("state")?;
         let place = t.get::<Option<String>>("file")?.zip(t.get::<Option<u32>>("line")?);
         let (op, shape, nan, input) = (t.get("op")?, t.get("shape")?, t.get("nan")?, t.get("input")?);
         Ok(Some(NotFinite { op, shape, nan, input, state, place }))
@@ -460,12 +454,12 @@ impl Run {
 
     /// Seed and step of the random numbers.
     pub fn rng(&self) -> (u64, u32) {
-        let rng = self.host.engine.borrow().graph.rng;
+        let rng = self.host.engine.borrow().recorder.graph.rng;
         (rng.seed, rng.step)
     }
 
     pub fn set_rng(&self, (seed, step): (u64, u32)) {
-        self.host.engine.borrow_mut().graph.rng = RngState { seed, step, occurrence: 0 };
+        self.host.engine.borrow_mut().recorder.graph.rng = RngState { seed, step, occurrence: 0 };
     }
 
     /// How many States the run has.

@@ -320,7 +320,7 @@ fn is_recipe(t: &Table) -> bool {
 }
 
 impl Runtime {
-    /// What the device reaches, measured, with products in a run's precision: `stdlib/ceiling.lua`.
+    /// What the device reaches, measured, with products in a run's precision: `stdlib/roofline.lua`.
     pub fn ceiling(&self, precision: &str) -> Result<Ceiling, Failed> {
         let dtype = match precision {
             // What lies in fp8 are the products of some layers: the rest is bf16.
@@ -330,7 +330,7 @@ impl Runtime {
             _ => "f32",
         };
         let require: Function = self.lua.globals().get("require")?;
-        let measure: Function = require.call("perilune.ceiling")?;
+        let measure: Function = require.call("perilune.roofline")?;
         let found: Table = measure.call(dtype)?;
         Ok(Ceiling { bytes: found.get("bytes")?, flops: found.get("flops")? })
     }

@@ -223,10 +223,10 @@ pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> 
     let known: BTreeSet<u64> = known.iter().map(|u| Ok(id_of(u)?.0)).collect::<mlua::Result<_>>()?;
     let mut engine = host.engine.borrow_mut();
     let lost = engine.changed_states().into_iter().filter(|(id, _)| !known.contains(&id.0));
-    let places: BTreeSet<String> = lost.map(|(_, loc)| engine.source_map.show(loc)).collect();
+    let places: BTreeSet<String> = lost.map(|(_, loc)| engine.recorder.source_map.show(loc)).collect();
     let any = !places.is_empty();
     for place in places {
-        engine.notices.say(format!(
+        engine.diagnostics.notices.say(format!(
             "{place}: the step changes a State that checkpoints and edits do not carry over; make it part of the model, or name it: recipe.states = {{ name = state }}"
         ));
     }
@@ -345,7 +345,14 @@ impl Run {
             let entry = entry?;
             out.push((entry.get("path")?, entry.get("state")?));
         }
-        out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
+        out.sort_by(|a: &(String, AnyUserData), b| a.0.cmp(&b.0));
+        let mut engine = self.host.engine.borrow_mut();
+        for (path, state) in &out {
+            if let Ref::State(id) = state.borrow::<Tensor>()?.what {
+                engine.set_state_path(id, path).map_err(mlua::Error::external)?;
+            }
+        }
+        drop(engine);
         Ok(out)
     }
 }

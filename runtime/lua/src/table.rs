@@ -32,8 +32,8 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
         let r = RefGuard(t.what);
         let id = host.record(lua, |engine| {
             let id = r.node(engine)?;
-            let dtype = dtype.unwrap_or(engine.graph.dtype(id));
-            Ok(engine.graph.cast(id, dtype)?)
+            let dtype = dtype.unwrap_or(engine.recorder.graph.dtype(id));
+            Ok(engine.recorder.graph.cast(id, dtype)?)
         })?;
         return Ok(host.tensor(id));
     }

@@ -37,7 +37,7 @@ impl Tensor {
     /// The node this tensor means now.
     pub fn node(&self, engine: &mut perilune_engine::Engine) -> Result<NodeId, Error> {
         match self.what {
-            Ref::Node(h) => engine.node(h),
+            Ref::Node(h) => engine.recorder.node(h),
             Ref::State(s) => engine.state_node(s),
         }
     }
@@ -45,7 +45,7 @@ impl Tensor {
     pub fn meta(&self) -> Result<(Shape, DType), Error> {
         let engine = self.host.engine.borrow();
         match self.what {
-            Ref::Node(h) => engine.meta(h),
+            Ref::Node(h) => engine.recorder.meta(h),
             Ref::State(s) => engine.state_info(s).map(|i| (i.shape, i.dtype)),
         }
     }
@@ -116,7 +116,7 @@ impl UserData for Tensor {
         methods.add_meta_method(MetaMethod::Unm, |lua, this, ()| {
             let id = this.host.record(lua, |engine| {
                 let x = this.node(engine)?;
-                Ok(engine.graph.neg(x)?)
+                Ok(engine.recorder.graph.neg(x)?)
             })?;
             Ok(this.host.tensor(id))
         });
@@ -212,7 +212,7 @@ impl UserData for Tensor {
             table::nested(lua, &t)
         });
         methods.add_method("is_evaluated", |_, this, ()| match this.what {
-            Ref::Node(h) => Ok(this.host.engine.borrow().is_evaluated(h)),
+            Ref::Node(h) => Ok(this.host.engine.borrow().recorder.is_evaluated(h)),
             Ref::State(_) => Ok(true),
         });
         methods.add_method_mut("free", |_, this, ()| {

@@ -1,4 +1,4 @@
-//! Compiled plans by key: bounded in bytes, never throwing, and able to say why it missed.
+//! Caches compiled plans by key: bounded in bytes, least recently used first out, and able to name the cause of a miss.
 
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What is to run, and where it was recorded.
+/// A planned program and where it was recorded.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
     pub program: Arc<Program>,
@@ -56,7 +56,7 @@ pub struct Cache {
     limit: usize,
     clock: u64,
     pub counts: Counts,
-    /// The last plan looked up, to compare a miss with.
+    /// The last plan looked up: a miss is compared with it.
     last: Option<Rc<Plan>>,
 }
 
@@ -87,7 +87,8 @@ impl Cache {
         self.plans.get(&hash(key, options)).is_some_and(|list| list.iter().any(same))
     }
 
-    /// The plan for what `tracer` traced; compiled now if it is new. With an error comes what did not fit, if anything was planned.
+    /// Looks up the plan for what `tracer` traced; plans and compiles it on a miss. An error comes with the planned step, if
+    /// planning got that far.
     pub fn get(
         &mut self,
         g: &Graph,
@@ -99,7 +100,7 @@ impl Cache {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
-        // A loop does the same again nearly always: one comparison.
+        // Nearly every step repeats the one before it: one comparison.
         if let Some(found) = self.last.as_ref().filter(same) {
             found.last_use.set(self.clock);
             self.counts.hits += 1;
@@ -130,7 +131,7 @@ impl Cache {
         };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let last_use = std::cell::Cell::new(self.clock);
-        let products = trace.order.iter().map(|id| crate::show::products(g, *id)).sum();
+        let products = trace.order.iter().filter_map(|id| crate::show::products(g, *id)).sum();
         let key = trace.key.clone();
         let plan = Rc::new(Plan { step, exec, key, options, products, last_use });
         self.bytes += weight(&plan);
@@ -157,7 +158,7 @@ impl Cache {
         }
     }
 
-    /// Where what was just traced first differs from the plan used before it: the recipe line, and what is there.
+    /// The first node that differs between the trace and the plan used before: its recipe line and description.
     pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
         let last = self.last.as_ref()?;
         let k = tracer.trace.first_difference(&last.key)?;

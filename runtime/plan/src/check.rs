@@ -1,6 +1,6 @@
-//! The written grammar of a program, checked in debug builds and by the null device.
+//! Verifies that a program follows the grammar of `ir`. Runs in debug builds and on the null device.
 //!
-//! Every rule that `ir.rs` states in words is a test here, so that a wrong pass fails at once and by name.
+//! Every rule that `ir.rs` states is checked here, so that a wrong pass fails at once and by name.
 
 use crate::ir::*;
 use crate::reading::{Reading, reading};
@@ -69,7 +69,7 @@ fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {
     Ok(())
 }
 
-/// Values up to this size are gone through element by element.
+/// Values up to this size are checked element by element.
 const SMALL: usize = 1 << 16;
 
 /// The outputs of a library call fill their values, each element once.
@@ -97,7 +97,7 @@ fn outputs(p: &Program, l: &Library) -> Result<(), String> {
     Ok(())
 }
 
-/// Where each element of a layout lies.
+/// The position of each element of a layout.
 fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     (0..l.numel()).map(|k| {
         let (mut rest, mut at) = (k, l.offset);
@@ -109,7 +109,7 @@ fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Regions for one launch: alike, and none in the way of another.
+/// Checks regions for one launch: of one kind, and none reads or overwrites what another one writes.
 fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     let Some(first) = list.first() else { return Err("no regions".into()) };
     let mut written = FxHashSet::default();

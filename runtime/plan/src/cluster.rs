@@ -31,7 +31,7 @@ pub struct Cluster {
     pub depth: u32,
     /// Elements of the iteration space.
     pub numel: usize,
-    /// Row length, once a row reduction or spread has fixed it.
+    /// Row length, once a row reduction or broadcast has fixed it.
     pub cols: Option<usize>,
     /// Batches of a column reduction, once one has fixed it.
     pub batch: Option<usize>,
@@ -55,10 +55,10 @@ impl Cluster {
     }
 }
 
-/// Where a node runs.
+/// The kernel that computes a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Assignment {
-    /// Leaf, generator or view: nowhere.
+    /// None: a leaf, a generator or a view.
     None,
     Library {
         depth: u32,
@@ -66,7 +66,7 @@ pub enum Assignment {
     Cluster(usize),
 }
 
-/// The outcome: clusters, where each node runs, and which nodes are written to memory.
+/// The result of fusion: the clusters, the kernel of each node, and which nodes are stored.
 #[derive(Debug)]
 pub struct Fusion {
     pub clusters: Vec<Cluster>,
@@ -94,7 +94,7 @@ pub(crate) fn find(clusters: &[Cluster], mut k: usize) -> usize {
 /// Readings of a node: the owner of the elements, and their layout over the node's elements.
 pub type Reads = SmallVec<[(NodeId, Layout); 3]>;
 
-/// Whether node `id` is its input with rows that a few zeros fill up, as `align` has them.
+/// Whether node `id` pads the rows of its input with a few zeros, as `passes::pad_gemm` inserts it.
 pub fn fills(low: &Lowered, id: NodeId) -> bool {
     let node = low.graph.node(id);
     let (Some(word), true) = (low.fills, node.op == &movement::PLACE) else { return false };
@@ -107,7 +107,7 @@ pub fn fills(low: &Lowered, id: NodeId) -> bool {
         && (from + 1..from + pad_gemm::LINE).contains(&to)
 }
 
-/// Elements of the space that a clustered node works over: its own, or its input's if it reduces or fills up rows.
+/// Elements of the iteration space of a clustered node: its own, or its input's if it reduces or pads rows.
 pub fn source_numel(low: &Lowered, id: NodeId) -> usize {
     let node = low.graph.node(id);
     match node.op.class {

@@ -7,9 +7,6 @@ use crate::kernel_order::ControlDeps;
 use crate::reading::{Reading, reading};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Library ops whose kernels take an epilogue.
-const WITH_EPILOGUE: &[&str] = &["matmul", "linear"];
-
 /// Makes each pure map the epilogue of the product it reads, where nothing else reads that product and it is no result
 /// itself. Maps that update a State are left to horizontal fusion: an optimizer's update of every parameter. The joint
 /// kernel keeps the product's place in the order, so that the inputs of the product need not live until the map's place: a
@@ -34,7 +31,7 @@ pub fn fuse(
             *readers.entry(v).or_default() += 1;
         }
         if let Kernel::Library(l) = kernel
-            && WITH_EPILOGUE.contains(&l.op.name)
+            && l.op.epilogue
             && !roots.contains(&l.outputs[0])
             && !state_writes.contains(&l.outputs[0])
         {

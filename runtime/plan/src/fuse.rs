@@ -30,10 +30,10 @@ const MAX_NODES: usize = 256;
 const MAX_ROW_LOADS: usize = 12;
 /// A cluster waits for a value only if it has at least so many elements for each of the value's.
 const WORTH_WAITING: usize = 8;
-/// Kernels that may be put off at a time.
+/// Kernels that one delay may move.
 const MAX_DELAYED: usize = 64;
 
-/// Groups the lowered step. With `enabled` off every primitive is a kernel of its own.
+/// Groups the nodes of a lowered step. With `enabled` off every primitive is a kernel of its own.
 pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
     let count = low.graph.len();
     let mut f = Fuser {
@@ -60,18 +60,18 @@ struct Fuser<'a> {
     out: Fusion,
     /// The latest cluster that reads all of a base in order, by base.
     loaders: FxHashMap<NodeId, usize>,
-    /// Who reads a kernel's values through memory; clusters by the number they had then.
+    /// The kernels that read a kernel's values through memory; clusters by the number they had then.
     users: FxHashMap<Maker, SmallVec<[Maker; 4]>>,
 }
 
-/// What makes values.
+/// A kernel that computes values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Maker {
     Cluster(usize),
     Library(NodeId),
 }
 
-/// What joining a cluster would ask of it.
+/// The row length and batches that a node needs of its cluster.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Ask {
     cols: Option<usize>,
@@ -79,7 +79,7 @@ struct Ask {
 }
 
 impl Fuser<'_> {
-    /// What makes `base`, if a kernel does.
+    /// The kernel that computes `base`, if one does.
     fn maker(&self, base: NodeId) -> Option<Maker> {
         match self.out.assignment[base.index()] {
             Assignment::None => None,
@@ -115,12 +115,12 @@ impl Fuser<'_> {
         }
     }
 
-    /// The depth that what `id` waits for asks of it.
+    /// The least depth that the control dependencies of `id` allow.
     fn held(&self, id: NodeId) -> u32 {
         self.low.control_deps(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
     }
 
-    /// Puts a cluster off until `depth`, and what reads it until after that, unless one of `before` is among it.
+    /// Delays a cluster to `depth`, and its readers beyond that, unless one of `before` is among them.
     fn delay(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
         let mut put: FxHashMap<Maker, u32> = FxHashMap::default();
         let mut queue = vec![(Maker::Cluster(k), depth)];
@@ -182,7 +182,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// Lets the cluster that computes rows store them with zeros behind, if that is what `id` is.
+    /// Adds `id` to the cluster that computes its input, if it pads rows with zeros.
     fn fill(&mut self, id: NodeId) -> bool {
         if !fills(self.low, id) || !self.low.control_deps(id).is_empty() {
             return false;
@@ -226,7 +226,7 @@ impl Fuser<'_> {
         let size = |k: usize| (self.out.clusters[k].numel, self.out.clusters[k].depth);
         let large = direct.iter().copied().max_by_key(|d| size(d.0));
         let large = large.filter(|d| small.is_none_or(|n| self.out.clusters[d.0].numel / WORTH_WAITING >= n));
-        // What is held back (`remat`) does not let others wait for it.
+        // A recomputed node with control dependencies does not delay others.
         let mut chosen = match large.filter(|d| held == 0 && self.waits(*d, reads, n, fold.is_some(), ask)) {
             Some((k, level)) => Some((self.unite(&[k], ask), level)),
             None => joined.map(|(peers, level)| {
@@ -235,7 +235,7 @@ impl Fuser<'_> {
             }),
         };
         if chosen.is_none() {
-            // Nothing to join through registers: all readings are loads.
+            // No cluster to join through registers: all readings are loads.
             for (base, _) in reads {
                 wait = wait.max(self.available(*base));
             }
@@ -292,7 +292,7 @@ impl Fuser<'_> {
         };
     }
 
-    /// The deepest of the producers' clusters, to be merged if they are several, where all else that is read lies less
+    /// The deepest of the producers' clusters, to be merged if they are several, where everything else that is read is less
     /// deep.
     fn join(&self, direct: &[(usize, Level)], wait: u32, n: usize, ask: Ask) -> Option<(SmallVec<[usize; 3]>, Level)> {
         let depth_of = |k: usize| self.out.clusters[k].depth;
@@ -304,13 +304,13 @@ impl Fuser<'_> {
         (all && self.compatible(&peers, ask)).then_some((peers, level))
     }
 
-    /// Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one kernel
-    /// they would wait for the later one, and hold what both need.
+    /// Full reductions that are only combined as scalars (the losses of micro-batches, their weights) stay apart: one kernel
+    /// would wait for the later one and keep the inputs of both alive.
     fn meets_in_a_number(&self, n: usize, peer: usize) -> bool {
         n == 1 && self.out.clusters[peer].numel > 1
     }
 
-    /// Adds the producers that nobody reads yet through memory: they may as well run as late as the others.
+    /// Adds the producers that no kernel reads through memory yet: they can run as late as the others.
     fn unread(
         &mut self,
         mut peers: SmallVec<[usize; 3]>,
@@ -335,7 +335,7 @@ impl Fuser<'_> {
         peers
     }
 
-    /// Lets a cluster wait for whatever else a node over `n` elements reads that joins it, if that is little.
+    /// Delays a cluster until after everything else that a joining node over `n` elements reads, if that is small.
     fn waits(&mut self, to: (usize, Level), reads: &Reads, n: usize, reduces: bool, ask: Ask) -> bool {
         let c = &self.out.clusters[to.0];
         let (room, mut depth) = (c.numel / WORTH_WAITING, c.depth);
@@ -390,7 +390,7 @@ impl Fuser<'_> {
         nodes <= MAX_NODES && (sum.cols.is_none() || loads <= MAX_ROW_LOADS)
     }
 
-    /// Merges compatible clusters of one depth and fixes what is asked.
+    /// Merges compatible clusters of one depth and fixes rows and batches.
     fn unite(&mut self, peers: &[usize], ask: Ask) -> usize {
         let keep = peers[0];
         let mut sum = ask;

@@ -40,7 +40,7 @@ pub fn same(a: &Region, b: &Region) -> bool {
         })
 }
 
-/// How a layout that needs no strides reads: all in order, or one element again and again.
+/// How a layout reads that needs no strides: all elements in order, or one element repeated.
 fn plain(l: &Layout) -> Option<Reading> {
     let n = l.numel();
     if reading(l, n, n) == Reading::Same {
@@ -49,7 +49,7 @@ fn plain(l: &Layout) -> Option<Reading> {
     (reading(l, n, 1) == Reading::Broadcast).then_some(Reading::Broadcast)
 }
 
-/// What regions that are [`same`] share.
+/// A hash that is equal for regions that are [`same`].
 pub fn signature(r: &Region) -> u64 {
     let mut h = FxHasher::default();
     (r.batch * r.rows == 1, r.body.len(), r.stores.len()).hash(&mut h);
@@ -69,9 +69,9 @@ pub fn signature(r: &Region) -> u64 {
     h.finish()
 }
 
-/// Which kernels may run before their turn, beside one like them: those whose results are small or wanted by no other
-/// kernel, and those that read nothing but the program's inputs (casts of all weights). Two branches of a network that
-/// happen to be alike stay apart: in step, they would hold the activations of both.
+/// Which kernels may run early, in one launch with a like one: those whose results are small or read by no other kernel, and
+/// those that read only the program's inputs (casts of all weights). Like branches of a network stay apart: in one launch,
+/// the activations of both would be alive at once.
 pub fn movable(kernels: &[(u32, Kernel)], values: &[Value]) -> Vec<bool> {
     let mut read: FxHashSet<ValueId> = FxHashSet::default();
     for (_, kernel) in kernels {

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 /// Values by the values that may not be computed before them (see `Lowered::control_deps`).
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
-/// Puts kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first. With
-/// `group`, like kernels that are ready together run as one.
+/// Sorts kernels topologically; among the ready ones, the earliest anchor first. With `group`, like kernels that are ready at
+/// the same time become one launch.
 pub(crate) fn sort(
     kernels: Vec<(u32, Kernel)>,
     values: &[Value],
@@ -69,7 +69,7 @@ pub(crate) fn sort(
         .collect()
 }
 
-/// Kernels that wait for nothing.
+/// Kernels whose inputs are computed.
 #[derive(Default)]
 struct Ready {
     queue: BTreeSet<(u32, usize)>,
@@ -88,7 +88,7 @@ impl Ready {
         }
     }
 
-    /// The earliest recorded one, and those that join it.
+    /// Removes the kernel with the earliest anchor, and those that join its launch.
     fn next(&mut self, kernels: &[(u32, Kernel)]) -> Option<Vec<usize>> {
         let (_, first) = self.queue.pop_first()?;
         let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };

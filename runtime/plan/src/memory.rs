@@ -1,23 +1,23 @@
-//! Where temporaries lie: one arena a program, offsets fixed at planning time.
+//! Assigns memory to temporaries: one arena per program, with offsets fixed at planning time.
 //!
-//! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
-//! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.
-//! Linear in kernels up to the logarithm of the free list. Where that leaves holes and the program is not huge, blocks are
-//! packed anew, now that all lifetimes are known; the smallest arena stays.
+//! A walk over the kernels allocates the best-fitting free block when a value is first written and frees it after the last
+//! reader. A large elementwise result reuses the block of an input that dies in the same kernel. The walk is linear in the
+//! number of kernels, up to the logarithm of the free list. If it leaves holes and the program is not too large, blocks are
+//! packed again with all lifetimes known; the smallest arena is kept.
 
 use crate::ir::*;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every value: a cache line on the CPU, and what TMA and vector loads want on a GPU.
+/// Alignment of every value: at least a cache line on the CPU, and what TMA and vector loads need on a GPU.
 const ALIGN: usize = 256;
-/// Results smaller than this do not bother to take over an input's block.
+/// Smaller results do not reuse an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
-/// Packing compares every block with every other: programs with more keep what the walk gave.
+/// Packing compares every block with every other: programs with more blocks keep the result of the walk.
 const MAX_PACKED: usize = 4096;
 
-/// Memory of one value, or of values that take it over from each other.
+/// Memory of one value, or of values that reuse it in place one after the other.
 struct Block {
     nbytes: usize,
     at: usize,
@@ -100,7 +100,7 @@ pub fn assign(p: &mut Program) {
     }
 }
 
-/// Lets a product lie where the result of its epilogue will, if that is an output.
+/// Stores a product where the result of its epilogue is stored, if that is an output.
 fn products(p: &mut Program) {
     let mut places = Vec::new();
     for k in &p.kernels {
@@ -117,8 +117,8 @@ fn products(p: &mut Program) {
     }
 }
 
-/// Lays blocks out in several orders (largest first, longest lived first …), each block at the lowest place that is free
-/// for its whole life, and keeps the best result if the arena shrinks.
+/// Places blocks in several orders (largest first, longest lived first …), each at the lowest offset that is free for its
+/// whole lifetime, and keeps the best result if the arena shrinks. An order that cannot improve on the best is abandoned.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
     let size = |b: &Block| b.nbytes;
     let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
@@ -151,7 +151,7 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
             blocks[b].at = at;
             end = end.max(at + nbytes);
             if end >= most {
-                // No better than what there is.
+                // No smaller than the best so far.
                 break;
             }
             let rank = placed.partition_point(|o| blocks[*o].at <= at);
@@ -170,7 +170,7 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     }
 }
 
-/// The values that lie in the arena when it is fullest, one for each place.
+/// The values in the arena when most of it is in use, one for each block.
 pub fn fullest(p: &Program) -> Vec<ValueId> {
     let mut alive: FxHashMap<ValueId, (usize, usize)> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
@@ -193,7 +193,7 @@ pub fn fullest(p: &Program) -> Vec<ValueId> {
             (most, at) = (now, k);
         }
     }
-    // A value and the one that takes its block over are both there in one kernel: the larger stands for the place.
+    // A value and the one that reuses its block are both alive in one kernel: the larger represents the block.
     let mut places: BTreeMap<usize, ValueId> = BTreeMap::new();
     for (v, (first, last)) in alive {
         let value = &p.values[v.0 as usize];
@@ -213,7 +213,7 @@ fn round(nbytes: usize) -> usize {
     nbytes.next_multiple_of(ALIGN)
 }
 
-/// Whether `v`, written by kernel `k`, may lie where `dead` lies, whose last reader is `k`.
+/// Whether `v`, written by kernel `k`, may reuse the block of `dead`, whose last reader is `k`.
 fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
     let (r, product) = match &p.kernels[k] {
@@ -246,10 +246,10 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     reads && read_in_order && r.stores.iter().all(|(reg, s)| *s != v || r.body[*reg as usize].level == Level::Full)
 }
 
-/// A best-fit allocator over offsets: it knows places, not memory.
+/// Allocates offsets by best fit; it owns no memory.
 #[derive(Default, Debug)]
 pub struct Offsets {
-    /// One past the last byte ever given out.
+    /// One past the last byte ever allocated.
     pub end: usize,
     /// Free blocks by offset, and by (size, offset).
     by_offset: BTreeMap<usize, usize>,
@@ -257,7 +257,7 @@ pub struct Offsets {
 }
 
 impl Offsets {
-    /// A place for `nbytes`; of 0 bytes, any.
+    /// Allocates `nbytes`; 0 bytes may share any offset.
     pub fn take(&mut self, nbytes: usize) -> usize {
         if nbytes == 0 {
             return 0;
@@ -282,7 +282,7 @@ impl Offsets {
         at
     }
 
-    /// Takes a place back.
+    /// Frees a block.
     pub fn give(&mut self, mut at: usize, mut size: usize) {
         if size == 0 {
             return;
@@ -301,7 +301,7 @@ impl Offsets {
         self.insert(at, size);
     }
 
-    /// Forgets the free block that touches the end, if one does.
+    /// Drops the free block that touches the end, if one does.
     pub fn trim(&mut self) {
         if let Some((&at, &size)) = self.by_offset.iter().next_back()
             && at + size == self.end

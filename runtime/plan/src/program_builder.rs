@@ -1,4 +1,4 @@
-//! From clusters to a program: registers, kernel order, storage.
+//! Builds a program from clusters: registers, kernels, and storage for results and State writes.
 
 use crate::cluster::{self, Assignment, Fusion};
 use crate::epilogue;
@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
 
-/// Builds the program of a fused step; without `fusion`, every region stays a launch of its own.
+/// Builds the program of a clustered step. Without `fusion`, every region is a launch of its own.
 pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
         low,
@@ -81,7 +81,7 @@ impl Builder<'_> {
             self.value_of.insert(id, ValueId(k));
         }
         for id in self.low.graph.ids() {
-            // Not what lies in another's buffer.
+            // Not the slices of another node's buffer.
             let owner = self.low.views[id.index()].0 == id;
             if owner && self.f.stored[id.index()] && !matches!(self.f.assignment[id.index()], Assignment::None) {
                 self.add_value(id, Storage::UNPLACED);
@@ -89,7 +89,7 @@ impl Builder<'_> {
         }
     }
 
-    /// All kernels with the recording position they are anchored at, in no particular order.
+    /// All kernels, unordered, each with its anchor: the position in the lowered graph that decides its order.
     fn kernels(&mut self) -> Vec<(u32, Kernel)> {
         let mut out = Vec::new();
         let g = &self.low.graph;
@@ -134,7 +134,7 @@ impl Builder<'_> {
         out
     }
 
-    /// Notes that `made` is not to be made before what node `id` waits for.
+    /// Adds the control dependencies of node `id` to value `made`.
     fn hold(&mut self, made: ValueId, id: NodeId) {
         for w in self.low.control_deps(id) {
             let base = self.low.views[w.index()].0;
@@ -209,7 +209,7 @@ impl Builder<'_> {
                 args.push(reg);
             }
             if matches!(node.op.class, Class::Library) {
-                // Rows to be filled up: as they are, stored to a value of longer rows.
+                    // Rows to be padded: stored as they are, to a value of longer rows.
                 regs.insert(id, args[0]);
                 continue;
             }
@@ -271,8 +271,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Lets each commit's value be computed in the State's own memory where nothing still reads the old one; else
-    /// copies it there at the end.
+    /// Computes each State's new value in the State's own memory where no later kernel reads the old one; else copies it there
+    /// at the end.
     fn state_writes(&mut self, trace: &Trace) {
         let mut writer: FxHashMap<ValueId, Part> = FxHashMap::default();
         let mut readers: FxHashMap<ValueId, SmallVec<[Part; 2]>> = FxHashMap::default();
@@ -351,7 +351,7 @@ fn in_place(r: &Region, v: ValueId, old: ValueId) -> bool {
         })
 }
 
-/// What makes two instructions the same.
+/// What makes two instructions equal.
 #[derive(PartialEq, Eq, Hash)]
 enum Memo {
     Load(Source, Layout, DType, Level),

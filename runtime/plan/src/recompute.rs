@@ -13,17 +13,17 @@ use perilune_core::ops::{Class, Generator};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Work an element may cost to be computed again instead of stored and loaded (see `MapFn::flops`).
+/// Work per element up to which a value is recomputed instead of stored and loaded (see `MapFn::flops`).
 const MAX_RECOMPUTE: usize = 96;
 /// Work of one random number.
 const UNIFORM_FLOPS: usize = 40;
-/// Part of a value's bytes by which computing it again may read more than loading it would: not storing it is worth more. It
-/// lets a normalised row be made again from the row, its mean and its scale.
+/// Recomputing a value may read more than loading it, by its bytes divided by this, since the store is saved too. So a
+/// normalised row is recomputed from the row, its mean and its scale.
 const SLACK: usize = 16;
 /// Buffers a recomputed value may depend on.
 const MAX_FRONTIER: usize = 4;
 
-/// What computing a value again takes.
+/// The cost of recomputing a value.
 #[derive(Clone, Default, Debug)]
 struct Expr {
     flops: usize,
@@ -37,7 +37,7 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let g = &low.graph;
     let mut crossing: FxHashMap<NodeId, SmallVec<[(usize, bool); 4]>> = FxHashMap::default();
     let mut loads: FxHashMap<usize, Vec<NodeId>> = FxHashMap::default();
-    // What others wait for must have a kernel of its own to wait for.
+    // A control dependency needs a kernel that stores the value.
     for id in low.roots.iter().chain(&low.state_writes).chain(low.control_deps.iter().flatten()) {
         f.stored[id.index()] = true;
     }
@@ -95,7 +95,7 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                     }
                 }
             } else if let Some(base) = widened(low, f, id).filter(|_| enabled && users.iter().all(|u| u.1)) {
-                // What it was made of goes to memory, and its readers cast.
+                // Its narrower source is stored, and the readers cast.
                 for (k, _) in users {
                     loads.entry(*k).or_default().push(base);
                 }
@@ -109,8 +109,8 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     }
 }
 
-/// What a node in f64 is the cast of, where that is narrower and computed beside it. (The loss's sum over rows is in f64, and a
-/// kernel of long rows has no registers left to make f64 of what it stores.)
+/// The source of a cast to f64, if that is narrower and computed in a kernel. (The loss's sum over rows is in f64, and a kernel
+/// of long rows has no registers left to convert what it stores.)
 fn widened(low: &Lowered, f: &Fusion, id: NodeId) -> Option<NodeId> {
     let node = low.graph.node(id);
     let (base, layout) = reads(low, id).into_iter().next()?;
@@ -120,7 +120,7 @@ fn widened(low: &Lowered, f: &Fusion, id: NodeId) -> Option<NodeId> {
     (cast && same && f.cluster_of(base).is_some() && low.graph.generator(base).is_none()).then_some(base)
 }
 
-/// What node `id` would take to compute again, given what is stored so far.
+/// The cost of recomputing node `id`, given what is stored so far.
 fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
     let g = &low.graph;
     let node = g.node(id);

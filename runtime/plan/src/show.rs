@@ -1,15 +1,16 @@
-//! A plan as a person reads it: kernels, what they read and write, work, recipe lines.
+//! Formats a plan as text: kernels, bytes read and written, work, recipe lines.
 
 use crate::ir::*;
 use perilune_core::Shape;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::ops::source;
+use perilune_core::ops::{Count, Work, source};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// What one kernel costs, by counting.
+/// Bytes and operations of one kernel, by counting.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {
     pub read: usize,
@@ -36,47 +37,17 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
 
 /// The operations of a routine's products, as it makes them.
 fn routine(l: &Library, out: Shape) -> usize {
-    let dims = |k: usize| l.inputs.get(k).map_or(out, |x| x.shape());
-    let last = |s: Shape, back: usize| s.dims().iter().rev().nth(back).copied().unwrap_or(1);
-    let filter = |w: Shape| w.dims().iter().skip(1).product::<usize>();
-    // Of attention with a causal mask half of the scores are made. (A window or documents leave out more: what, only data tell.)
-    let scores = |products: usize| {
-        let all = products * 2 * out.numel() * last(dims(1), 1);
-        if l.attrs.first() == Some(&1) { all / 2 } else { all }
-    };
-    match l.op.name {
-        "matmul" | "linear" | "grouped_matmul" => 2 * last(dims(0), 0) * out.numel(),
-        "grouped_sums" => 2 * dims(0).numel() * last(out, 0),
-        "scaled_dot_product_attention" => scores(2),
-        "scaled_dot_product_attention_backward" => scores(5),
-        "conv2d" => 2 * out.numel() * filter(dims(1)),
-        "conv2d_backward_input" => 2 * dims(0).numel() * filter(dims(1)),
-        "conv2d_backward_weight" => 2 * dims(1).numel() * filter(out),
-        _ => 0,
-    }
+    let inputs: SmallVec<[Shape; 8]> = l.inputs.iter().map(|x| x.shape()).collect();
+    let work = Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed };
+    l.op.flops.map_or(0, |flops| flops(&work) as usize)
 }
 
-/// The work of a node's products (matrix products, convolutions, attention), as it was recorded: what is computed a second
-/// time to save memory does not count, so that the share of a device's peak is the model's (Chowdhery et al.,
-/// arXiv:2204.02311, appendix B). Attention counts whole, also where it is causal.
-pub fn products(g: &Graph, id: NodeId) -> f64 {
+/// The work of a node's products (matrix products, convolutions, attention), as it was recorded; `None`: it makes none.
+pub fn products(g: &Graph, id: NodeId) -> Option<f64> {
     let node = g.node(id);
-    let n = node.shape.numel() as f64;
-    let dims = |x: usize| node.inputs.get(x).map(|x| g.shape(*x)).unwrap_or(node.shape);
-    let last = |x: usize, back: usize| dims(x).dims().iter().rev().nth(back).copied().unwrap_or(1) as f64;
-    let kernel = |w: Shape| w.dims().iter().skip(1).product::<usize>() as f64;
-    match node.op.name {
-        "matmul" | "linear" | "grouped_matmul" => 2.0 * n * last(0, 0),
-        "grouped_sums" => 2.0 * dims(0).numel() as f64 * last(1, 0),
-        "scaled_dot_product_attention" => 4.0 * n * last(1, 1),
-        // Four products; the fifth makes the scores again.
-        "scaled_dot_product_attention_backward" => 8.0 * n * last(1, 1),
-        "conv1d" | "conv2d" => 2.0 * n * kernel(dims(1)),
-        // Each output of the forward pass meets each weight of its filter once more. Inputs: (grad, weight), (x, grad).
-        "conv2d_backward_input" => 2.0 * dims(0).numel() as f64 * kernel(dims(1)),
-        "conv2d_backward_weight" => 2.0 * dims(1).numel() as f64 * kernel(node.shape),
-        _ => 0.0,
-    }
+    let inputs: SmallVec<[Shape; 8]> = node.inputs.iter().map(|x| g.shape(*x)).collect();
+    let work = Work { inputs: &inputs, out: node.shape, attrs: &node.attrs, count: Count::Meant };
+    node.op.flops.map(|flops| flops(&work) as f64)
 }
 
 fn work(r: &Region) -> usize {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes reference.safetensors: what PyTorch says about every sample of the op registry.
 
-    PERILUNE_DUMP_CASES=/tmp/cases.json cargo test -p perilune-tests --test ops dump_cases
+    cargo run -p perilune-tests --example dump_cases /tmp/cases.json
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
 
 A case is an op, its arguments by name and a variant. Variants `full` and `grid` are in f64 (the numbers of `grid` are

@@ -5,7 +5,7 @@
 //! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole: for it the backward
 //! node also reads the result and the logarithms of the rows' sums, which the decomposition has no use for.
 
-use super::{Args, Class, Grad, Grads, Op, Out, bits, create, movement, norm, one, out_of, real};
+use super::{Args, Class, Count, Grad, Grads, Op, Out, Work, bits, create, movement, norm, one, out_of, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -189,6 +189,13 @@ impl Scores {
     }
 }
 
+/// Of `all` operations those that a count takes: a kernel makes half of the scores under a causal mask. (A window or documents
+/// leave out more; how much, only the data tell.)
+fn seen(w: &Work, all: u64) -> u64 {
+    let half = w.count == Count::Executed && w.attrs.first() == Some(&1);
+    if half { all / 2 } else { all }
+}
+
 /// Inputs: q, k, v, mask?, documents? -> out, lse (..., H, T) in the dtype of the scores, which only the backward asks for; `attrs` as
 /// [`Scores`].
 pub static ATTENTION: Op = Op {
@@ -202,6 +209,8 @@ pub static ATTENTION: Op = Op {
           documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.\n\
           Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
+    // q k^T and p v.
+    flops: Some(|w| seen(w, 2 * w.dim(1, 1) * (w.numel(0) + w.out.numel() as u64))),
     results: crate::ops::Results::One,
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
@@ -251,6 +260,7 @@ pub static ATTENTION: Op = Op {
         "f(2,3,5,4), f(2,3,5,4), f(2,3,5,4), documents=i(3;1,5), mask=b(5,5)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
@@ -342,6 +352,11 @@ fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<
 /// It is a function of q, k, v, the gradient and the mask: out and lse follow from these, so no gradient goes to them.
 pub static ATTENTION_BACKWARD: Op = Op {
     name: "scaled_dot_product_attention_backward",
+    // p^T d and d v^T; ds k and ds^T q. A kernel makes the scores q k^T again.
+    flops: Some(|w| {
+        let again = if w.count == Count::Executed { w.numel(0) } else { 0 };
+        seen(w, 2 * w.dim(1, 1) * (2 * w.numel(3) + 2 * w.numel(0) + again))
+    }),
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
         let s = Scores::of(g, q, k, &x[6..], attrs);

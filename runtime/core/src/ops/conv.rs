@@ -293,7 +293,18 @@ fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     unbatched(g, y, added)
 }
 
-const CONV: Op = Op { class: Class::Fused(CONV_EXPAND), infer: infer_conv, amp: Amp::Low, ..FUSED };
+const CONV: Op = Op {
+    class: Class::Fused(CONV_EXPAND),
+    infer: infer_conv,
+    amp: Amp::Low,
+    flops: Some(|w| 2 * w.out.numel() as u64 * filter(w.inputs[1])),
+    ..FUSED
+};
+
+/// Elements of a filter of a weight: those that meet for one element of the result.
+fn filter(weight: Shape) -> u64 {
+    weight.dims().iter().skip(1).map(|d| *d as u64).product()
+}
 
 /// Inputs: x, weight, bias?; `attrs`: [stride, padding before, after, dilation, groups].
 pub static CONV1D: Op = Op {
@@ -389,6 +400,8 @@ fn infer_conv_backward(i: &Infer) -> Result<Meta> {
 pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
+    // Each element of the gradient meets each weight of its filter.
+    flops: Some(|w| 2 * w.numel(1) * filter(w.inputs[0])),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -397,6 +410,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
 pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
+    flops: Some(|w| 2 * w.numel(1) * filter(w.out)),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -508,8 +522,13 @@ fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     unbatched(g, y, added)
 }
 
-const CONV_TRANSPOSE: Op =
-    Op { class: Class::Fused(CONV_TRANSPOSE_EXPAND), infer: infer_conv_transpose, amp: Amp::Low, ..FUSED };
+const CONV_TRANSPOSE: Op = Op {
+    class: Class::Fused(CONV_TRANSPOSE_EXPAND),
+    infer: infer_conv_transpose,
+    amp: Amp::Low,
+    flops: Some(|w| 2 * w.numel(0) * filter(w.inputs[1])),
+    ..FUSED
+};
 
 /// Inputs: x, weight, bias?; `attrs`: [stride, padding, dilation, output padding, groups].
 pub static CONV_TRANSPOSE1D: Op = Op {

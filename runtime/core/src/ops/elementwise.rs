@@ -4,7 +4,7 @@
 //! backend instantiates vector loops from the same tokens, so the meaning of an op is written once. Anything that is
 //! more than one step of arithmetic is a composition and lives in `activation.rs`.
 
-use super::{Class, Grad, GradCtx, Grads, Op, one};
+use super::{Class, Grad, GradCtx, Grads, Op, Tolerance, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId, Number};
 use crate::ops::Value;
@@ -30,7 +30,8 @@ pub enum Domain {
 
 /// Calls the macro `$m` with the whole table: `Variant Domain arity |x, y, z| value;`.
 ///
-/// `value` uses the methods of `core::scalar::{Real, Int}`; a `Compare` yields a Rust bool; `Logic` works on Rust bools.
+/// `value` uses methods that each backend defines for its element types (the CPU: `perilune_cpu::math::{Number, Float}`); a
+/// `Compare` yields a Rust bool; `Logic` operates on Rust bools.
 #[macro_export]
 macro_rules! map_fns {
     ($m:ident) => {
@@ -109,6 +110,12 @@ macro_rules! define_map_fn {
 map_fns!(define_map_fn);
 
 impl MapFn {
+    /// Whether the function of 16-bit floats is a 16-bit float, so that its result needs no rounding.
+    pub fn is_exact(self) -> bool {
+        use MapFn::*;
+        matches!(self, Copy | Neg | Abs | Sign | Relu | Maximum | Minimum | Where | Floor | Ceil | Round)
+    }
+
     /// Floating-point operations of one element, roughly: what recomputing costs against loading.
     pub fn flops(self) -> usize {
         use MapFn::*;
@@ -408,11 +415,15 @@ pub static COS: Op = Op {
     ..MAP
 };
 
+/// Of functions that are steep, or composed of several steps.
+const STEEP: Option<Tolerance> = Some(Tolerance { half: 2.0, wide: 8.0, half_scaled: 0.0 });
+
 pub static TAN: Op = Op {
     name: "tan",
     sig: "x: tensor",
     doc: "x (...) -> (...): tangent of x in radians.",
     class: Class::Map(MapFn::Tan),
+    tolerance: STEEP,
     grad: rule!(|g, c| {
         let d = g.mul(c.out, c.out)?;
         let d = g.add_c(d, 1.0)?;
@@ -616,6 +627,7 @@ pub static REMAINDER: Op = Op {
     doc: "x (...), y (...) -> broadcast: x - floor(x / y) * y, with the sign of y. Also the operator `%`.\n\
           An integer modulo 0 gives 0.",
     class: Class::Map(MapFn::Remainder),
+    tolerance: STEEP,
     grad: Grad::Rule(|g, c| {
         let q = g.map(&FLOOR_DIV, &[c.x(0), c.x(1)])?;
         let d = g.mul(c.grad, q)?;
@@ -633,6 +645,7 @@ pub static POW: Op = Op {
           The numbers 2, 3, 0.5, -0.5, 1 and -1 as exponents are part of the program and become products and roots; any\n\
           other number is a run-time slot. Integers wrap; an integer to a negative power is 0 unless x is 1 or -1.",
     class: Class::Map(MapFn::Pow),
+    tolerance: STEEP,
     call: Some(|g, a| {
         if let (Some(Value::Tensor(x)), Some(Value::Number(n))) = (a.values.first(), a.values.get(1)) {
             let (x, exponent) = (*x, n.as_f64());

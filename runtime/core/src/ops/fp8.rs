@@ -1,7 +1,7 @@
 //! Numbers of 8 bits and products of them. They are no dtype: a tensor of them is a u8 tensor, and an f32 scale beside it says
 //! what 1 is worth.
 //!
-//! Formats and rounding are in `scalar/fp8.rs`. What uses them in training is `stdlib/nn/fp8.lua`.
+//! The CPU's `math/fp8.rs` states formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
 
 use super::elementwise::{self, MapFn};
 use super::matmul::MATMUL;
@@ -138,18 +138,15 @@ pub static DEQUANTIZE_FP8: Op = Op {
         bytes(g, "dequantize_fp8", "x", x)?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
         // Of the scale, too, it is a constant.
-        let before = std::mem::replace(&mut g.no_grad, true);
-        let y = g.without_autocast(|g| {
-            let v = values(g, x, format)?;
-            let y = g.mul(v, s)?;
-            if g.shape(y) != g.shape(x) {
-                let message = format!("scale {} does not broadcast to x {}", g.shape(s), g.shape(x));
-                return Err(Error::shape("dequantize_fp8", message));
-            }
-            g.cast(y, dtype).map(one)
-        });
-        g.no_grad = before;
-        y
+        let mut g = g.scope();
+        (g.modes.no_grad, g.modes.autocast) = (true, None);
+        let v = values(&mut g, x, format)?;
+        let y = g.mul(v, s)?;
+        if g.shape(y) != g.shape(x) {
+            let message = format!("scale {} does not broadcast to x {}", g.shape(s), g.shape(x));
+            return Err(Error::shape("dequantize_fp8", message));
+        }
+        g.cast(y, dtype).map(one)
     }),
     grad: Grad::Missing(NO_GRADIENT),
     samples: &[
@@ -186,6 +183,7 @@ pub static MATMUL_FP8: Op = Op {
           where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a\n\
           GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are\n\
           e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.",
+    flops: Some(super::product_flops),
     results: Results::One,
     class: Class::Fused(|g, x, attrs| {
         let p = Product::read(attrs);

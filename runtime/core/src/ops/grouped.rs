@@ -4,7 +4,7 @@
 //! device, and the plan is the same for any routing.
 
 use super::matmul::is_transpose;
-use super::{Class, Grad, Op, Results, index, one};
+use super::{Class, Grad, IndexFault, IndexKind, Op, Results, index, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -13,9 +13,13 @@ use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[&GROUPED_MATMUL, &GROUPED_SUMS];
 
+/// Reports ends of groups that are out of range, of either op as of the one that the recipe calls.
+const ENDS: fn(&[i64]) -> IndexFault = |_| IndexFault { op: "grouped_matmul", kind: IndexKind::Ends };
+
 /// x (T, K), w (E, K, N), ends (E) i64 -> (T, N).
 pub static GROUPED_MATMUL: Op = Op {
     name: "grouped_matmul",
+    index_fault: Some(ENDS),
     sig: "x: tensor, w: tensor, ends: tensor",
     doc: "x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row\n\
           0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows\n\
@@ -24,6 +28,7 @@ pub static GROUPED_MATMUL: Op = Op {
           it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are\n\
           an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).",
     results: Results::One,
+    flops: Some(super::product_flops),
     class: Class::Library,
     infer: |i| {
         let (x, w) = (i.shape(0), i.shape(1));
@@ -65,11 +70,14 @@ pub static GROUPED_MATMUL: Op = Op {
         "f(90,40), f(3,40,33), ends(90;3)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 /// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): the rows of a transposed times the rows of b, group by group.
 pub static GROUPED_SUMS: Op = Op {
     name: "grouped_sums",
+    index_fault: Some(ENDS),
+    flops: Some(|w| 2 * w.numel(0) * w.dim(1, 0)),
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));

@@ -5,7 +5,7 @@
 //! at run time that names the index, the dim and the recipe line.
 
 use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
-use super::{Args, Class, Grad, Op, one};
+use super::{Args, Class, Grad, IndexFault, Op, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
 use crate::{DType, HostTensor, Shape};
@@ -69,6 +69,7 @@ fn call_gather(g: &mut Graph, a: &Args) -> Result<super::Out> {
 /// `attrs`: [axis].
 pub static GATHER: Op = Op {
     name: "gather",
+    index_fault: Some(|_| IndexFault::elements("gather")),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.",
     class: Class::Library,
@@ -143,6 +144,7 @@ fn call_scatter(g: &mut Graph, a: &Args, op: &'static Op) -> Result<super::Out> 
 /// `attrs`: [axis].
 pub static SCATTER: Op = Op {
     name: "scatter",
+    index_fault: Some(|_| IndexFault::elements("scatter")),
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced\n\
           by src[.., k, ..]. Of several writes to one place the last in row-major order stays.",
@@ -162,6 +164,7 @@ pub static SCATTER: Op = Op {
 /// `attrs`: [axis].
 pub static SCATTER_ADD: Op = Op {
     name: "scatter_add",
+    index_fault: Some(|_| IndexFault::elements("scatter_add")),
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with src[.., k, ..] added at\n\
           [.., index[.., k, ..], ..], in row-major order of index.",
@@ -196,6 +199,9 @@ pub const OF_EMBEDDING: i64 = 1;
 /// `attrs`: [axis, OF_EMBEDDING?].
 pub static INDEX_SELECT: Op = Op {
     name: "index_select",
+    index_fault: Some(|attrs| {
+        IndexFault::elements(if attrs.get(1) == Some(&OF_EMBEDDING) { "embedding" } else { "index_select" })
+    }),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (K) int -> (..., K, ...): the slices of dim `dim` that index names.",
     class: Class::Library,
@@ -221,6 +227,7 @@ pub static INDEX_SELECT: Op = Op {
 /// `attrs`: [axis].
 pub static INDEX_ADD: Op = Op {
     name: "index_add",
+    index_fault: Some(|_| IndexFault::elements("index_add")),
     sig: "x: tensor, dim: int, index: tensor, src: tensor",
     doc: "x (..., N, ...), index (K) int, src (..., K, ...) -> x with slice k of src added to slice index[k], in order.",
     class: Class::Library,

@@ -5,7 +5,7 @@
 //! each one pass over the rows of logits. Inputs must have equal shapes: a silent broadcast of (N) against (N, 1) has
 //! ruined many a regression. Class ids pass `class_ids`, which refuses those that name no class.
 
-use super::{Args, Class, Grad, GradCtx, Grads, Op, Out, bits, create, index, norm, one, real};
+use super::{Args, Class, Grad, GradCtx, Grads, IndexFault, IndexKind, Op, Out, bits, create, index, norm, one, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
@@ -216,8 +216,14 @@ pub fn cure_of_class(classes: i64, ignored: i64) -> String {
 
 /// Inputs: ids i64; `attrs`: [number of classes, which of `OF_CLASSES`, ignored id]. The ids themselves, each from 0 to the
 /// number of classes - 1 or the ignored one, or an error in the name of the op.
-pub static CLASS_IDS: Op =
-    Op { name: "class_ids", class: Class::Library, infer: create::same, amp: Amp::Keep, ..Op::BASE };
+pub static CLASS_IDS: Op = Op {
+    name: "class_ids",
+    class: Class::Library,
+    infer: create::same,
+    amp: Amp::Keep,
+    index_fault: Some(|attrs| IndexFault { op: OF_CLASSES[attrs[1] as usize], kind: IndexKind::Classes(attrs[2]) }),
+    ..Op::BASE
+};
 
 /// Checks class ids against logits (N..., C): ids as i64. Their values are looked at when the step runs.
 fn class_ids(g: &mut Graph, op: &str, logits: NodeId, target: NodeId) -> Result<NodeId> {

@@ -1,6 +1,6 @@
 //! Products of matrices: one batched primitive, and what folds into it.
 
-use super::{Class, Grad, Op, Results, movement, one};
+use super::{Class, Grad, Op, Results, Tolerance, movement, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
@@ -12,12 +12,14 @@ pub static OPS: &[&Op] = &[&MATMUL, &MM, &BMM, &LINEAR, &DOT, &OUTER, &super::ei
 /// a (B..., M, K), b (B..., K, N), batch dims equal -> (B..., M, N).
 pub static MATMUL: Op = Op {
     name: "matmul",
+    epilogue: true,
     sig: "a: tensor, b: tensor",
     doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
           vanishes from the result.\n\
           Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
     results: crate::ops::Results::One,
     class: Class::Library,
+    flops: Some(super::product_flops),
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));
         let r = a.rank();
@@ -47,6 +49,7 @@ pub static MATMUL: Op = Op {
         "f(33,70), f(70,17)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 /// The gradient of `x`, an operand of a product whose result has gradient `grad`, `y` the other operand: grad yT, or
@@ -176,6 +179,8 @@ pub static BMM: Op = Op {
 /// products and sums.
 pub static LINEAR: Op = Op {
     name: "linear",
+    epilogue: true,
+    tolerance: Some(Tolerance { half: 1.0, wide: 8.0, half_scaled: 0.25 }),
     sig: "x: tensor, weight: tensor, bias: tensor?",
     doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
           The bias is added to the sum before that is rounded: 16-bit floats round once.",
@@ -187,6 +192,7 @@ pub static LINEAR: Op = Op {
         let y = g.add_(y, b)?;
         g.cast(y, dtype).map(one)
     }),
+    flops: Some(super::product_flops),
     results: Results::One,
     infer: |i| {
         i.float(0)?;
@@ -210,7 +216,7 @@ pub static LINEAR: Op = Op {
             given.push(b);
         }
         // Before they are viewed: the gradient of a weight then comes back as it lies in memory (see `product`).
-        if let Some(low) = g.autocast {
+        if let Some(low) = g.modes.autocast {
             given = crate::amp::cast_inputs(g, Amp::Low, low, &given)?;
         }
         let dtype = DType::promote(g.dtype(given[0]), g.dtype(given[1]));
@@ -252,6 +258,7 @@ pub static LINEAR: Op = Op {
         "f(33,70), f(17,70), f(17)",
     ],
     smooth: true,
+    ..Op::BASE
 };
 
 pub static DOT: Op = Op {

@@ -1,15 +1,7 @@
-//! The op registry: one op, one block.
+//! Registers the ops: one op, one block, in the file of its family.
 //!
-//! An [`Op`] says everything about an op in one place: its Lua signature, doc, shape and dtype rule, class, backward,
-//! and sample inputs (a map's CUDA function has its name: kernels/device/ops.cuh). The Lua bindings, `help`, the editor stubs, the reference page, the op tests, the
-//! gradient tests and the fuzzers all loop over [`all`]. A plain new op touches one file of this folder.
-//!
-//! Four kinds of entry, by [`Class`]:
-//! - primitives (`View`, `Map`, `Reduce`, `Library`, `Generator`, `Leaf`): nodes that the planner and backends know;
-//! - `Fused`: one node that carries its own decomposition into primitives. The decomposition is the oracle, the
-//!   fallback and the CPU path; a backend with a kernel of its own keeps the node whole;
-//! - `Function`: a composition recorded as other ops on the spot, never a node;
-//! - `Host`: the result's shape depends on data, so inputs are evaluated and the function runs on the host.
+//! A block states everything about its op (see [`Op`]). The Lua bindings, `help`, the editor stubs, the reference page, the
+//! op tests, the gradient tests and the fuzzers all loop over [`all`]. A composition touches one file of this folder.
 
 mod args;
 mod build;
@@ -35,180 +27,15 @@ pub mod scan;
 pub mod sort;
 pub mod source;
 
+pub use crate::op::*;
 pub use args::{Args, Param, Ty, Value, parse_signature};
 pub use build::{Out, bits, one, out_of, real};
 pub use cast::cast;
 
-use crate::amp::Amp;
-use crate::error::{Error, Result};
-use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::{HostTensor, Layout};
-use elementwise::MapFn;
-use smallvec::SmallVec;
+use crate::error::Result;
+use crate::graph::Graph;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::OnceLock;
-
-/// A registry entry. Statics of this type *are* the ops: identity is the address, `name` is unique.
-pub struct Op {
-    pub name: &'static str,
-    /// The Lua face, parsed by [`parse_signature`]; empty for an op users never call by name.
-    pub sig: &'static str,
-    /// First line: the contract in shape letters. Then dtypes, edge cases, source of the method.
-    pub doc: &'static str,
-    /// How many tensors a call gives back.
-    pub results: Results,
-    pub class: Class,
-    pub infer: fn(&Infer) -> Result<Meta>,
-    /// Records a call. `None`: all arguments are operands of a `Map` (promoted and broadcast together).
-    pub call: Option<fn(&mut Graph, &Args) -> Result<Out>>,
-    pub grad: Grad,
-    pub amp: Amp,
-    /// Calls to test with, in the sampler's language (see `tests/src/sample.rs`): `"f(2,3), 1, keepdim=true"`.
-    pub samples: &'static [&'static str],
-    /// Whether the value is differentiable twice everywhere the samples look.
-    pub smooth: bool,
-}
-
-impl Op {
-    /// The defaults the op blocks start from.
-    pub const BASE: Op = Op {
-        name: "",
-        sig: "",
-        doc: "",
-        results: Results::One,
-        class: Class::Function,
-        infer: |i| Err(Error::argument(i.op, "this is a bug: a function was recorded as a node")),
-        call: None,
-        grad: Grad::Zero,
-        amp: Amp::Keep,
-        samples: &[],
-        smooth: false,
-    };
-
-    /// A stable number for plan keys and caches: FNV-1a of the name.
-    pub fn code(&self) -> u32 {
-        self.name.bytes().fold(0x811c_9dc5, |h, b| (h ^ b as u32).wrapping_mul(0x0100_0193))
-    }
-}
-
-impl PartialEq for Op {
-    fn eq(&self, other: &Op) -> bool {
-        std::ptr::eq(self, other)
-    }
-}
-
-impl fmt::Debug for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
-/// How many tensors a call of an op gives back: editors and the reference say it, a test compares it with the samples.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Results {
-    One,
-    /// One, and with some arguments a second.
-    OneOrTwo,
-    /// As many as there are names.
-    Named(&'static [&'static str]),
-    /// As many as the arguments say.
-    Several,
-}
-
-/// What an op is to the planner.
-#[derive(Clone, Copy)]
-pub enum Class {
-    /// A buffer the engine owns: an evaluated value or a State.
-    Leaf,
-    /// Values computed from an element's position alone; never stored unless a library op needs them in memory.
-    Generator(Generator),
-    /// Another reading of the input's elements. The function gives the layout of the result over the input's buffer,
-    /// or `None` where strides cannot say it (a reshape of a transposed tensor) and a copy is needed first.
-    View(fn(input: &Layout, attrs: &[i64], out: &crate::Shape) -> Option<Layout>),
-    /// Elementwise over broadcast inputs of one dtype (`where`: a bool and two of one dtype).
-    Map(MapFn),
-    /// Elementwise change of dtype.
-    Cast,
-    /// Over the neighbouring dims `attrs[0]..attrs[1]`, which vanish.
-    Reduce(ReduceFn),
-    /// A routine each backend supplies under the op's name.
-    Library,
-    /// One node with its own decomposition: outputs as primitives.
-    Fused(Expand),
-    /// Output `attrs[0]` (from 1) of the many-valued op that is its input.
-    TupleGet,
-    Function,
-    /// A function of the tensors' values, on the host. `call` then sees what it gave behind the arguments.
-    Host(fn(&[HostTensor], &Args) -> Result<Vec<HostTensor>>),
-}
-
-pub type Expand = fn(&mut Graph, &[NodeId], &[i64]) -> Result<Out>;
-
-/// What a generator yields at the element whose layout position is `p`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Generator {
-    /// A run-time number: the node's payload.
-    Scalar,
-    /// The number in `attrs[0]` (f64 bits or i64).
-    Constant,
-    /// `p` itself.
-    Iota,
-    /// A uniform f32 in [0, 1) of 24 bits: Philox4x32-10 of (seed, counter, p); inputs are the two i64 scalars.
-    Uniform,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub enum ReduceFn {
-    Sum,
-    Prod,
-    Max,
-    Min,
-}
-
-/// How gradients flow back through an op.
-#[derive(Clone, Copy)]
-pub enum Grad {
-    /// The derivative is zero or meaningless (comparisons, indices, `detach`): nothing flows.
-    Zero,
-    /// The rule, as ordinary nodes.
-    Rule(fn(&mut Graph, &GradCtx) -> Result<Grads>),
-    /// Through the decomposition of a `Fused` op.
-    Expand,
-    /// Through a function of the host (Lua): the pass stops there (see [`crate::grad::Backward`]).
-    Host,
-    /// Not known; asking is an error that says so.
-    Missing(&'static str),
-}
-
-/// Gradients for each input; `None` where nothing flows.
-pub type Grads = SmallVec<[Option<NodeId>; 4]>;
-
-/// What a backward rule sees.
-#[derive(Debug)]
-pub struct GradCtx<'a> {
-    pub op: &'static Op,
-    /// The node itself: its value may be used.
-    pub out: NodeId,
-    pub inputs: &'a [NodeId],
-    pub attrs: &'a [i64],
-    /// Gradient of output 0.
-    pub grad: NodeId,
-    /// Gradients of all outputs of a many-valued op (index 0 is `grad`); `None` where no gradient arrived.
-    pub grads: &'a [Option<NodeId>],
-    /// Which inputs want a gradient; the others may be given or left `None`.
-    pub needs: &'a [bool],
-}
-
-impl GradCtx<'_> {
-    pub fn x(&self, i: usize) -> NodeId {
-        self.inputs[i]
-    }
-
-    pub fn attr(&self, i: usize) -> usize {
-        self.attrs[i] as usize
-    }
-}
 
 /// All ops with their place in the Lua face, in documentation order.
 pub fn all() -> &'static [&'static Op] {

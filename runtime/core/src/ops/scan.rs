@@ -41,8 +41,10 @@ pub static CUMSUM: Op = Op {
     call: Some(record),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(from_the_end(g, c.grad, c.attr(0))?)])),
     amp: Amp::Full,
+    flops: None,
     samples: SAMPLES,
     smooth: true,
+    ..Op::BASE
 };
 
 /// `attrs`: [axis].
@@ -76,6 +78,8 @@ pub static CUMPROD: Op = Op {
         Ok(smallvec![Some(g.where_(first, of_first, d)?)])
     }),
     amp: Amp::Full,
+    flops: None,
     samples: &["p(2,3), 1", "p(2,3,4), 1", "p(5), 0", "p(3,0), 1", "i(4;5), -1"],
     smooth: true,
+    ..Op::BASE
 };

@@ -1,13 +1,12 @@
-//! A naive interpreter of primitive nodes in f64: slow, short, and with nothing in common with the backends.
+//! Interprets primitive nodes in f64, naively: slow, short, and independent of the backends.
 
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Class, Generator, ReduceFn};
 use perilune_core::philox::uniform;
-use perilune_core::scalar::Real;
 use perilune_core::{DType, Graph, Layout, NodeId, Shape};
 use std::collections::HashMap;
 
-/// Expands all fused nodes that `roots` need; returns what stands for each node.
+/// Decomposes all fused nodes that `roots` need; returns the replacement of each root.
 pub fn lower(g: &mut Graph, roots: &[NodeId], map: &mut HashMap<NodeId, NodeId>) -> Vec<NodeId> {
     let mut stack: Vec<NodeId> = roots.to_vec();
     while let Some(&id) = stack.last() {
@@ -89,6 +88,48 @@ fn at(shape: Shape, i: &[usize]) -> usize {
     i.iter().zip(shape.strides()).map(|(a, b)| a * b as usize).sum()
 }
 
+/// The value of an 8-bit float with infinities and NaN in its last exponent, as IEEE 754 has them.
+fn fp8_ieee(code: u32, exponent_bits: i32, mantissa_bits: i32) -> f64 {
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let (exponent, mantissa) = ((code & 0x7f) as i32 >> mantissa_bits, (code as i32) & ((1 << mantissa_bits) - 1));
+    let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+    let magnitude = match exponent {
+        0 => fraction * 2f64.powi(1 - bias),
+        e => (1.0 + fraction) * 2f64.powi(e - bias),
+    };
+    if code & 0x80 != 0 { -magnitude } else { magnitude }
+}
+
+/// E4M3 has no infinity, and one NaN of each sign.
+fn fp8_e4m3(code: u32) -> f64 {
+    if code & 0x7f == 0x7f { f64::NAN } else { fp8_ieee(code, 4, 3) }
+}
+
+fn fp8_e5m2(code: u32) -> f64 {
+    match code & 0x7f {
+        0x7c => fp8_ieee(code, 5, 2).signum() * f64::INFINITY,
+        0x7d.. => f64::NAN,
+        _ => fp8_ieee(code, 5, 2),
+    }
+}
+
+/// The byte of the nearest finite value, by search; ties go to the even byte. Infinity becomes NaN where there is none.
+fn fp8_encode(x: f64, value: fn(u32) -> f64) -> f64 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let infinity = (0..0x80).find(|c| value(*c).is_infinite());
+    let code = match infinity {
+        _ if x.is_nan() => return 127.0,
+        None if x.is_infinite() => return 127.0,
+        Some(code) if x.is_infinite() => code,
+        _ => {
+            let finite = (0..0x80u32).filter(|c| value(*c).is_finite());
+            let distance = |c: &u32| (value(*c) - x.abs()).abs();
+            finite.min_by(|a, b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1)))).unwrap_or(0)
+        }
+    };
+    f64::from(code | sign)
+}
+
 fn map_fn(f: MapFn, a: &[f64]) -> f64 {
     use MapFn::*;
     let (x, y) = (a[0], a.get(1).copied().unwrap_or(0.0));
@@ -118,14 +159,14 @@ fn map_fn(f: MapFn, a: &[f64]) -> f64 {
         Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Sigmoid2 => 1.0 / (1.0 + (-x).exp2()),
         Sigmoid2Rest => 1.0 / (1.0 + x.exp2()),
-        Erf => Real::erf(x),
+        Erf => libm::erf(x),
         Floor => x.floor(),
         Ceil => x.ceil(),
         Round => x.round_ties_even(),
-        Fp8E4m3 => f64::from(Real::fp8_e4m3(x)),
-        Fp8E5m2 => f64::from(Real::fp8_e5m2(x)),
-        Fp8E4m3Value => Real::fp8_e4m3_value(x),
-        Fp8E5m2Value => Real::fp8_e5m2_value(x),
+        Fp8E4m3 => fp8_encode(x, fp8_e4m3),
+        Fp8E5m2 => fp8_encode(x, fp8_e5m2),
+        Fp8E4m3Value => fp8_e4m3(x as u32 & 0xff),
+        Fp8E5m2Value => fp8_e5m2(x as u32 & 0xff),
         Relu => {
             if x > 0.0 || x.is_nan() {
                 x
@@ -176,7 +217,7 @@ fn map_fn(f: MapFn, a: &[f64]) -> f64 {
     }
 }
 
-/// The value of every lowered node that `roots` need.
+/// Evaluates every lowered node that `roots` need; returns the values of the roots.
 pub fn eval(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, roots: &[NodeId]) -> Vec<Vec<f64>> {
     let mut needs = vec![false; g.len()];
     roots.iter().for_each(|r| needs[r.index()] = true);

@@ -1,5 +1,5 @@
-//! Every op of the registry, on every sample, without a backend: what is recorded has the shapes and dtypes that were
-//! promised, gradients have those of their inputs, and derivatives agree with finite differences in f64.
+//! Tests every op of the registry on every sample, without a backend: recorded nodes have the shapes and dtypes that the op
+//! states, gradients have those of their inputs, and derivatives agree with finite differences in f64.
 #![allow(clippy::unwrap_used)]
 
 mod eval;
@@ -7,10 +7,14 @@ mod sample;
 mod values;
 
 use eval::{eval, lower};
-use perilune_core::ops::{self, Class, Grad, Op, Results};
-use perilune_core::{DType, Graph, Kind, NodeId, grad};
+use perilune_core::graph::Node;
+use perilune_core::ops::attention::{ATTENTION, ATTENTION_BACKWARD};
+use perilune_core::ops::fp8::MATMUL_FP8;
+use perilune_core::ops::matmul::MATMUL;
+use perilune_core::ops::{self, Class, Count, Grad, Op, Results, Work};
+use perilune_core::{DType, Graph, Kind, NodeId, Shape, grad};
 use sample::Leaves;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 fn each_sample(mut f: impl FnMut(&'static Op, &'static str)) {
     for op in ops::all() {
@@ -68,6 +72,71 @@ fn results_are_as_many_as_the_op_says() {
         }
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Operations of the products below `roots` among the nodes from `from` on.
+fn products_below(g: &Graph, roots: &[NodeId], from: usize) -> u64 {
+    let (mut seen, mut stack, mut sum) = (HashSet::new(), roots.to_vec(), 0);
+    while let Some(id) = stack.pop() {
+        if id.index() >= from && seen.insert(id) {
+            let node = g.node(id);
+            sum += flops(g, node, &node.attrs);
+            stack.extend(node.inputs.iter().copied());
+        }
+    }
+    sum
+}
+
+fn flops(g: &Graph, node: &Node, attrs: &[i64]) -> u64 {
+    let inputs: Vec<Shape> = node.inputs.iter().map(|x| g.shape(*x)).collect();
+    let work = Work { inputs: &inputs, out: node.shape, attrs, count: Count::Executed };
+    node.op.flops.map_or(0, |flops| flops(&work))
+}
+
+/// Each fused op, forward and backward, counts the operations of the products that it decomposes into.
+#[test]
+fn flops_are_those_of_the_decomposition() {
+    let (mut wrong, mut counted) = (Vec::new(), BTreeSet::new());
+    each_sample(|op, text| {
+        let (mut g, mut leaves, outs) = record(op, text, DType::F32);
+        let wrt = leaves.floats.clone();
+        // Without gradients there are no backward nodes to look at.
+        let _ = gradients(&mut g, &mut leaves, &outs, &wrt);
+        for k in 0..g.len() {
+            let node = g.node(NodeId(k as u32)).clone();
+            let Class::Fused(expand) = node.op.class else { continue };
+            let from = g.len();
+            let made = expand(&mut g, &node.inputs, &node.attrs).unwrap_or_else(|e| panic!("{}: {e}", node.op.name));
+            let mut attrs = node.attrs.to_vec();
+            if [&ATTENTION, &ATTENTION_BACKWARD].contains(&node.op) {
+                attrs[0] = 0; // The decomposition makes all scores, under a causal mask too.
+            }
+            let (own, below) = (flops(&g, &node, &attrs), products_below(&g, &made, from));
+            // A mean over windows of many sizes is computed by products, and means none.
+            if own != below && node.op.name != "adaptive_avg_pool2d" {
+                wrong.push(format!("{} in {}({text}): {own}, decomposed {below}", node.op.name, op.name));
+            }
+            if own > 0 {
+                counted.insert(node.op.name);
+            }
+        }
+    });
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    for name in ["matmul_fp8", "conv_transpose2d", "conv2d_backward_input", ATTENTION_BACKWARD.name] {
+        assert!(counted.contains(name), "{name} is not among {counted:?}");
+    }
+}
+
+#[test]
+fn a_product_of_bytes_counts_as_one_of_floats() {
+    let [m, n, k] = [24, 32, 48];
+    let of = |op: &Op, b: [usize; 2]| {
+        let inputs = [Shape::of(&[m, k]), Shape::of(&b)];
+        let work = Work { inputs: &inputs, out: Shape::of(&[m, n]), attrs: &[], count: Count::Meant };
+        op.flops.map(|flops| flops(&work))
+    };
+    assert_eq!(of(&MATMUL_FP8, [n, k]), Some(2 * 24 * 32 * 48));
+    assert_eq!(of(&MATMUL_FP8, [n, k]), of(&MATMUL, [k, n]));
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! The sampler's language: the text of a call (`"f(2,3), 1, keepdim=true"`) as arguments over a graph.
+//! Parses the samples of ops: the text of a call (`"f(2,3), 1, keepdim=true"`) becomes arguments over a graph.
 
 use perilune_core::graph::Number;
 use perilune_core::ops::{Args, Op, Param, Ty, Value, create, parse_signature};
 use perilune_core::{DType, Graph, NodeId, Shape};
 use std::collections::HashMap;
 
-/// A recorded call's tensors and what is in them.
+/// The input tensors of a recorded call, with their values.
 #[derive(Default)]
 pub struct Leaves {
     pub values: HashMap<NodeId, Vec<f64>>,

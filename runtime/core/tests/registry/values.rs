@@ -1,4 +1,4 @@
-//! Values of composite ops against plain loops, identities and numbers worked out by hand.
+//! Compares values of composite ops with plain loops, identities and numbers computed by hand.
 
 use crate::eval::{eval, lower};
 use crate::record;

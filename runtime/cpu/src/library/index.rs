@@ -1,22 +1,22 @@
-//! Reading and writing by index: gather, scatter, scatter_add, index_select, index_add.
+//! Implements ops that read or write by index: gather, scatter, scatter_add, index_select, index_add, class_ids.
 //!
-//! Indices are checked before anything is written. Additions to one place happen in index order whatever the thread
-//! count: tasks own parts of the output, and each walks all indices that can reach its part.
+//! Indices are checked before anything is written. Additions to one element run in index order for any thread count: tasks
+//! own parts of the output, and each visits all indices that can address its part.
 
 use super::movement::{copy, copy_all, part};
-use super::{Call, Element, Input, around, by_size, by_type};
-use crate::loops::num::Num;
-use crate::memory::Plain;
-use crate::pool::Shared;
+use super::{Call, Element, Input, by_size, by_type, split_at_axis};
+use crate::math::Number;
+use crate::memory::Pod;
 use crate::region::walk;
+use crate::worker_pool::SendPtr;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
 use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
 use perilune_core::{Layout, Shape};
 use std::borrow::Cow;
 
-/// The elements of a view in its order, copied only if they are not so in memory.
-pub fn dense<'a, T: Plain>(x: &Input<'a>) -> Cow<'a, [T]> {
+/// The elements of a view in its order; borrowed if they are contiguous in memory, else copied.
+pub fn dense<'a, T: Pod>(x: &Input<'a>) -> Cow<'a, [T]> {
     let (all, n) = (x.elements::<T>(), x.layout.numel());
     if n == 0 {
         return Cow::Borrowed(&[]);
@@ -54,7 +54,7 @@ fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
     }
 }
 
-/// Class ids as they are, once all of them are seen to name a class.
+/// Copies class ids, after checking that each names a class.
 pub fn class_ids(c: &Call) -> Result<()> {
     let (n, ignored) = (c.attr(0), c.attr(2));
     let ids = dense::<i64>(&c.input(0));
@@ -67,8 +67,8 @@ pub fn class_ids(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// A layout over the shape of the index, with the axis held still: where index 0 would read.
-fn held(layout: &Layout, axis: usize, shape: Shape) -> Layout {
+/// A layout over the shape of the index, with stride 0 along the axis: the positions that index 0 addresses.
+fn with_zero_stride(layout: &Layout, axis: usize, shape: Shape) -> Layout {
     let mut out = Layout { shape, ..*layout };
     out.strides[axis] = 0;
     out
@@ -78,15 +78,15 @@ pub fn gather(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), gather_of(c))
 }
 
-fn gather_of<T: Plain>(c: &Call) -> Result<()> {
+fn gather_of<T: Pod>(c: &Call) -> Result<()> {
     const GRAIN: usize = 4096;
     let (x, axis) = (c.input(0), c.axis());
     let index = indices(c, x.shape().dims()[axis])?;
     let (from, out) = (x.elements::<T>(), c.output::<T>());
-    let (still, step) = (held(&x.layout, axis, c.out_shape()), x.layout.strides[axis]);
-    c.pool().pieces(c.share(), out, GRAIN, |k, piece| {
+    let (base, step) = (with_zero_stride(&x.layout, axis, c.out_shape()), x.layout.strides[axis]);
+    c.pool().for_each_chunk(c.parallel(), out, GRAIN, |k, piece| {
         let index = &index[k * GRAIN..];
-        walk(&still, k * GRAIN, piece.len(), |position, stride, count, done| {
+        walk(&base, k * GRAIN, piece.len(), |position, stride, count, done| {
             for i in done..done + count {
                 piece[i] = from[(position + (i - done) as isize * stride + index[i] as isize * step) as usize];
             }
@@ -95,17 +95,17 @@ fn gather_of<T: Plain>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Visits (place in `out`, position in index order) of all writes of a scatter, in index order. Where dims before the
-/// axis allow, threads share them: each owns whole slices of the output.
+/// Calls `write(element of out, position in index order)` for all writes of a scatter, in index order. Threads split the dims
+/// before the axis: each owns whole slices of the output.
 fn each_write<A: Send>(c: &Call, index: &[i64], out: &mut [A], write: impl Fn(&mut A, usize) + Sync) {
     let (axis, shape, to) = (c.axis(), c.input(1).shape(), c.out_shape());
-    let (_, n, inner) = around(&to, axis);
+    let (_, n, inner) = split_at_axis(&to, axis);
     let below: usize = shape.dims()[axis..].iter().product();
     if index.is_empty() {
         return;
     }
-    c.pool().pieces(c.share(), out, n * inner, |outer, out| {
-        // The index may be smaller than x in other dims: then this slice may have none.
+    c.pool().for_each_chunk(c.parallel(), out, n * inner, |outer, out| {
+        // The index may be smaller than x in other dims: then this slice may have no writes.
         let (mut rest, mut at, mut span) = (outer, 0, 1);
         for d in (0..axis).rev() {
             let coordinate = rest % to.dims()[d];
@@ -117,9 +117,9 @@ fn each_write<A: Send>(c: &Call, index: &[i64], out: &mut [A], write: impl Fn(&m
             span *= shape.dims()[d];
         }
         let inside = part(&Layout::contiguous(to), axis, 0);
-        let still = held(&inside, 0, Shape::of(&shape.dims()[axis..]));
+        let base = with_zero_stride(&inside, 0, Shape::of(&shape.dims()[axis..]));
         let step = inside.strides[0];
-        walk(&still, 0, below, |position, stride, count, done| {
+        walk(&base, 0, below, |position, stride, count, done| {
             for i in 0..count {
                 let k = at * below + done + i;
                 let place = position + i as isize * stride + index[k] as isize * step;
@@ -133,7 +133,7 @@ pub fn scatter(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), scatter_of(c))
 }
 
-fn scatter_of<T: Plain>(c: &Call) -> Result<()> {
+fn scatter_of<T: Pod>(c: &Call) -> Result<()> {
     let x = c.input(0);
     let index = indices(c, x.shape().dims()[c.axis()])?;
     let (src, out) = (dense::<T>(&c.input(2)), c.output::<T>());
@@ -150,22 +150,22 @@ fn scatter_add_of<T: Element>(c: &Call) -> Result<()> {
     let x = c.input(0);
     let index = indices(c, x.shape().dims()[c.axis()])?;
     let src = dense::<T>(&c.input(2));
-    added::<T>(c, |sums| each_write(c, &index, sums, |o, k| *o = o.add(src[k].acc())));
+    accumulate::<T>(c, |sums| each_write(c, &index, sums, |o, k| *o = o.add(src[k].to_acc())));
     Ok(())
 }
 
-/// x in the type that additions run in, changed by `add`, then stored: 16-bit floats are rounded once.
-fn added<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) {
+/// Converts x to the accumulator type, applies `add`, then stores: 16-bit floats are rounded once.
+fn accumulate<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) {
     let (x, out) = (c.input(0), c.output::<T>());
     copy_all(c, &x, out);
     if size_of::<T>() == size_of::<T::Acc>() {
         // SAFETY: of one size, `T` and its accumulator are the same type (`Element`).
         return add(unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T::Acc>(), out.len()) });
     }
-    let mut sums: Vec<T::Acc> = out.iter().map(|v| v.acc()).collect();
+    let mut sums: Vec<T::Acc> = out.iter().map(|v| v.to_acc()).collect();
     add(&mut sums);
     for (o, &s) in out.iter_mut().zip(&sums) {
-        *o = T::back(s);
+        *o = T::from_acc(s);
     }
 }
 
@@ -173,16 +173,16 @@ pub fn index_select(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), index_select_of(c))
 }
 
-fn index_select_of<T: Plain>(c: &Call) -> Result<()> {
+fn index_select_of<T: Pod>(c: &Call) -> Result<()> {
     let (x, axis) = (c.input(0), c.axis());
     let index = indices(c, x.shape().dims()[axis])?;
-    let (_, k, inner) = around(&c.out_shape(), axis);
+    let (_, k, inner) = split_at_axis(&c.out_shape(), axis);
     let (from, out) = (x.elements::<T>(), c.output::<T>());
     if out.is_empty() {
         return Ok(());
     }
     let rows = (super::movement::GRAIN / inner).max(1);
-    c.pool().pieces(c.share(), out, rows * inner, |t, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, rows * inner, |t, piece| {
         let mut slice = (usize::MAX, x.layout, x.layout);
         for (r, out) in piece.chunks_mut(inner).enumerate() {
             let row = t * rows + r;
@@ -203,21 +203,21 @@ pub fn index_add(c: &Call) -> Result<()> {
 }
 
 fn index_add_of<T: Element>(c: &Call) -> Result<()> {
-    /// Columns of a task: a few cache lines, so that tasks do not share one.
+    /// Columns of a task: a few cache lines, to avoid false sharing.
     const WIDTH: usize = 128;
     let axis = c.axis();
     let index = indices(c, c.input(0).shape().dims()[axis])?;
     let src = c.input(2);
-    let (outer, n, inner) = around(&c.out_shape(), axis);
+    let (outer, n, inner) = split_at_axis(&c.out_shape(), axis);
     if index.is_empty() {
-        added::<T>(c, |_| {});
+        accumulate::<T>(c, |_| {});
         return Ok(());
     }
     let from = src.elements::<T>();
     let pieces = inner.div_ceil(WIDTH);
-    added::<T>(c, |sums| {
-        let base = Shared(sums.as_mut_ptr());
-        c.pool().run(c.share(), outer * pieces, |tasks| {
+    accumulate::<T>(c, |sums| {
+        let base = SendPtr(sums.as_mut_ptr());
+        c.pool().run(c.parallel(), outer * pieces, |tasks| {
             let base = &base;
             while let Some(t) = tasks.claim() {
                 let (o, lo) = (t / pieces, t % pieces * WIDTH);
@@ -234,11 +234,11 @@ fn index_add_of<T: Element>(c: &Call) -> Result<()> {
                         let to = &mut to[done..done + count];
                         if stride == 1 {
                             for (t, v) in to.iter_mut().zip(&from[position as usize..position as usize + count]) {
-                                *t = t.add(v.acc());
+                                *t = t.add(v.to_acc());
                             }
                         } else {
                             for (j, t) in to.iter_mut().enumerate() {
-                                *t = t.add(from[(position + j as isize * stride) as usize].acc());
+                                *t = t.add(from[(position + j as isize * stride) as usize].to_acc());
                             }
                         }
                     });

@@ -1,7 +1,7 @@
-//! Library ops other than matmul: what they share.
+//! Compiles and runs library ops: dispatch by op name, operands, element types.
 //!
-//! Operands arrive as [`Input`]s: memory seen through a layout, with constants as one element repeated by strides of 0.
-//! Routines that only move elements are generic over their size. Indices are checked before anything is written.
+//! Operands are [`Input`]s: memory with a layout; a constant is one element with strides of 0. Routines that only move
+//! elements are generic over the element size. Indices are checked before anything is written.
 
 mod index;
 mod movement;
@@ -10,13 +10,14 @@ mod sort;
 
 pub use index::dense;
 
+use crate::fingerprint::Words;
+use crate::gemm;
 use crate::loops::Isa;
-use crate::matmul;
-use crate::memory::Plain;
+use crate::memory::Pod;
 use crate::region::Context;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
-use perilune_core::ops::source;
+use perilune_core::ops::{self, Count, Op, Work, grouped, matmul, source};
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
 use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
@@ -26,20 +27,20 @@ pub struct Routine {
     name: &'static str,
     run: fn(&Call) -> Result<()>,
     attrs: Vec<i64>,
-    inputs: Vec<Slot>,
+    inputs: Vec<InputSlot>,
     outputs: Vec<(u32, Shape, DType)>,
-    /// How output 0 lies in its value.
-    lies: Box<Layout>,
+    /// The layout of output 0 in its value.
+    out_layout: Box<Layout>,
     origin: Origin,
     work: f64,
     isa: Isa,
 }
 
-struct Slot {
+struct InputSlot {
     /// The value, or the bytes of a constant in the first bytes of a word.
     value: std::result::Result<u32, u64>,
     /// Elements of the value.
-    reach: usize,
+    len: usize,
     layout: Layout,
     dtype: DType,
 }
@@ -58,6 +59,29 @@ pub struct Call<'a> {
     context: &'a Context<'a>,
 }
 
+type Run = fn(&Call) -> Result<()>;
+
+/// Every library op with its routine, and its cost as a multiple of what moving its elements and its products take.
+static ROUTINES: &[(&Op, Run, f64)] = &[
+    (&matmul::MATMUL, gemm::run, 1.0),
+    (&matmul::LINEAR, gemm::linear, 1.0),
+    (&grouped::GROUPED_MATMUL, gemm::grouped::rows, 1.0),
+    (&grouped::GROUPED_SUMS, gemm::grouped::sums, 1.0),
+    (&ops::index::GATHER, index::gather, 1.0),
+    (&ops::index::SCATTER, index::scatter, 1.0),
+    (&ops::index::SCATTER_ADD, index::scatter_add, 1.0),
+    (&ops::index::INDEX_SELECT, index::index_select, 1.0),
+    (&ops::index::INDEX_ADD, index::index_add, 1.0),
+    (&ops::loss::CLASS_IDS, index::class_ids, 1.0),
+    (&ops::reduce::ARGREDUCE, sort::argreduce, 1.0),
+    (&ops::sort::ARGSORT, sort::argsort, 20.0),
+    (&ops::movement::PLACE, movement::place, 1.0),
+    (&ops::movement::UNWINDOW, movement::unwindow, 1.0),
+    (&ops::movement::CAT, movement::cat, 1.0),
+    (&ops::scan::CUMSUM, scan::cumsum, 1.0),
+    (&ops::scan::CUMPROD, scan::cumprod, 1.0),
+];
+
 impl Routine {
     pub fn compile(program: &Program, l: &Library, isa: Isa) -> Result<Routine> {
         let outputs: Vec<_> = l
@@ -71,11 +95,11 @@ impl Routine {
             inputs.push(match o {
                 Operand::View(v, layout) => {
                     let value = &program.values[v.0 as usize];
-                    Slot { value: Ok(v.0), reach: value.shape.numel(), layout: *layout, dtype: value.dtype }
+                    InputSlot { value: Ok(v.0), len: value.shape.numel(), layout: *layout, dtype: value.dtype }
                 }
                 Operand::Constant(bits, shape, dtype) => {
                     let layout = Layout { shape: *shape, strides: [0; MAX_RANK], offset: 0 };
-                    Slot { value: Err(u64::from_ne_bytes(constant(*dtype, *bits))), reach: 1, layout, dtype: *dtype }
+                    InputSlot { value: Err(u64::from_ne_bytes(constant(*dtype, *bits))), len: 1, layout, dtype: *dtype }
                 }
             });
             debug_assert!(
@@ -86,51 +110,29 @@ impl Routine {
         }
         let moved =
             inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
-        let mut work = moved as f64 * 0.5;
-        let run: fn(&Call) -> Result<()> = match l.op.name {
-            name @ ("matmul" | "linear") => {
-                let dims = inputs[0].layout.shape;
-                work += outputs[0].1.numel() as f64 * dims.dims().last().copied().unwrap_or(0) as f64 * 0.02;
-                if name == "linear" { matmul::linear } else { matmul::run }
-            }
-            name @ ("grouped_matmul" | "grouped_sums") => {
-                let (rows, k) = (inputs[0].layout.shape.dims()[0], inputs[0].layout.shape.dims()[1]);
-                let n = outputs[0].1.dims().last().copied().unwrap_or(0);
-                work += (rows * k * n) as f64 * 0.02;
-                if name == "grouped_sums" { matmul::grouped::sums } else { matmul::grouped::rows }
-            }
-            "gather" => index::gather,
-            "scatter" => index::scatter,
-            "scatter_add" => index::scatter_add,
-            "index_select" => index::index_select,
-            "index_add" => index::index_add,
-            "class_ids" => index::class_ids,
-            "argreduce" => sort::argreduce,
-            "argsort" => {
-                work *= 20.0;
-                sort::argsort
-            }
-            "place" => movement::place,
-            "unwindow" => movement::unwindow,
-            "cat" => movement::cat,
-            "cumsum" => scan::cumsum,
-            "cumprod" => scan::cumprod,
-            // The Lua face takes the reference instead; this is for whoever records the node by other means.
-            "source_kernel" => {
-                let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
-                let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
-                return Err(error.hint("give it `cpu`, a function of tensors that computes the same"));
-            }
-            other => return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {other}"))),
+        // The Lua API records the `cpu` function instead; this is an error for graphs recorded by other means.
+        if l.op == &source::KERNEL {
+            let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
+            let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
+            return Err(error.hint("give it `cpu`, a function of tensors that computes the same"));
+        }
+        let Some(&(_, run, cost)) = ROUTINES.iter().find(|r| r.0 == l.op) else {
+            return Err(Error::system("cpu", format!("this is a bug: the CPU has no routine for {}", l.op.name)));
         };
-        let lies = Box::new(l.layouts[0]);
+        let shapes: Vec<Shape> = inputs.iter().map(|i| i.layout.shape).collect();
+        let out = outputs.first().map_or(Shape::SCALAR, |o| o.1);
+        let flops =
+            l.op.flops
+                .map_or(0, |flops| flops(&Work { inputs: &shapes, out, attrs: &l.attrs, count: Count::Executed }));
+        let work = (moved as f64 * 0.5 + flops as f64 * 0.01) * cost;
+        let out_layout = Box::new(l.layouts[0]);
         Ok(Routine {
             name: l.op.name,
             run,
             attrs: l.attrs.to_vec(),
             inputs,
             outputs,
-            lies,
+            out_layout,
             origin: l.origin,
             work,
             isa,
@@ -142,12 +144,38 @@ impl Routine {
         self.work
     }
 
+    /// See `crate::fingerprint`. The routine itself is known by the op's name, which is not written.
+    pub fn fingerprint(&self, w: &mut Words) {
+        w.put(self.attrs.len());
+        w.list.extend(self.attrs.iter().map(|a| *a as u64));
+        w.put(self.inputs.len());
+        for i in &self.inputs {
+            match i.value {
+                Ok(v) => {
+                    w.put(0);
+                    w.value(v);
+                }
+                Err(word) => w.list.extend([1, word]),
+            }
+            w.put(i.len);
+            w.layout(&i.layout);
+            w.dtype(i.dtype);
+        }
+        w.put(self.outputs.len());
+        for (value, shape, dtype) in &self.outputs {
+            w.value(*value);
+            w.shape(shape);
+            w.dtype(*dtype);
+        }
+        w.layout(&self.out_layout);
+    }
+
     pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {
         (self.run)(&Call { routine: self, context }).map_err(|error| Failure { origin: self.origin, error })
     }
 }
 
-/// A number of the program in the storage form of its dtype.
+/// A constant of the program in the storage format of its dtype.
 fn constant(dtype: DType, bits: u64) -> [u8; 8] {
     let float = f64::from_bits(bits);
     let mut out = [0; 8];
@@ -163,8 +191,8 @@ fn constant(dtype: DType, bits: u64) -> [u8; 8] {
     out
 }
 
-/// The element in the first bytes.
-fn first<T: Plain>(bytes: &[u8; 8]) -> T {
+/// The element in the first bytes of a word.
+fn first<T: Pod>(bytes: &[u8; 8]) -> T {
     // SAFETY: plain numbers have at most 8 bytes, and any bits are one.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
@@ -178,7 +206,7 @@ impl<'a> Call<'a> {
         self.routine.attrs[i]
     }
 
-    /// An attribute that need not be there.
+    /// An optional attribute.
     pub fn flag(&self, i: usize) -> Option<i64> {
         self.routine.attrs.get(i).copied()
     }
@@ -191,7 +219,7 @@ impl<'a> Call<'a> {
         self.routine.isa
     }
 
-    pub fn pool(&self) -> &'a crate::pool::Pool {
+    pub fn pool(&self) -> &'a crate::worker_pool::WorkerPool {
         self.context.pool
     }
 
@@ -200,18 +228,18 @@ impl<'a> Call<'a> {
     }
 
     /// Whether the call is worth more than one thread.
-    pub fn share(&self) -> bool {
-        self.routine.work > crate::region::SHARE_NS
+    pub fn parallel(&self) -> bool {
+        self.routine.work > crate::region::PARALLEL_NS
     }
 
     pub fn input(&self, k: usize) -> Input<'a> {
         let slot = &self.routine.inputs[k];
         let bytes = match &slot.value {
-            // SAFETY: the value has `reach` elements there, by `plan::check`; the planner never lets a library op's
+            // SAFETY: the value has `len` elements there, by `plan::check`; the planner never lets a library op's
             // outputs share memory with its inputs, so nothing writes to them while the call runs.
             Ok(v) => unsafe {
                 let ptr = self.context.values[*v as usize].0.cast_const();
-                std::slice::from_raw_parts(ptr, slot.reach * slot.dtype.size())
+                std::slice::from_raw_parts(ptr, slot.len * slot.dtype.size())
             },
             // SAFETY: a word has 8 bytes.
             Err(word) => unsafe { std::slice::from_raw_parts((&raw const *word).cast(), slot.dtype.size()) },
@@ -223,9 +251,9 @@ impl<'a> Call<'a> {
         self.routine.outputs[0].1
     }
 
-    /// How the output lies in its value: in order, but for what `Backend::writes` allows.
+    /// The layout of the output in its value: contiguous, unless `Backend::can_store_layout` allowed another.
     pub fn out_layout(&self) -> Layout {
-        *self.routine.lies
+        *self.routine.out_layout
     }
 
     pub fn out_dtype(&self) -> DType {
@@ -233,7 +261,7 @@ impl<'a> Call<'a> {
     }
 
     /// The output as elements of `T`, which must have the size of its dtype. Call once: the slice is exclusive.
-    pub fn output<T: Plain>(&self) -> &'a mut [T] {
+    pub fn output<T: Pod>(&self) -> &'a mut [T] {
         let (value, shape, dtype) = self.routine.outputs[0];
         assert_eq!(size_of::<T>(), dtype.size(), "this is a bug: {} writes {dtype} by another size", self.name());
         // SAFETY: the value has that many elements there, aligned for its dtype (`plan::check` and the allocators); `T`
@@ -248,7 +276,7 @@ impl<'a> Input<'a> {
     }
 
     /// All elements of the value behind, in memory order; `T` must have the size of the dtype.
-    pub fn elements<T: Plain>(&self) -> &'a [T] {
+    pub fn elements<T: Pod>(&self) -> &'a [T] {
         assert_eq!(size_of::<T>(), self.dtype.size(), "this is a bug: {} read by another size", self.dtype);
         // SAFETY: `T` is a plain number of the dtype's size; values are aligned for their dtypes, constants are in the
         // first field of their slot.
@@ -290,10 +318,10 @@ macro_rules! by_type {
 pub(crate) use {by_size, by_type};
 
 /// An element type with the type its arithmetic runs in.
-pub trait Element: Plain + PartialOrd {
-    type Acc: crate::loops::num::Num;
-    fn acc(self) -> Self::Acc;
-    fn back(acc: Self::Acc) -> Self;
+pub trait Element: Pod + PartialOrd {
+    type Acc: crate::math::Number;
+    fn to_acc(self) -> Self::Acc;
+    fn from_acc(acc: Self::Acc) -> Self;
 }
 
 macro_rules! elements {
@@ -301,11 +329,11 @@ macro_rules! elements {
         impl Element for $t {
             type Acc = $t;
             #[inline(always)]
-            fn acc(self) -> $t {
+            fn to_acc(self) -> $t {
                 self
             }
             #[inline(always)]
-            fn back(acc: $t) -> $t {
+            fn from_acc(acc: $t) -> $t {
                 acc
             }
         }
@@ -319,11 +347,11 @@ macro_rules! half_elements {
         impl Element for $t {
             type Acc = f32;
             #[inline(always)]
-            fn acc(self) -> f32 {
+            fn to_acc(self) -> f32 {
                 self.to_f32()
             }
             #[inline(always)]
-            fn back(acc: f32) -> $t {
+            fn from_acc(acc: f32) -> $t {
                 <$t>::from_f32(acc)
             }
         }
@@ -332,8 +360,21 @@ macro_rules! half_elements {
 
 half_elements!(bf16, f16);
 
-/// A shape cut at an axis: sizes before it, of it, after it.
-pub fn around(shape: &Shape, axis: usize) -> (usize, usize, usize) {
+/// A shape split at an axis: sizes before it, of it, after it.
+pub fn split_at_axis(shape: &Shape, axis: usize) -> (usize, usize, usize) {
     let d = shape.dims();
     (d[..axis].iter().product(), d[axis], d[axis + 1..].iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::ops::Class;
+
+    #[test]
+    fn every_library_op_has_a_routine() {
+        for op in ops::all().iter().filter(|op| matches!(op.class, Class::Library) && **op != &source::KERNEL) {
+            assert!(ROUTINES.iter().any(|r| r.0 == *op), "the CPU has no routine for {}", op.name);
+        }
+    }
 }

@@ -1,15 +1,15 @@
-//! Moving elements: strided copies, `cat`, `place`, and `unwindow`, which also adds.
+//! Implements strided copies, `cat`, `place`, and `unwindow`, which also adds.
 
-use super::{Call, Element, Input, around, by_size, by_type};
-use crate::loops::num::Num;
-use crate::memory::Plain;
+use super::{Call, Element, Input, by_size, by_type, split_at_axis};
+use crate::math::Number;
+use crate::memory::Pod;
 use crate::region::walk;
 use perilune_core::error::Result;
 use perilune_core::{Layout, MAX_RANK, Shape};
 use smallvec::SmallVec;
 
-/// Elements `start..start + out.len()` of a view, in its order.
-pub fn copy<T: Plain>(x: &[T], layout: &Layout, start: usize, out: &mut [T]) {
+/// Copies elements `start..start + out.len()` of a view, in its order.
+pub fn copy<T: Pod>(x: &[T], layout: &Layout, start: usize, out: &mut [T]) {
     walk(layout, start, out.len(), |position, stride, count, done| {
         let out = &mut out[done..done + count];
         match stride {
@@ -24,16 +24,16 @@ pub fn copy<T: Plain>(x: &[T], layout: &Layout, start: usize, out: &mut [T]) {
     });
 }
 
-/// Elements a task of a plain copy moves.
+/// Elements that a task of a plain copy moves.
 pub const GRAIN: usize = 1 << 15;
 
-/// A whole view in its order, shared among threads.
-pub fn copy_all<T: Plain>(c: &Call, x: &Input, out: &mut [T]) {
+/// Copies a whole view in its order, on all threads.
+pub fn copy_all<T: Pod>(c: &Call, x: &Input, out: &mut [T]) {
     let (from, layout) = (x.elements::<T>(), x.layout.collapse());
-    c.pool().pieces(c.share(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
+    c.pool().for_each_chunk(c.parallel(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
 }
 
-/// The part of a view whose coordinates before `axis` are the `outer`-th: its layout has the remaining dims.
+/// The slice of a view with the `outer`-th coordinates before `axis`: its layout has the remaining dims.
 pub fn part(layout: &Layout, axis: usize, outer: usize) -> Layout {
     let dims = layout.shape.dims();
     let mut out =
@@ -51,21 +51,21 @@ pub fn cat(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), cat_of(c))
 }
 
-fn cat_of<T: Plain>(c: &Call) -> Result<()> {
+fn cat_of<T: Pod>(c: &Call) -> Result<()> {
     let out = c.output::<T>();
     if out.is_empty() {
         return Ok(());
     }
-    // In the order in which the result lies in memory.
-    let lies = c.out_layout();
-    let mut order: SmallVec<[usize; MAX_RANK]> = (0..lies.shape.rank()).collect();
-    if !lies.is_dense() {
-        order.sort_by_key(|&i| std::cmp::Reverse(lies.strides[i]));
+    // In the memory order of the result.
+    let layout = c.out_layout();
+    let mut order: SmallVec<[usize; MAX_RANK]> = (0..layout.shape.rank()).collect();
+    if !layout.is_dense() {
+        order.sort_by_key(|&i| std::cmp::Reverse(layout.strides[i]));
     }
     let axis = order.iter().position(|&i| i == c.axis()).unwrap_or(0);
-    let (outer, total, inner) = around(&lies.permute(&order).shape, axis);
-    if outer == 1 && lies.is_dense() {
-        // Joined end to end.
+    let (outer, total, inner) = split_at_axis(&layout.permute(&order).shape, axis);
+    if outer == 1 && layout.is_dense() {
+        // Concatenated end to end.
         let mut rest = out;
         for k in 0..c.num_inputs() {
             let x = c.input(k);
@@ -75,7 +75,7 @@ fn cat_of<T: Plain>(c: &Call) -> Result<()> {
         }
         return Ok(());
     }
-    // Each with what lies behind the axis: the same for all that is before it, but for where it begins.
+    // Each with its layout from the axis on, which is the same for all coordinates before it except for the offset.
     let inputs: Vec<(Input, Layout)> = (0..c.num_inputs())
         .map(|k| {
             let x = c.input(k);
@@ -85,13 +85,13 @@ fn cat_of<T: Plain>(c: &Call) -> Result<()> {
         .collect();
     let row = total * inner;
     let rows = (GRAIN / row.max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, rows * row, |k, piece| {
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             let mut rest = out;
-            for (x, behind) in &inputs {
+            for (x, inner_layout) in &inputs {
                 let offset = part(&x.layout, axis, k * rows + r).offset;
-                let (piece, more) = rest.split_at_mut(behind.numel());
-                copy(x.elements::<T>(), &Layout { offset, ..*behind }, 0, piece);
+                let (piece, more) = rest.split_at_mut(inner_layout.numel());
+                copy(x.elements::<T>(), &Layout { offset, ..*inner_layout }, 0, piece);
                 rest = more;
             }
         }
@@ -103,20 +103,20 @@ pub fn place(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), place_of(c))
 }
 
-fn place_of<T: Plain>(c: &Call) -> Result<()> {
+fn place_of<T: Pod>(c: &Call) -> Result<()> {
     let (lo, step) = (c.attr(1) as usize, c.attr(2) as usize);
     let fill = f64::from_bits(c.attr(4) as u64);
-    // For integers and bools the number itself.
+    // Integers and bools hold the number itself.
     let bits = if c.out_dtype().is_float() { fill.to_bits() } else { fill as i64 as u64 };
     let bytes = super::constant(c.out_dtype(), bits);
     let fill = super::first::<T>(&bytes);
     let (x, out) = (c.input(0), c.output::<T>());
-    let (_, total, inner) = around(&c.out_shape(), c.axis());
-    let (_, n, _) = around(&x.shape(), c.axis());
+    let (_, total, inner) = split_at_axis(&c.out_shape(), c.axis());
+    let (_, n, _) = split_at_axis(&x.shape(), c.axis());
     let row = total * inner;
     let rows = (GRAIN / row.max(1)).max(1);
     let from = x.elements::<T>();
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, rows * row, |k, piece| {
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             out.fill(fill);
             let layout = part(&x.layout, c.axis(), k * rows + r);
@@ -137,15 +137,15 @@ pub fn unwindow(c: &Call) -> Result<()> {
     by_type!(c.out_dtype(), unwindow_of(c))
 }
 
-/// Every element sums its windows in order of their start.
+/// Sums, for every element, its windows in the order of their start.
 fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
     let (size, step, dilation) = (c.attr(1) as usize, c.attr(2) as usize, c.attr(3) as usize);
     let (x, out) = (c.input(0), c.output::<T>());
-    let (_, total, inner) = around(&c.out_shape(), c.axis());
+    let (_, total, inner) = split_at_axis(&c.out_shape(), c.axis());
     let from = x.elements::<T>();
     let row = total * inner;
     let rows = (GRAIN / 8 / row.max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * row, |k, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, rows * row, |k, piece| {
         let mut sums = vec![T::Acc::ZERO; row];
         for (r, out) in piece.chunks_mut(row.max(1)).enumerate() {
             sums.fill(T::Acc::ZERO);
@@ -158,12 +158,12 @@ fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
                     for i in 0..count {
                         let (at, s) = ((done + i) / size, (done + i) % size);
                         let to = &mut sums[(n * step + s * dilation) * inner + at];
-                        *to = to.add(from[(position + i as isize * stride) as usize].acc());
+                        *to = to.add(from[(position + i as isize * stride) as usize].to_acc());
                     }
                 });
             }
             for (o, &s) in out.iter_mut().zip(&sums) {
-                *o = T::back(s);
+                *o = T::from_acc(s);
             }
         }
     });

@@ -1,16 +1,16 @@
-//! Running sums and products along an axis, in order; 16-bit floats accumulate in f32 and round at each store.
+//! Implements cumulative sums and products along an axis, in order; 16-bit floats accumulate in f32 and round at each store.
 //!
-//! One line is a chain of additions that wait for each other. So lines that lie along memory go four at a time, and those
-//! that lie across it side by side.
+//! The additions of one line depend on each other. So contiguous lines are interleaved four at a time, and strided lines
+//! run side by side.
 
 use super::movement::{GRAIN, part};
-use super::{Call, Element, Input, around, by_type};
-use crate::loops::num::Num;
-use crate::pool::{Shared, Tasks};
+use super::{Call, Element, Input, by_type, split_at_axis};
+use crate::math::Number;
 use crate::region::walk;
+use crate::worker_pool::{SendPtr, TaskQueue};
 use perilune_core::error::Result;
 
-/// Lines at a time.
+/// Interleaved lines.
 const LINES: usize = 4;
 
 pub fn cumsum(c: &Call) -> Result<()> {
@@ -31,16 +31,16 @@ fn products<T: Element>(c: &Call) -> Result<()> {
 
 fn scan<T: Element>(c: &Call, identity: T::Acc, join: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync) -> Result<()> {
     let (x, out) = (c.input(0), c.output::<T>());
-    match around(&c.out_shape(), c.axis()) {
+    match split_at_axis(&c.out_shape(), c.axis()) {
         _ if out.is_empty() => {}
-        (_, n, 1) => along(c, &x, out, n, identity, join),
-        (outer, n, inner) => across(c, &x, out, (outer, n, inner), identity, join),
+        (_, n, 1) => contiguous(c, &x, out, n, identity, join),
+        (outer, n, inner) => strided(c, &x, out, (outer, n, inner), identity, join),
     }
     Ok(())
 }
 
-/// Lines of `n` elements side by side.
-fn along<T: Element>(
+/// Scans contiguous lines of `n` elements.
+fn contiguous<T: Element>(
     c: &Call,
     x: &Input,
     out: &mut [T],
@@ -50,7 +50,7 @@ fn along<T: Element>(
 ) {
     let (from, stride) = (x.elements::<T>(), x.layout.strides()[c.axis()]);
     let lines = (GRAIN / n).next_multiple_of(LINES).min((out.len() / n).div_ceil(c.pool().threads())).max(1);
-    c.pool().pieces(c.share(), out, lines * n, |k, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, lines * n, |k, piece| {
         for (g, out) in piece.chunks_mut(LINES * n).enumerate() {
             let start = |i: usize| part(&x.layout, c.axis(), k * lines + g * LINES + i).offset;
             let mut totals = [identity; LINES];
@@ -61,22 +61,22 @@ fn along<T: Element>(
                 let (c, d) = rest.split_at_mut(n);
                 let d = &mut d[..n];
                 for i in 0..n {
-                    totals[0] = join(totals[0], xa[i].acc());
-                    totals[1] = join(totals[1], xb[i].acc());
-                    totals[2] = join(totals[2], xc[i].acc());
-                    totals[3] = join(totals[3], xd[i].acc());
-                    a[i] = T::back(totals[0]);
-                    b[i] = T::back(totals[1]);
-                    c[i] = T::back(totals[2]);
-                    d[i] = T::back(totals[3]);
+                    totals[0] = join(totals[0], xa[i].to_acc());
+                    totals[1] = join(totals[1], xb[i].to_acc());
+                    totals[2] = join(totals[2], xc[i].to_acc());
+                    totals[3] = join(totals[3], xd[i].to_acc());
+                    a[i] = T::from_acc(totals[0]);
+                    b[i] = T::from_acc(totals[1]);
+                    c[i] = T::from_acc(totals[2]);
+                    d[i] = T::from_acc(totals[3]);
                 }
                 continue;
             }
             for (l, line) in out.chunks_mut(n).enumerate() {
                 let mut position = start(l);
                 for out in line {
-                    totals[l] = join(totals[l], from[position as usize].acc());
-                    *out = T::back(totals[l]);
+                    totals[l] = join(totals[l], from[position as usize].to_acc());
+                    *out = T::from_acc(totals[l]);
                     position += stride;
                 }
             }
@@ -84,8 +84,8 @@ fn along<T: Element>(
     });
 }
 
-/// Lines of `n` elements that are `inner` apart. A task takes some that are neighbours.
-fn across<T: Element>(
+/// Scans lines of `n` elements at stride `inner`. A task takes adjacent lines.
+fn strided<T: Element>(
     c: &Call,
     x: &Input,
     out: &mut [T],
@@ -95,11 +95,11 @@ fn across<T: Element>(
 ) {
     const WIDTH: usize = 1024;
     let (from, stride) = (x.elements::<T>(), x.layout.strides()[c.axis()]);
-    // Few lines are cut up further, down to some cache lines.
+    // A small outer size splits the lines further, down to some cache lines.
     let width = inner.div_ceil((4 * c.pool().threads()).div_ceil(outer)).next_multiple_of(64).min(WIDTH);
     let blocks = inner.div_ceil(width);
-    let to = Shared(out.as_mut_ptr());
-    c.pool().run(c.share(), outer * blocks, |tasks: &Tasks| {
+    let to = SendPtr(out.as_mut_ptr());
+    c.pool().run(c.parallel(), outer * blocks, |tasks: &TaskQueue| {
         let to = &to;
         while let Some(t) = tasks.claim() {
             let (k, lo) = (t / blocks, t % blocks * width);
@@ -111,16 +111,16 @@ fn across<T: Element>(
                 let out = unsafe { std::slice::from_raw_parts_mut(to.0.add((k * n + i) * inner + lo), count) };
                 walk(&row, lo, count, |position, stride, count, done| {
                     let pairs = totals[done..done + count].iter_mut().zip(&mut out[done..]);
-                    let join = |total: &mut T::Acc, x: T| *total = join(*total, x.acc());
+                    let join = |total: &mut T::Acc, x: T| *total = join(*total, x.to_acc());
                     if stride == 1 {
                         for ((total, out), &x) in pairs.zip(&from[position as usize..]) {
                             join(total, x);
-                            *out = T::back(*total);
+                            *out = T::from_acc(*total);
                         }
                     } else {
                         for (i, (total, out)) in pairs.enumerate() {
                             join(total, from[(position + i as isize * stride) as usize]);
-                            *out = T::back(*total);
+                            *out = T::from_acc(*total);
                         }
                     }
                 });

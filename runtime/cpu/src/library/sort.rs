@@ -1,18 +1,18 @@
-//! Positions by order: the extremum along an axis, and sorting.
+//! Implements argmax, argmin and argsort along an axis.
 
 use super::movement::{copy, part};
-use super::{Call, Element, around, by_type};
+use super::{Call, Element, by_type, split_at_axis};
 use perilune_core::error::Result;
 use std::cmp::Ordering;
 
-/// Rows of `n` elements along the axis, one for each pair of outer and inner coordinates, gathered into `row`.
+/// Calls `f` for each row of `n` elements along the axis, gathered into a buffer, and scatters its `width` results.
 fn rows<T: Element>(c: &Call, f: impl Fn(&[T], &mut [i64]) + Sync, width: usize) {
     let (x, out) = (c.input(0), c.output::<i64>());
-    let (_, n, inner) = around(&x.shape(), c.axis());
+    let (_, n, inner) = split_at_axis(&x.shape(), c.axis());
     let from = x.elements::<T>();
     let each = width * inner;
     let rows = (4096 / (n * inner).max(1)).max(1);
-    c.pool().pieces(c.share(), out, rows * each, |k, piece| {
+    c.pool().for_each_chunk(c.parallel(), out, rows * each, |k, piece| {
         let (mut row, mut found) = (vec![T::default(); n], vec![0i64; width]);
         for (r, out) in piece.chunks_mut(each.max(1)).enumerate() {
             let layout = part(&x.layout, c.axis(), k * rows + r);
@@ -51,14 +51,14 @@ fn arg_of<T: Element>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// The first element that none beats; NaN beats all.
-fn first<T: PartialOrd + Copy>(row: &[T], beats: impl Fn(T, T) -> bool) -> i64 {
+/// The index of the first extremum; the first NaN if there is one.
+fn first<T: PartialOrd + Copy>(row: &[T], is_better: impl Fn(T, T) -> bool) -> i64 {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {
         if x.partial_cmp(&x).is_none() {
             return i as i64;
         }
-        if beats(x, row[best]) {
+        if is_better(x, row[best]) {
             best = i;
         }
     }
@@ -70,7 +70,7 @@ pub fn argsort(c: &Call) -> Result<()> {
 }
 
 fn argsort_of<T: Element>(c: &Call) -> Result<()> {
-    let (descending, (_, n, _)) = (c.attr(1) != 0, around(&c.out_shape(), c.axis()));
+    let (descending, (_, n, _)) = (c.attr(1) != 0, split_at_axis(&c.out_shape(), c.axis()));
     rows::<T>(
         c,
         |row, out| {
@@ -87,7 +87,7 @@ fn argsort_of<T: Element>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// NaN above everything.
+/// Orders NaN above everything.
 fn order<T: PartialOrd>(a: T, b: T) -> Ordering {
     let nan = |x: &T| x.partial_cmp(x).is_none();
     a.partial_cmp(&b).unwrap_or_else(|| nan(&a).cmp(&nan(&b)))

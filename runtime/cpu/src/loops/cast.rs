@@ -1,7 +1,7 @@
-//! Changes of dtype: between compute types, to and from the 16-bit storage forms, and rounding to them.
+//! Converts dtypes: between compute types, to and from the 16-bit storage formats, and rounds to those formats.
 //!
-//! Registers of bf16 and f16 are f32 that hold a 16-bit value exactly. Floats become integers by truncation through i64,
-//! as on the host side of `core`. All conversions are branch-free bit arithmetic, so they vectorise without f16c and
+//! Registers of bf16 and f16 are f32 that represent a 16-bit value exactly. Floats become integers by truncation through
+//! i64, as in `core::host_tensor`. All conversions are branch-free bit arithmetic, so they vectorise without f16c and
 //! give the same bits everywhere.
 
 use super::{Arg, Body, Isa, Kernel, pick};
@@ -16,9 +16,9 @@ trait Convert {
     fn call(x: Self::From) -> Self::To;
 }
 
-struct Through<C>(PhantomData<C>);
+struct CastLoop<C>(PhantomData<C>);
 
-impl<C: Convert> Body for Through<C> {
+impl<C: Convert> Body for CastLoop<C> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
@@ -105,7 +105,7 @@ pub fn round_f16(x: f32) -> f32 {
     let tiny = (a + 0.75) - 0.75;
     let y = if a < 6.103_515_6e-5 { tiny } else { normal };
     let y = if y > 65504.0 { f32::INFINITY } else { y };
-    // Of a NaN, what 10 bits of it hold, made quiet.
+    // A NaN keeps 10 bits of its payload and becomes quiet.
     let y = if x.is_nan() { f32::from_bits((bits | 0x0040_0000) & 0xffff_e000) } else { y };
     y.copysign(x)
 }
@@ -131,12 +131,12 @@ fn narrow_f16(x: f32) -> u16 {
     (sign | y) as u16
 }
 
-/// From the compute type of `from` to that of `to`; a result of 16 bits still has to be rounded.
+/// From the compute type of `from` to that of `to`; the caller rounds a result of 16 bits.
 pub fn cast(from: DType, to: DType, isa: Isa) -> Kernel {
     use DType::*;
     macro_rules! table {
         ($($from:pat => { $($to:pat => $name:ident),* $(,)? })*) => {
-            match from { $( $from => match to { $( $to => pick::<Through<$name>>(isa), )* }, )* }
+            match from { $( $from => match to { $( $to => pick::<CastLoop<$name>>(isa), )* }, )* }
         };
     }
     table! {
@@ -153,21 +153,21 @@ convert! {
     Same4: u32 => u32 |x| x;
 }
 
-/// From memory to a register: widens the 16-bit floats, else moves.
+/// From memory to a register: widens 16-bit floats, copies other dtypes.
 pub fn load(dtype: DType, isa: Isa) -> Kernel {
     match dtype {
-        DType::BF16 => pick::<Through<FromBf16>>(isa),
-        DType::F16 => pick::<Through<FromF16>>(isa),
-        d => super::map::mover(d.size(), isa),
+        DType::BF16 => pick::<CastLoop<FromBf16>>(isa),
+        DType::F16 => pick::<CastLoop<FromF16>>(isa),
+        d => super::map::copy_rows(d.size(), isa),
     }
 }
 
 /// From a register to memory: the opposite of `load`.
 pub fn store(dtype: DType, isa: Isa) -> Kernel {
     match dtype {
-        DType::BF16 => pick::<Through<ToBf16>>(isa),
-        DType::F16 => pick::<Through<ToF16>>(isa),
-        d => super::map::mover(d.size(), isa),
+        DType::BF16 => pick::<CastLoop<ToBf16>>(isa),
+        DType::F16 => pick::<CastLoop<ToF16>>(isa),
+        d => super::map::copy_rows(d.size(), isa),
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
             assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
         }
         for k in 0..(1u32 << 22) {
-            // Broadcast over all exponents, with the bits that decide ties set and unset.
+            // Spread over all exponents, with the bits that decide ties set and unset.
             let x = f32::from_bits(k.wrapping_mul(1025) ^ (k << 12));
             let (f, b) = (f16::from_f32_const(x), bf16::from_f32(x));
             if !x.is_nan() {

@@ -1,21 +1,21 @@
-//! The elementwise loops: `map_fns!` instantiated for every dtype a function is defined on.
+//! Instantiates the elementwise loops: `map_fns!` for every dtype that a function is defined on.
 //!
-//! f32 loops also come with one operand held still over a row (`VS`, `SV`), which serves numbers, row statistics and
-//! per-row scales without filling a tile; other dtypes are given filled tiles instead.
+//! f32 loops also exist with one operand broadcast over each row, for numbers, row statistics and per-row scales, which
+//! then need no tile; for other dtypes the operand is first expanded to a tile.
 
-use super::num::{Flt, Num};
 use super::{Arg, Body, Isa, Kernel, pick};
+use crate::math::{Float, Number};
 use perilune_core::DType;
 use perilune_core::ops::elementwise::MapFn;
 use std::marker::PhantomData;
 use std::slice;
 
-trait Un<T> {
+trait UnaryFn<T> {
     type Out: Copy;
     fn call(x: T) -> Self::Out;
 }
 
-trait Bin<T> {
+trait BinaryFn<T> {
     type Out: Copy;
     fn call(x: T, y: T) -> Self::Out;
 }
@@ -24,7 +24,7 @@ struct Unary<F, T>(PhantomData<(F, T)>);
 struct Binary<F, T, const SX: bool, const SY: bool>(PhantomData<(F, T)>);
 struct Where<T, const SX: bool, const SY: bool>(PhantomData<T>);
 
-impl<T: Copy, F: Un<T>> Body for Unary<F, T> {
+impl<T: Copy, F: UnaryFn<T>> Body for Unary<F, T> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
@@ -40,11 +40,11 @@ impl<T: Copy, F: Un<T>> Body for Unary<F, T> {
     }
 }
 
-impl<T: Copy, F: Bin<T>, const SX: bool, const SY: bool> Body for Binary<F, T, SX, SY> {
+impl<T: Copy, F: BinaryFn<T>, const SX: bool, const SY: bool> Body for Binary<F, T, SX, SY> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
-            // SAFETY: as above; an operand held still is read once, so one element of it must be valid.
+            // SAFETY: as above; a row broadcast is read once, so one element of it must be valid.
             let (o, x, y) = unsafe {
                 let o = slice::from_raw_parts_mut(out.cast::<F::Out>().add(r * cols), cols);
                 let x = slice::from_raw_parts((*args).row::<T>(r), if SX { 1 } else { cols });
@@ -94,9 +94,9 @@ impl<T: Copy, const SX: bool, const SY: bool> Body for Where<T, SX, SY> {
     }
 }
 
-/// Types that stand for the functions of the table.
+/// A type for each function of the table.
 mod f {
-    use super::{Bin, Flt, Num, Un};
+    use super::{BinaryFn, Float, Number, UnaryFn};
 
     macro_rules! define {
         ($($v:ident $d:ident $n:tt |$($a:ident),*| $body:expr;)*) => { $( entry!($v $d $n |$($a),*| $body); )* };
@@ -105,7 +105,7 @@ mod f {
     macro_rules! entry {
         ($v:ident Any 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl<T: std::marker::Copy> Un<T> for $v {
+            impl<T: std::marker::Copy> UnaryFn<T> for $v {
                 type Out = T;
                 #[inline(always)]
                 fn call($x: T) -> T {
@@ -115,7 +115,7 @@ mod f {
         };
         ($v:ident Number 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Num> Un<T> for $v {
+            impl<T: Number> UnaryFn<T> for $v {
                 type Out = T;
                 #[inline(always)]
                 fn call($x: T) -> T {
@@ -125,7 +125,7 @@ mod f {
         };
         ($v:ident Number 2 |$x:ident, $y:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Num> Bin<T> for $v {
+            impl<T: Number> BinaryFn<T> for $v {
                 type Out = T;
                 #[inline(always)]
                 fn call($x: T, $y: T) -> T {
@@ -135,7 +135,7 @@ mod f {
         };
         ($v:ident Float 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Flt> Un<T> for $v {
+            impl<T: Float> UnaryFn<T> for $v {
                 type Out = T;
                 #[inline(always)]
                 fn call($x: T) -> T {
@@ -145,7 +145,7 @@ mod f {
         };
         ($v:ident Float 2 |$x:ident, $y:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Flt> Bin<T> for $v {
+            impl<T: Float> BinaryFn<T> for $v {
                 type Out = T;
                 #[inline(always)]
                 fn call($x: T, $y: T) -> T {
@@ -155,7 +155,7 @@ mod f {
         };
         ($v:ident Code 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Flt> Un<T> for $v {
+            impl<T: Float> UnaryFn<T> for $v {
                 type Out = u8;
                 #[inline(always)]
                 fn call($x: T) -> u8 {
@@ -165,7 +165,7 @@ mod f {
         };
         ($v:ident Compare 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Num> Un<T> for $v {
+            impl<T: Number> UnaryFn<T> for $v {
                 type Out = u8;
                 #[inline(always)]
                 fn call($x: T) -> u8 {
@@ -175,7 +175,7 @@ mod f {
         };
         ($v:ident Compare 2 |$x:ident, $y:ident| $body:expr) => {
             pub struct $v;
-            impl<T: Num> Bin<T> for $v {
+            impl<T: Number> BinaryFn<T> for $v {
                 type Out = u8;
                 #[inline(always)]
                 fn call($x: T, $y: T) -> u8 {
@@ -185,7 +185,7 @@ mod f {
         };
         ($v:ident Logic 1 |$x:ident| $body:expr) => {
             pub struct $v;
-            impl Un<u8> for $v {
+            impl UnaryFn<u8> for $v {
                 type Out = u8;
                 #[inline(always)]
                 fn call($x: u8) -> u8 {
@@ -196,7 +196,7 @@ mod f {
         };
         ($v:ident Logic 2 |$x:ident, $y:ident| $body:expr) => {
             pub struct $v;
-            impl Bin<u8> for $v {
+            impl BinaryFn<u8> for $v {
                 type Out = u8;
                 #[inline(always)]
                 fn call($x: u8, $y: u8) -> u8 {
@@ -210,27 +210,27 @@ mod f {
     perilune_core::map_fns!(define);
 }
 
-/// Which operands of an f32 loop are held still over a row.
+/// Which operands of an f32 loop are broadcast over a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Still {
+pub struct RowBroadcast {
     pub x: bool,
     pub y: bool,
 }
 
-impl Still {
-    pub const NONE: Still = Still { x: false, y: false };
+impl RowBroadcast {
+    pub const NONE: RowBroadcast = RowBroadcast { x: false, y: false };
 }
 
-fn unary<F: Un<T>, T: Copy>(isa: Isa) -> Option<Kernel> {
+fn unary<F: UnaryFn<T>, T: Copy>(isa: Isa) -> Option<Kernel> {
     Some(pick::<Unary<F, T>>(isa))
 }
 
-fn binary<F: Bin<T>, T: Copy>(isa: Isa, still: Still) -> Option<Kernel> {
-    (still == Still::NONE).then(|| pick::<Binary<F, T, false, false>>(isa))
+fn binary<F: BinaryFn<T>, T: Copy>(isa: Isa, broadcast: RowBroadcast) -> Option<Kernel> {
+    (broadcast == RowBroadcast::NONE).then(|| pick::<Binary<F, T, false, false>>(isa))
 }
 
-fn binary_still<F: Bin<f32>>(isa: Isa, still: Still) -> Option<Kernel> {
-    match (still.x, still.y) {
+fn binary_broadcast<F: BinaryFn<f32>>(isa: Isa, broadcast: RowBroadcast) -> Option<Kernel> {
+    match (broadcast.x, broadcast.y) {
         (false, false) => Some(pick::<Binary<F, f32, false, false>>(isa)),
         (false, true) => Some(pick::<Binary<F, f32, false, true>>(isa)),
         (true, false) => Some(pick::<Binary<F, f32, true, false>>(isa)),
@@ -239,10 +239,10 @@ fn binary_still<F: Bin<f32>>(isa: Isa, still: Still) -> Option<Kernel> {
 }
 
 macro_rules! select {
-    (Any 1 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Any 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         copy($c, $isa)
     };
-    (Number 1 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Number 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
             DType::F32 => unary::<f::$v, f32>($isa),
             DType::F64 => unary::<f::$v, f64>($isa),
@@ -252,7 +252,7 @@ macro_rules! select {
             _ => None,
         }
     };
-    (Compare 1 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Compare 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
             DType::F32 => unary::<f::$v, f32>($isa),
             DType::F64 => unary::<f::$v, f64>($isa),
@@ -261,77 +261,77 @@ macro_rules! select {
             _ => unary::<f::$v, u8>($isa),
         }
     };
-    (Number 2 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Number 2 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
-            DType::F32 => binary_still::<f::$v>($isa, $still),
-            DType::F64 => binary::<f::$v, f64>($isa, $still),
-            DType::I64 => binary::<f::$v, i64>($isa, $still),
-            DType::I32 => binary::<f::$v, i32>($isa, $still),
-            DType::U8 => binary::<f::$v, u8>($isa, $still),
+            DType::F32 => binary_broadcast::<f::$v>($isa, $broadcast),
+            DType::F64 => binary::<f::$v, f64>($isa, $broadcast),
+            DType::I64 => binary::<f::$v, i64>($isa, $broadcast),
+            DType::I32 => binary::<f::$v, i32>($isa, $broadcast),
+            DType::U8 => binary::<f::$v, u8>($isa, $broadcast),
             _ => None,
         }
     };
-    (Compare 2 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Compare 2 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
-            DType::F32 => binary_still::<f::$v>($isa, $still),
-            DType::F64 => binary::<f::$v, f64>($isa, $still),
-            DType::I64 => binary::<f::$v, i64>($isa, $still),
-            DType::I32 => binary::<f::$v, i32>($isa, $still),
-            _ => binary::<f::$v, u8>($isa, $still),
+            DType::F32 => binary_broadcast::<f::$v>($isa, $broadcast),
+            DType::F64 => binary::<f::$v, f64>($isa, $broadcast),
+            DType::I64 => binary::<f::$v, i64>($isa, $broadcast),
+            DType::I32 => binary::<f::$v, i32>($isa, $broadcast),
+            _ => binary::<f::$v, u8>($isa, $broadcast),
         }
     };
-    (Code 1 $v:ident $c:ident $isa:ident $still:ident) => {
-        select!(Float 1 $v $c $isa $still)
+    (Code 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
+        select!(Float 1 $v $c $isa $broadcast)
     };
-    (Float 1 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Float 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
             DType::F32 => unary::<f::$v, f32>($isa),
             DType::F64 => unary::<f::$v, f64>($isa),
             _ => None,
         }
     };
-    (Float 2 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Float 2 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         match $c {
-            DType::F32 => binary_still::<f::$v>($isa, $still),
-            DType::F64 => binary::<f::$v, f64>($isa, $still),
+            DType::F32 => binary_broadcast::<f::$v>($isa, $broadcast),
+            DType::F64 => binary::<f::$v, f64>($isa, $broadcast),
             _ => None,
         }
     };
-    (Logic 1 $v:ident $c:ident $isa:ident $still:ident) => {
+    (Logic 1 $v:ident $c:ident $isa:ident $broadcast:ident) => {
         if $c == DType::Bool { unary::<f::$v, u8>($isa) } else { None }
     };
-    (Logic 2 $v:ident $c:ident $isa:ident $still:ident) => {
-        if $c == DType::Bool { binary::<f::$v, u8>($isa, $still) } else { None }
+    (Logic 2 $v:ident $c:ident $isa:ident $broadcast:ident) => {
+        if $c == DType::Bool { binary::<f::$v, u8>($isa, $broadcast) } else { None }
     };
 }
 
 /// The loop of `function` over operands of the compute dtype `dtype` (f32 for 16-bit floats); `None` where it is not
-/// defined. The last operand decides the dtype; `still` speaks of the last two.
-pub fn map(function: MapFn, dtype: DType, isa: Isa, still: Still) -> Option<Kernel> {
+/// defined. The last operand decides the dtype; `broadcast` applies to the last two.
+pub fn map(function: MapFn, dtype: DType, isa: Isa, broadcast: RowBroadcast) -> Option<Kernel> {
     let c = dtype.compute();
     #[cfg(target_arch = "x86_64")]
     match (function, c, isa) {
-        (MapFn::Erf, DType::F32, Isa::Avx2) => return Some(tables::avx2),
-        (MapFn::Erf, DType::F32, Isa::Avx512) => return Some(tables::avx512),
+        (MapFn::Erf, DType::F32, Isa::Avx2) => return Some(erf_simd::avx2),
+        (MapFn::Erf, DType::F32, Isa::Avx512) => return Some(erf_simd::avx512),
         _ => {}
     }
     macro_rules! table {
         ($($v:ident $d:ident $n:tt |$($a:ident),*| $body:expr;)*) => {
             match function {
-                $( MapFn::$v => select!($d $n $v c isa still), )*
-                MapFn::Where => choose(c, isa, still),
+                $( MapFn::$v => select!($d $n $v c isa broadcast), )*
+                MapFn::Where => select_where(c, isa, broadcast),
             }
         };
     }
     perilune_core::map_fns!(table)
 }
 
-/// erf looks numbers up, which the compiler would do one by one.
+/// Loops of erf with vector table look-ups, which the compiler would emit element by element.
 #[cfg(target_arch = "x86_64")]
-mod tables {
+mod erf_simd {
     use super::Arg;
-    use crate::loops::vector::{Narrow, Vector, Wide};
-    use perilune_core::scalar::lane;
+    use crate::loops::simd::{F32x8, F32x16, Vector};
+    use crate::math::simd_f32;
 
     #[inline(always)]
     unsafe fn run<V: Vector>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
@@ -341,10 +341,11 @@ mod tables {
                 let (o, x) = (out.cast::<f32>().add(r * cols), (*args).row::<f32>(r));
                 let whole = cols / V::LANES * V::LANES;
                 for i in (0..whole).step_by(V::LANES) {
-                    lane::erf(V::load(x.add(i))).store(o.add(i));
+                    simd_f32::erf(V::load(x.add(i))).store(o.add(i));
                 }
                 if whole < cols {
-                    lane::erf(V::load_some(x.add(whole), cols - whole)).store_some(o.add(whole), cols - whole);
+                    simd_f32::erf(V::load_partial(x.add(whole), cols - whole))
+                        .store_partial(o.add(whole), cols - whole);
                 }
             }
         }
@@ -353,18 +354,18 @@ mod tables {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub unsafe fn avx2(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         // SAFETY: the caller's promise.
-        unsafe { run::<Narrow>(out, args, rows, cols) }
+        unsafe { run::<F32x8>(out, args, rows, cols) }
     }
 
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
     pub unsafe fn avx512(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         // SAFETY: the caller's promise.
-        unsafe { run::<Wide>(out, args, rows, cols) }
+        unsafe { run::<F32x16>(out, args, rows, cols) }
     }
 }
 
-fn choose(c: DType, isa: Isa, still: Still) -> Option<Kernel> {
-    match (c, still.x, still.y) {
+fn select_where(c: DType, isa: Isa, broadcast: RowBroadcast) -> Option<Kernel> {
+    match (c, broadcast.x, broadcast.y) {
         (DType::F32, false, false) => Some(pick::<Where<f32, false, false>>(isa)),
         (DType::F32, false, true) => Some(pick::<Where<f32, false, true>>(isa)),
         (DType::F32, true, false) => Some(pick::<Where<f32, true, false>>(isa)),
@@ -378,13 +379,13 @@ fn choose(c: DType, isa: Isa, still: Still) -> Option<Kernel> {
     }
 }
 
-/// Elements moved as they are.
+/// Moves elements unchanged.
 fn copy(c: DType, isa: Isa) -> Option<Kernel> {
-    Some(mover(c.size(), isa))
+    Some(copy_rows(c.size(), isa))
 }
 
 /// A copy of rows of elements of `size` bytes.
-pub fn mover(size: usize, isa: Isa) -> Kernel {
+pub fn copy_rows(size: usize, isa: Isa) -> Kernel {
     match size {
         8 => pick::<Unary<f::Copy, u64>>(isa),
         4 => pick::<Unary<f::Copy, u32>>(isa),

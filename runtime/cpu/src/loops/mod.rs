@@ -1,24 +1,25 @@
-//! Vector loops: plain Rust over slices, compiled once per instruction set and picked at run time.
+//! Defines the vector loops: plain Rust over slices, compiled once per instruction set and dispatched at run time.
 //!
-//! A loop is a type that implements [`Body`]; [`pick`] returns the entry compiled for the machine's [`Isa`]. All loops
-//! share one signature, so that a step of a region is a function pointer, some registers and a count. Scalar functions
-//! come from `core::scalar` and are always inlined, so LLVM vectorises them at the width of the entry.
+//! A loop is a type that implements [`Body`]; [`pick`] returns the entry compiled for an [`Isa`]. All loops share one
+//! signature, so that an instruction of a region is a function pointer, some registers and a count. Scalar functions
+//! come from `math` and are always inlined, so LLVM vectorises them at the width of the entry.
 //!
-//! No loop works in place: outputs never overlap operands, or LLVM would fall back to scalar code.
+//! Outputs never overlap operands, or LLVM would fall back to scalar code.
 
 pub mod cast;
-pub mod chain;
+pub mod fused_interpreter;
 pub mod map;
-pub mod num;
 pub mod random;
 pub mod reduce;
-pub mod relay;
-pub mod spelled;
-pub mod vector;
+pub mod row_pipeline;
+pub mod simd;
+pub mod superinstructions;
 
+use perilune_core::env_flags::{CPU_ISA, Setting};
+use perilune_core::error::{Error, Result};
 use std::sync::OnceLock;
 
-/// An operand of a loop: where its first row starts and how many elements further the next one does.
+/// An operand of a loop: the address of its first row, and the distance between rows in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
     pub ptr: *const u8,
@@ -37,9 +38,9 @@ impl Arg {
     }
 }
 
-/// Asks for the cache line with that element, which will be read soon; any address will do.
+/// Prefetches the cache line of an element into the L1 cache; any address is allowed.
 #[inline(always)]
-pub fn ask(at: *const f32) {
+pub fn prefetch(at: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that never faults.
     unsafe {
@@ -49,9 +50,9 @@ pub fn ask(at: *const f32) {
     let _ = at;
 }
 
-/// As `ask`, for the second cache: there is time, and the first one is full.
+/// As `prefetch`, into the L2 cache: for lines that are needed later.
 #[inline(always)]
-pub fn ask_early(at: *const f32) {
+pub fn prefetch_l2(at: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that never faults.
     unsafe {
@@ -61,9 +62,9 @@ pub fn ask_early(at: *const f32) {
     let _ = at;
 }
 
-/// As `ask`, for a line that will be written.
+/// As `prefetch`, for a line that will be written.
 #[inline(always)]
-pub fn ask_to_write(at: *mut f32) {
+pub fn prefetch_write(at: *mut f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that never faults.
     unsafe {
@@ -76,6 +77,7 @@ pub fn ask_to_write(at: *mut f32) {
 /// `rows` rows of `cols` elements; the output is dense unless the body says otherwise.
 pub type Kernel = unsafe fn(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 
+/// A loop, generic over the instruction set that it is compiled for.
 pub trait Body {
     /// # Safety
     /// The output and the operands the body uses must be valid for `rows` x `cols` elements, aligned for their types,
@@ -83,7 +85,7 @@ pub trait Body {
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 }
 
-/// Instruction-set classes. Bits agree between them for all loops here; not for `gemm`.
+/// Instruction-set classes. Bits agree between them for all loops here; not for the `gemm` crate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Isa {
     Baseline,
@@ -94,6 +96,43 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// From the least to the most.
+    pub const ALL: &[Isa] = &[
+        Isa::Baseline,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512,
+    ];
+
+    /// A word for it, as in `PERILUNE_CPU_ISA`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Isa::Baseline => {
+                if cfg!(target_arch = "x86_64") {
+                    "sse2"
+                } else {
+                    "baseline"
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// The instruction set that `PERILUNE_CPU_ISA` asks for, or the best of this processor.
+    pub fn chosen() -> Result<Isa> {
+        let best = Isa::detect();
+        let Some(Setting::Word(word)) = CPU_ISA.read()? else { return Ok(best) };
+        let lacks = || Error::argument("", format!("{}={word}: this processor lacks it", CPU_ISA.name));
+        let below = Isa::ALL.iter().take_while(|i| **i != best).chain([&best]);
+        let found = below.into_iter().find(|i| i.key() == word).copied().ok_or_else(lacks);
+        found.map_err(|e| e.hint(format!("it has at most {}", best.key())))
+    }
+
+    /// The best of this processor.
     pub fn detect() -> Isa {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| {

@@ -1,19 +1,19 @@
-//! Uniform numbers, four lanes of Philox 4x32-10 at a time, many counters side by side.
+//! Generates uniform numbers with Philox 4x32-10, vectorised over counters.
 
 use super::{Arg, Body, Isa, Kernel, pick};
 use perilune_core::philox;
 use std::slice;
 
-/// What `uniform`'s first operand points at.
+/// The first operand of `uniform`.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     pub seed: u64,
     pub counter: u64,
-    /// The element the first output belongs to.
+    /// The index of the first output element.
     pub first: u64,
 }
 
-/// Groups of four drawn together.
+/// Groups of four numbers generated together.
 const WIDTH: usize = 16;
 
 struct Uniform;
@@ -23,7 +23,7 @@ fn to_unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// The numbers of groups `first..first + WIDTH`.
+/// Generates groups `first..first + WIDTH`.
 #[inline(always)]
 fn draw(stream: &Stream, first: u64, out: &mut [f32; 4 * WIDTH]) {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

@@ -1,35 +1,36 @@
-//! Reductions in the order that `plan::ir` fixes: 16 lanes folded as a halving tree, chunks combined in order.
+//! Reduces rows and columns in the order that `plan::ir` fixes: 16 lanes folded as a halving tree, chunks combined in order.
 
-use super::num::Num;
 use super::{Arg, Body, Isa, Kernel, pick};
+use crate::math::Number;
 use perilune_core::DType;
 use perilune_core::ops::ReduceFn;
 use perilune_plan::ir::LANES;
 use std::marker::PhantomData;
 use std::slice;
 
-trait Join: 'static {
-    fn identity<T: Num>() -> T;
-    fn join<T: Num>(a: T, b: T) -> T;
+/// A binary operation with its identity.
+trait Monoid: 'static {
+    fn identity<T: Number>() -> T;
+    fn combine<T: Number>(a: T, b: T) -> T;
 }
 
-macro_rules! joins {
-    ($($name:ident $identity:ident $join:ident;)*) => { $(
+macro_rules! monoids {
+    ($($name:ident $identity:ident $combine:ident;)*) => { $(
         struct $name;
-        impl Join for $name {
+        impl Monoid for $name {
             #[inline(always)]
-            fn identity<T: Num>() -> T {
+            fn identity<T: Number>() -> T {
                 T::$identity
             }
             #[inline(always)]
-            fn join<T: Num>(a: T, b: T) -> T {
-                a.$join(b)
+            fn combine<T: Number>(a: T, b: T) -> T {
+                a.$combine(b)
             }
         }
     )* };
 }
 
-joins! {
+monoids! {
     Sum ZERO add;
     Prod ONE mul;
     Max LOWEST maximum;
@@ -37,22 +38,22 @@ joins! {
     All ONE minimum;
 }
 
-/// The larger or the smaller of two.
-trait Extreme: Join {
-    /// Whether the first stays, given that neither is NaN.
-    fn beats(a: f32, b: f32) -> bool;
+/// Maximum or minimum.
+trait Extremum: Monoid {
+    /// Whether the first is kept, given that neither is NaN.
+    fn keeps(a: f32, b: f32) -> bool;
 }
 
-impl Extreme for Max {
+impl Extremum for Max {
     #[inline(always)]
-    fn beats(a: f32, b: f32) -> bool {
+    fn keeps(a: f32, b: f32) -> bool {
         a > b
     }
 }
 
-impl Extreme for Min {
+impl Extremum for Min {
     #[inline(always)]
-    fn beats(a: f32, b: f32) -> bool {
+    fn keeps(a: f32, b: f32) -> bool {
         a < b
     }
 }
@@ -81,11 +82,11 @@ pub struct Reduction {
 }
 
 #[inline(always)]
-fn fold<T: Num, J: Join>(mut lanes: [T; LANES]) -> T {
+fn fold<T: Number, J: Monoid>(mut lanes: [T; LANES]) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for k in 0..width {
-            lanes[k] = J::join(lanes[k], lanes[k + width]);
+            lanes[k] = J::combine(lanes[k], lanes[k + width]);
         }
         width /= 2;
     }
@@ -99,31 +100,31 @@ pub fn fold_sum(lanes: [f32; LANES]) -> f32 {
 }
 
 #[inline(always)]
-fn each<T: Num, J: Join>(mut lanes: [T; LANES], x: &[T; LANES]) -> [T; LANES] {
+fn each<T: Number, J: Monoid>(mut lanes: [T; LANES], x: &[T; LANES]) -> [T; LANES] {
     for k in 0..LANES {
-        lanes[k] = J::join(lanes[k], x[k]);
+        lanes[k] = J::combine(lanes[k], x[k]);
     }
     lanes
 }
 
 #[inline(always)]
-fn accumulate<T: Num, J: Join>(lanes: &mut [T; LANES], x: &[T]) {
+fn accumulate<T: Number, J: Monoid>(lanes: &mut [T; LANES], x: &[T]) {
     let mut acc = *lanes;
     let (whole, rest) = x.as_chunks::<LANES>();
     for c in whole {
         acc = each::<T, J>(acc, c);
     }
     for (k, &v) in rest.iter().enumerate() {
-        acc[k] = J::join(acc[k], v);
+        acc[k] = J::combine(acc[k], v);
     }
     *lanes = acc;
 }
 
 struct Rows<T, J>(PhantomData<(T, J)>);
 struct Lanes<T, J>(PhantomData<(T, J)>);
-/// As `Rows<f32, J>` for `Max` and `Min`: without a care for NaN, whose presence is found on the side; a row that has
-/// one is done again with care.
-struct QuickRows<J>(PhantomData<J>);
+/// As `Rows<f32, J>` for `Max` and `Min`: ignores NaN but detects it, and repeats a row that has one with full
+/// comparisons.
+struct FastRows<J>(PhantomData<J>);
 struct Fold<T, J>(PhantomData<(T, J)>);
 struct Combine<T, J>(PhantomData<(T, J)>);
 struct Finish<T>(PhantomData<T>);
@@ -132,7 +133,7 @@ struct Partials<T, J>(PhantomData<(T, J)>);
 struct Reset<T, J>(PhantomData<(T, J)>);
 struct ResetTotal<T, J>(PhantomData<(T, J)>);
 
-impl<T: Num, J: Join> Body for Rows<T, J> {
+impl<T: Number, J: Monoid> Body for Rows<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         // SAFETY: the caller's promise (see `Body::run`), here and below in this file.
@@ -140,8 +141,8 @@ impl<T: Num, J: Join> Body for Rows<T, J> {
         // SAFETY: `r` is below `rows`.
         let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<T>(r), cols) };
         let mut r = 0;
-        // Four rows side by side: the additions of one row need not wait for each other. Spelt out, because LLVM keeps
-        // an array of arrays in memory.
+        // Interleaves four rows to hide the latency of the operation. Unrolled by hand, because LLVM keeps an array of
+        // arrays in memory.
         while r + 4 <= rows {
             let id = [J::identity::<T>(); LANES];
             let (mut a, mut b, mut c, mut d) = (id, id, id, id);
@@ -158,7 +159,7 @@ impl<T: Num, J: Join> Body for Rows<T, J> {
             for (k, (lanes, tail)) in [(a, ta), (b, tb), (c, tc), (d, td)].into_iter().enumerate() {
                 let mut lanes = lanes;
                 for (l, &v) in lanes.iter_mut().zip(tail) {
-                    *l = J::join(*l, v);
+                    *l = J::combine(*l, v);
                 }
                 out[r + k] = fold::<T, J>(lanes);
             }
@@ -173,32 +174,32 @@ impl<T: Num, J: Join> Body for Rows<T, J> {
 }
 
 #[inline(always)]
-fn each_quick<J: Extreme>(mut lanes: [f32; LANES], x: &[f32; LANES]) -> [f32; LANES] {
+fn each_fast<J: Extremum>(mut lanes: [f32; LANES], x: &[f32; LANES]) -> [f32; LANES] {
     for k in 0..LANES {
-        lanes[k] = if J::beats(lanes[k], x[k]) { lanes[k] } else { x[k] };
+        lanes[k] = if J::keeps(lanes[k], x[k]) { lanes[k] } else { x[k] };
     }
     lanes
 }
 
-/// Keeps the largest magnitudes as bits: beyond that of infinity there was a NaN.
+/// Tracks the largest magnitudes as bits: one above that of infinity means a NaN.
 #[inline(always)]
-fn each_mark(mut marks: [u32; LANES], x: &[f32; LANES]) -> [u32; LANES] {
+fn each_magnitude(mut magnitudes: [u32; LANES], x: &[f32; LANES]) -> [u32; LANES] {
     for k in 0..LANES {
-        marks[k] = marks[k].max(x[k].to_bits() & 0x7fff_ffff);
+        magnitudes[k] = magnitudes[k].max(x[k].to_bits() & 0x7fff_ffff);
     }
-    marks
+    magnitudes
 }
 
-/// The rest of a row and its fold; `row` once more, with care, if a NaN was seen.
+/// Reduces the tail of a row and folds the lanes; repeats `row` with full comparisons if a NaN was detected.
 #[inline(always)]
-fn finish_quick<J: Extreme>(mut lanes: [f32; LANES], marks: [u32; LANES], tail: &[f32], row: &[f32]) -> f32 {
+fn finish_fast<J: Extremum>(mut lanes: [f32; LANES], magnitudes: [u32; LANES], tail: &[f32], row: &[f32]) -> f32 {
     let mut worst = 0;
     for k in 0..LANES {
-        worst = marks[k].max(worst);
+        worst = magnitudes[k].max(worst);
     }
     for (l, &v) in lanes.iter_mut().zip(tail) {
         worst = worst.max(v.to_bits() & 0x7fff_ffff);
-        *l = if J::beats(*l, v) { *l } else { v };
+        *l = if J::keeps(*l, v) { *l } else { v };
     }
     if worst > 0x7f80_0000 {
         lanes = [J::identity::<f32>(); LANES];
@@ -207,13 +208,13 @@ fn finish_quick<J: Extreme>(mut lanes: [f32; LANES], marks: [u32; LANES], tail: 
     fold::<f32, J>(lanes)
 }
 
-/// The largest of a row of whole lanes, given the largest of each lane and the marks of `QuickRows`.
+/// The maximum of a row of whole lanes, given the maximum of each lane and the magnitudes of `FastRows`.
 #[inline(always)]
-pub fn fold_largest(lanes: [f32; LANES], marks: [u32; LANES], row: &[f32]) -> f32 {
-    finish_quick::<Max>(lanes, marks, &[], row)
+pub fn fold_max(lanes: [f32; LANES], magnitudes: [u32; LANES], row: &[f32]) -> f32 {
+    finish_fast::<Max>(lanes, magnitudes, &[], row)
 }
 
-impl<J: Extreme> Body for QuickRows<J> {
+impl<J: Extremum> Body for FastRows<J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         // SAFETY: as above.
@@ -222,7 +223,7 @@ impl<J: Extreme> Body for QuickRows<J> {
         let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<f32>(r), cols) };
         let (id, zero) = ([J::identity::<f32>(); LANES], [0u32; LANES]);
         let mut r = 0;
-        // Four rows side by side, as in `Rows`.
+        // Interleaves four rows, as in `Rows`.
         while r + 4 <= rows {
             let (mut a, mut b, mut c, mut d) = (id, id, id, id);
             let (mut ma, mut mb, mut mc, mut md) = (zero, zero, zero, zero);
@@ -231,35 +232,35 @@ impl<J: Extreme> Body for QuickRows<J> {
             let (rc, tc) = row(r + 2).as_chunks::<LANES>();
             let (rd, td) = row(r + 3).as_chunks::<LANES>();
             for (((xa, xb), xc), xd) in ra.iter().zip(rb).zip(rc).zip(rd) {
-                a = each_quick::<J>(a, xa);
-                b = each_quick::<J>(b, xb);
-                c = each_quick::<J>(c, xc);
-                d = each_quick::<J>(d, xd);
-                ma = each_mark(ma, xa);
-                mb = each_mark(mb, xb);
-                mc = each_mark(mc, xc);
-                md = each_mark(md, xd);
+                a = each_fast::<J>(a, xa);
+                b = each_fast::<J>(b, xb);
+                c = each_fast::<J>(c, xc);
+                d = each_fast::<J>(d, xd);
+                ma = each_magnitude(ma, xa);
+                mb = each_magnitude(mb, xb);
+                mc = each_magnitude(mc, xc);
+                md = each_magnitude(md, xd);
             }
-            for (k, (lanes, marks, tail)) in
+            for (k, (lanes, magnitudes, tail)) in
                 [(a, ma, ta), (b, mb, tb), (c, mc, tc), (d, md, td)].into_iter().enumerate()
             {
-                out[r + k] = finish_quick::<J>(lanes, marks, tail, row(r + k));
+                out[r + k] = finish_fast::<J>(lanes, magnitudes, tail, row(r + k));
             }
             r += 4;
         }
         for r in r..rows {
-            let (mut lanes, mut marks) = (id, zero);
+            let (mut lanes, mut magnitudes) = (id, zero);
             let (whole, tail) = row(r).as_chunks::<LANES>();
             for c in whole {
-                lanes = each_quick::<J>(lanes, c);
-                marks = each_mark(marks, c);
+                lanes = each_fast::<J>(lanes, c);
+                magnitudes = each_magnitude(magnitudes, c);
             }
-            out[r] = finish_quick::<J>(lanes, marks, tail, row(r));
+            out[r] = finish_fast::<J>(lanes, magnitudes, tail, row(r));
         }
     }
 }
 
-impl<T: Num, J: Join> Body for Lanes<T, J> {
+impl<T: Number, J: Monoid> Body for Lanes<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, cols: usize) {
         // SAFETY: as above; the lanes are 16 elements apart from the operand.
@@ -268,7 +269,7 @@ impl<T: Num, J: Join> Body for Lanes<T, J> {
     }
 }
 
-impl<T: Num, J: Join> Body for Fold<T, J> {
+impl<T: Number, J: Monoid> Body for Fold<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
         // SAFETY: as above; one element out, 16 lanes in.
@@ -276,18 +277,18 @@ impl<T: Num, J: Join> Body for Fold<T, J> {
     }
 }
 
-impl<T: Num, J: Join> Body for Combine<T, J> {
+impl<T: Number, J: Monoid> Body for Combine<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
         // SAFETY: as above; one total, one element.
         unsafe {
             let total = out.cast::<T::Wide>();
-            *total = J::join(*total, (*(*args).row::<T>(0)).widen());
+            *total = J::combine(*total, (*(*args).row::<T>(0)).widen());
         }
     }
 }
 
-impl<T: Num> Body for Finish<T> {
+impl<T: Number> Body for Finish<T> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, _: usize) {
         // SAFETY: as above; one element, one total.
@@ -295,7 +296,7 @@ impl<T: Num> Body for Finish<T> {
     }
 }
 
-impl<T: Num, J: Join> Body for Columns<T, J> {
+impl<T: Number, J: Monoid> Body for Columns<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         const WIDTH: usize = 64;
@@ -309,7 +310,7 @@ impl<T: Num, J: Join> Body for Columns<T, J> {
                 // SAFETY: `r` is below `rows`, `at + WIDTH` at most `cols`.
                 let c = unsafe { &*x.row::<T>(r).add(at).cast::<[T; WIDTH]>() };
                 for k in 0..WIDTH {
-                    acc[k] = J::join(acc[k], c[k]);
+                    acc[k] = J::combine(acc[k], c[k]);
                 }
             }
             out[at..at + WIDTH].copy_from_slice(&acc);
@@ -319,13 +320,13 @@ impl<T: Num, J: Join> Body for Columns<T, J> {
             // SAFETY: as above.
             let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(at), cols - at) };
             for (o, &v) in out[at..].iter_mut().zip(c) {
-                *o = J::join(*o, v);
+                *o = J::combine(*o, v);
             }
         }
     }
 }
 
-impl<T: Num, J: Join> Body for Partials<T, J> {
+impl<T: Number, J: Monoid> Body for Partials<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         const WIDTH: usize = 64;
@@ -337,7 +338,7 @@ impl<T: Num, J: Join> Body for Partials<T, J> {
                 // SAFETY: the block lies within the `cols` elements of the row.
                 let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(b * WIDTH), out.len()) };
                 for (t, &v) in total.iter_mut().zip(c) {
-                    *t = J::join(*t, v.widen());
+                    *t = J::combine(*t, v.widen());
                 }
             }
             for (o, &t) in out.iter_mut().zip(&total) {
@@ -347,7 +348,7 @@ impl<T: Num, J: Join> Body for Partials<T, J> {
     }
 }
 
-impl<T: Num, J: Join> Body for Reset<T, J> {
+impl<T: Number, J: Monoid> Body for Reset<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, _: *const Arg, rows: usize, cols: usize) {
         // SAFETY: as above.
@@ -355,7 +356,7 @@ impl<T: Num, J: Join> Body for Reset<T, J> {
     }
 }
 
-impl<T: Num, J: Join> Body for ResetTotal<T, J> {
+impl<T: Number, J: Monoid> Body for ResetTotal<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, _: *const Arg, _: usize, _: usize) {
         // SAFETY: as above; one total.
@@ -363,7 +364,7 @@ impl<T: Num, J: Join> Body for ResetTotal<T, J> {
     }
 }
 
-fn of<T: Num, J: Join>(isa: Isa) -> Reduction {
+fn of<T: Number, J: Monoid>(isa: Isa) -> Reduction {
     Reduction {
         rows: pick::<Rows<T, J>>(isa),
         lanes: pick::<Lanes<T, J>>(isa),
@@ -392,8 +393,8 @@ pub fn reduction(function: ReduceFn, dtype: DType, isa: Isa) -> Reduction {
     }
     let f32s = dtype.compute() == DType::F32;
     match function {
-        ReduceFn::Max if f32s => Reduction { rows: pick::<QuickRows<Max>>(isa), ..of::<f32, Max>(isa) },
-        ReduceFn::Min if f32s => Reduction { rows: pick::<QuickRows<Min>>(isa), ..of::<f32, Min>(isa) },
+        ReduceFn::Max if f32s => Reduction { rows: pick::<FastRows<Max>>(isa), ..of::<f32, Max>(isa) },
+        ReduceFn::Min if f32s => Reduction { rows: pick::<FastRows<Min>>(isa), ..of::<f32, Min>(isa) },
         ReduceFn::Sum => by_type!(Sum),
         ReduceFn::Prod => by_type!(Prod),
         ReduceFn::Max => by_type!(Max),

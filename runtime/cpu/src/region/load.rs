@@ -1,55 +1,55 @@
-//! Loads: which memory a register needs, and the walk through a layout that fetches it.
+//! Classifies loads by access pattern, and gathers those that are not memory as it stands.
 //!
-//! Most loads are memory itself and cost nothing. The rest go through [`walk`], which turns a run of positions in a
-//! layout into runs of equal stride.
+//! Most loads bind memory and cost nothing. The others use [`walk`], which splits a range of positions in a layout into
+//! runs of constant stride.
 
-use super::panel::Panel;
-use super::{Context, Grid};
+use super::pack_transposed::TransposedPack;
+use super::{Context, IterSpace};
 use crate::loops::random::{self, Stream};
 use crate::loops::{Arg, Isa, Kernel, cast};
 use half::{bf16, f16};
 use perilune_core::{DType, Layout, host_tensor, philox};
 use perilune_plan::ir::Source;
 
-/// A load that is fetched into a tile.
+/// A load that is gathered into a tile.
 pub struct Load {
     pub(super) source: Source,
     pub(super) layout: Layout,
     pub(super) dtype: DType,
-    pub(super) panel: Option<Panel>,
-    /// Converts (or moves) a dense run.
+    pub(super) pack: Option<TransposedPack>,
+    /// Converts (or copies) a dense run.
     dense: Kernel,
     uniform: Kernel,
 }
 
-/// A register that holds one number throughout.
+/// A register that holds one number.
 pub struct Constant {
-    source: Source,
+    pub(super) source: Source,
     /// Position of that number in its source.
-    at: isize,
-    dtype: DType,
+    pub(super) at: isize,
+    pub(super) dtype: DType,
 }
 
-/// What a load looks like from the grid.
+/// The access pattern of a load in an iteration space.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Class {
+pub enum AccessPattern {
     /// One number.
     Constant,
-    /// Element order, from an offset.
+    /// Contiguous in iteration order, from an offset.
     Dense,
-    /// Rows alike; within a row, elements lie side by side or not.
-    Col {
+    /// The same for all rows; within a row contiguous or not.
+    ColumnVector {
         dense: bool,
     },
-    /// One number a row: the layout over rows.
-    Row(Layout),
-    /// Elements of a row side by side, rows a constant distance apart.
-    Rows(isize),
+    /// One number a row: its layout over rows.
+    RowScalar(Layout),
+    /// Contiguous rows at a constant distance.
+    StridedRows(isize),
     General,
 }
 
 /// Cuts the dims of a collapsed layout so that the last ones hold exactly `cols` elements: (leading, trailing) dims as
-/// (size, stride), or `None` if a dim straddles the border unevenly.
+/// (size, stride), or `None` if a dim does not divide at that boundary.
 fn split(layout: &Layout, cols: usize) -> Option<(Vec<(usize, isize)>, Vec<(usize, isize)>)> {
     let (mut lead, mut tail) = (Vec::new(), Vec::new());
     let mut left = cols;
@@ -72,20 +72,20 @@ fn split(layout: &Layout, cols: usize) -> Option<(Vec<(usize, isize)>, Vec<(usiz
     (left == 1).then_some((lead, tail))
 }
 
-pub fn classify(layout: &Layout, grid: &Grid) -> Class {
+pub fn classify(layout: &Layout, space: &IterSpace) -> AccessPattern {
     let layout = layout.collapse();
     if layout.strides().iter().all(|&s| s == 0) {
-        return Class::Constant;
+        return AccessPattern::Constant;
     }
     if layout.is_dense() {
-        return Class::Dense;
+        return AccessPattern::Dense;
     }
-    let Some((lead, tail)) = split(&layout, grid.cols) else { return Class::General };
+    let Some((lead, tail)) = split(&layout, space.cols) else { return AccessPattern::General };
     let lead: Vec<_> = lead.into_iter().filter(|d| d.0 != 1).collect();
     let tail: Vec<_> = tail.into_iter().filter(|d| d.0 != 1).collect();
     let side_by_side = matches!(tail[..], [] | [(_, 1)]);
     if lead.iter().all(|d| d.1 == 0) {
-        return Class::Col { dense: side_by_side };
+        return AccessPattern::ColumnVector { dense: side_by_side };
     }
     if tail.iter().all(|d| d.1 == 0) {
         let mut rows = Layout::contiguous(perilune_core::Shape::of(&lead.iter().map(|d| d.0).collect::<Vec<_>>()));
@@ -93,11 +93,11 @@ pub fn classify(layout: &Layout, grid: &Grid) -> Class {
             rows.strides[i] = d.1;
         }
         rows.offset = layout.offset;
-        return Class::Row(rows.collapse());
+        return AccessPattern::RowScalar(rows.collapse());
     }
     match lead[..] {
-        [(_, stride)] if side_by_side => Class::Rows(stride),
-        _ => Class::General,
+        [(_, stride)] if side_by_side => AccessPattern::StridedRows(stride),
+        _ => AccessPattern::General,
     }
 }
 
@@ -133,7 +133,7 @@ pub fn walk(layout: &Layout, start: usize, len: usize, mut run: impl FnMut(isize
         at[inner] = 0;
         let mut i = inner;
         loop {
-            // More elements are wanted, so some outer dim is not at its end.
+            // Elements remain, so some outer dim is not at its end.
             i -= 1;
             at[i] += 1;
             position += strides[i];
@@ -179,8 +179,8 @@ unsafe fn gather<S: Copy, D>(
 impl Load {
     pub fn new(source: Source, layout: Layout, dtype: DType, isa: Isa) -> Load {
         let layout = layout.collapse();
-        let panel = if matches!(source, Source::Value(_)) { Panel::of(&layout) } else { None };
-        Load { source, layout, dtype, panel, dense: cast::load(dtype, isa), uniform: random::uniform(isa) }
+        let pack = if matches!(source, Source::Value(_)) { TransposedPack::of(&layout) } else { None };
+        Load { source, layout, dtype, pack, dense: cast::load(dtype, isa), uniform: random::uniform(isa) }
     }
 
     /// Bytes of an element of the compute type.
@@ -192,7 +192,7 @@ impl Load {
     ///
     /// # Safety
     /// `out` must be valid for `len` elements; the program's values must be where the context says.
-    pub unsafe fn fetch(&self, context: &Context, start: usize, len: usize, out: *mut u8) {
+    pub unsafe fn gather(&self, context: &Context, start: usize, len: usize, out: *mut u8) {
         // SAFETY: `plan::check` holds layouts within their values; the rest is the caller's promise.
         unsafe {
             match self.source {
@@ -225,7 +225,7 @@ impl Load {
                         }
                     });
                 }
-                // Constants and slots are the same everywhere and never fetched.
+                // Constants and slots are never gathered.
                 Source::Iota | Source::Constant(_) | Source::Slot(_) => {
                     let out = out.cast::<i64>();
                     walk(&self.layout, start, len, |position, stride, count, done| {

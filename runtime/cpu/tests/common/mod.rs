@@ -1,16 +1,18 @@
-//! Programs built by hand, and a literal reading of `plan::ir` to compare them with.
+//! Builds programs by hand and interprets `plan::ir` literally, as the reference for compiled programs.
 //!
 //! The reference works on one element at a time: an element is the bits of its compute type (f32 for 16-bit floats).
 #![allow(dead_code)]
 
+pub mod reference;
+
 use half::{bf16, f16};
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::scalar::{Int, Real};
 use perilune_core::{DType, HostTensor, Layout, Shape, philox};
 use perilune_cpu::Cpu;
 use perilune_plan::Backend;
 use perilune_plan::ir::*;
+use reference::{column_of, eval, row};
 use std::sync::Arc;
 
 /// A small generator for test data.
@@ -165,7 +167,7 @@ impl Build {
         })
     }
 
-    /// Runs it on a device: outputs, then the written inputs.
+    /// Runs the program on a device; returns outputs, then written inputs.
     pub fn run(&self, cpu: &Cpu, kernels: Vec<Kernel>) -> Result<Vec<HostTensor>, perilune_plan::Failure> {
         let program = cpu.compile(self.program(kernels)).expect("compiles");
         let inputs: Vec<_> = self.inputs.iter().map(|t| cpu.upload(&t.bytes).expect("memory")).collect();
@@ -271,13 +273,13 @@ impl Build {
     }
 }
 
-/// Ops without a Lua face are in the registry only as statics.
+/// Ops without a Lua function are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
     [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
-/// Devices are made once a thread: pools are costly.
+/// A device of that many threads, created once a test thread: pools are expensive.
 pub fn device(threads: usize) -> std::rc::Rc<Cpu> {
     thread_local! {
         static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, std::rc::Rc<Cpu>>> = Default::default();
@@ -345,212 +347,4 @@ fn round(dtype: DType, r: u64) -> u64 {
         DType::F16 => f16::from_f32(f32::from_bits(r as u32)).to_f32().to_bits() as u64,
         _ => r,
     }
-}
-
-// ---- one element of a map --------------------------------------------------------------------------------------
-
-trait Bits: Copy {
-    fn from(bits: u64) -> Self;
-    fn to(self) -> u64;
-}
-
-macro_rules! bits {
-    ($($t:ty, $from:expr, $to:expr;)*) => { $( impl Bits for $t {
-        fn from(bits: u64) -> Self { ($from)(bits) }
-        fn to(self) -> u64 { ($to)(self) }
-    } )* };
-}
-bits! {
-    f32, |b| f32::from_bits(b as u32), |x: f32| x.to_bits() as u64;
-    f64, f64::from_bits, f64::to_bits;
-    i64, |b| b as i64, |x| x as u64;
-    i32, |b| b as i32, |x| x as u32 as u64;
-    u8, |b| b as u8, |x| x as u64;
-}
-
-fn float<T: Real + Bits>(f: MapFn, a: &[u64]) -> u64 {
-    let x = T::from(a[0]);
-    let y = T::from(a[a.len().min(2) - 1]);
-    use MapFn::*;
-    match f {
-        Copy => x,
-        Neg => -x,
-        Abs => x.abs(),
-        Sign => x.sign(),
-        Exp => x.exp(),
-        Log => x.log(),
-        Log1p => x.log1p(),
-        Expm1 => x.expm1(),
-        Sqrt => x.sqrt(),
-        Rsqrt => x.rsqrt(),
-        Reciprocal => T::ONE / x,
-        Sin => x.sin(),
-        Cos => x.cos(),
-        Tan => x.tan(),
-        Tanh => x.tanh(),
-        Sigmoid => x.sigmoid(),
-        Sigmoid2 => x.sigmoid2(),
-        Sigmoid2Rest => (-x).sigmoid2(),
-        Erf => x.erf(),
-        Floor => x.floor(),
-        Ceil => x.ceil(),
-        Round => x.round(),
-        Relu => {
-            if x < T::ZERO {
-                T::ZERO
-            } else {
-                x
-            }
-        }
-        Add => x + y,
-        Sub => x - y,
-        Mul => x * y,
-        Div => x / y,
-        FloorDiv => x.div_floor(y),
-        Remainder => x.rem_floor(y),
-        Pow => x.pow(y),
-        Maximum => x.maximum(y),
-        Minimum => x.minimum(y),
-        Fp8E4m3Value => x.fp8_e4m3_value(),
-        Fp8E5m2Value => x.fp8_e5m2_value(),
-        Fp8E4m3 => return u64::from(x.fp8_e4m3()),
-        Fp8E5m2 => return u64::from(x.fp8_e5m2()),
-        Eq => return (x == y) as u64,
-        Ne => return (x != y) as u64,
-        Lt => return (x < y) as u64,
-        Le => return (x <= y) as u64,
-        Gt => return (x > y) as u64,
-        Ge => return (x >= y) as u64,
-        IsNan => return x.is_nan() as u64,
-        IsInf => return x.is_inf() as u64,
-        _ => panic!("{f:?} of a float"),
-    }
-    .to()
-}
-
-fn int<T: Int + Bits>(f: MapFn, a: &[u64]) -> u64 {
-    let x = T::from(a[0]);
-    let y = T::from(a[a.len().min(2) - 1]);
-    use MapFn::*;
-    match f {
-        Copy => x,
-        Neg => x.wrapping_neg(),
-        Abs => x.abs(),
-        Sign => x.sign(),
-        Relu => {
-            if x < T::ZERO {
-                T::ZERO
-            } else {
-                x
-            }
-        }
-        Add => x.wrapping_add(y),
-        Sub => x.wrapping_sub(y),
-        Mul => x.wrapping_mul(y),
-        FloorDiv => x.div_floor(y),
-        Remainder => x.rem_floor(y),
-        Pow => x.pow(y),
-        Maximum => x.maximum(y),
-        Minimum => x.minimum(y),
-        Eq => return (x == y) as u64,
-        Ne => return (x != y) as u64,
-        Lt => return (x < y) as u64,
-        Le => return (x <= y) as u64,
-        Gt => return (x > y) as u64,
-        Ge => return (x >= y) as u64,
-        IsNan | IsInf => return 0,
-        LogicalAnd => return a[0] & a[1],
-        LogicalOr => return a[0] | a[1],
-        LogicalXor => return a[0] ^ a[1],
-        LogicalNot => return 1 - a[0],
-        _ => panic!("{f:?} of an integer"),
-    }
-    .to()
-}
-
-pub fn eval(f: MapFn, dtype: DType, a: &[u64]) -> u64 {
-    if f == MapFn::Where {
-        return if a[0] != 0 { a[1] } else { a[2] };
-    }
-    match dtype.compute() {
-        DType::F32 => float::<f32>(f, a),
-        DType::F64 => float::<f64>(f, a),
-        DType::I64 => int::<i64>(f, a),
-        DType::I32 => int::<i32>(f, a),
-        _ => int::<u8>(f, a),
-    }
-}
-
-// ---- reductions, as `plan::ir` words them ------------------------------------------------------------------------
-
-fn join(f: ReduceFn, dtype: DType, a: u64, b: u64) -> u64 {
-    let op = match f {
-        ReduceFn::Sum => MapFn::Add,
-        ReduceFn::Prod => MapFn::Mul,
-        ReduceFn::Max => MapFn::Maximum,
-        ReduceFn::Min => MapFn::Minimum,
-    };
-    eval(op, dtype, &[a, b])
-}
-
-fn identity(f: ReduceFn, dtype: DType) -> u64 {
-    let c = dtype.compute();
-    match (f, c) {
-        (ReduceFn::Sum, _) => 0,
-        (ReduceFn::Prod, DType::F32) => 1f32.to_bits() as u64,
-        (ReduceFn::Prod, DType::F64) => 1f64.to_bits(),
-        (ReduceFn::Prod, _) => 1,
-        (ReduceFn::Max, DType::F32) => f32::NEG_INFINITY.to_bits() as u64,
-        (ReduceFn::Max, DType::F64) => f64::NEG_INFINITY.to_bits(),
-        (ReduceFn::Max, DType::I64) => i64::MIN as u64,
-        (ReduceFn::Max, DType::I32) => i32::MIN as u32 as u64,
-        (ReduceFn::Max, _) => 0,
-        (ReduceFn::Min, DType::F32) => f32::INFINITY.to_bits() as u64,
-        (ReduceFn::Min, DType::F64) => f64::INFINITY.to_bits(),
-        (ReduceFn::Min, DType::I64) => i64::MAX as u64,
-        (ReduceFn::Min, DType::I32) => i32::MAX as u32 as u64,
-        (ReduceFn::Min, DType::Bool) => 1,
-        (ReduceFn::Min, _) => 255,
-    }
-}
-
-/// Chunks in order: f32 sums and products in f64.
-fn chunks(f: ReduceFn, dtype: DType, parts: &[u64]) -> u64 {
-    let wide = dtype.compute() == DType::F32 && matches!(f, ReduceFn::Sum | ReduceFn::Prod);
-    if wide {
-        let mut total = f64::from_bits(identity(f, DType::F64));
-        for &p in parts {
-            let p = f32::from_bits(p as u32) as f64;
-            if f == ReduceFn::Sum { total += p } else { total *= p }
-        }
-        return (total as f32).to_bits() as u64;
-    }
-    parts.iter().fold(identity(f, dtype), |t, &p| join(f, dtype, t, p))
-}
-
-fn row(f: ReduceFn, dtype: DType, x: &[u64]) -> u64 {
-    let parts: Vec<u64> = x
-        .chunks(ROW_CHUNK)
-        .map(|chunk| {
-            let mut lanes = [identity(f, dtype); LANES];
-            for (i, &v) in chunk.iter().enumerate() {
-                lanes[i % LANES] = join(f, dtype, lanes[i % LANES], v);
-            }
-            let mut width = LANES;
-            while width > 1 {
-                width /= 2;
-                for k in 0..width {
-                    lanes[k] = join(f, dtype, lanes[k], lanes[k + width]);
-                }
-            }
-            lanes[0]
-        })
-        .collect();
-    chunks(f, dtype, &parts)
-}
-
-fn column_of(f: ReduceFn, dtype: DType, x: &[u64]) -> u64 {
-    let parts: Vec<u64> =
-        x.chunks(COL_CHUNK).map(|c| c.iter().fold(identity(f, dtype), |t, &v| join(f, dtype, t, v))).collect();
-    chunks(f, dtype, &parts)
 }

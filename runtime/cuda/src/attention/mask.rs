@@ -1,4 +1,4 @@
-//! Which keys a query sees, and what kernels with documents go by (`kernels/attention/documents.cuh`).
+//! Describes attention masks and launches the preparation of segment ids (`kernels/attention/segment_ids.cuh`).
 
 use crate::launch::{Arg, Function, Launch};
 use perilune_core::Layout;
@@ -26,23 +26,23 @@ impl Mask {
     /// Parameters and the argument that a kernel with documents has beside the rest.
     pub(super) fn documents_text(self) -> (&'static str, &'static str) {
         match self.documents {
-            true => ("const i32* labels, const int4* bounds, ", ", attention::Documents{labels, bounds}"),
+            true => ("const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"),
             false => ("", ""),
         }
     }
 }
 
-/// Positions that share bounds, as in `documents.cuh`.
-pub(super) const STRETCH: usize = 64;
+/// Positions that share bounds, as in `segment_ids.cuh`.
+pub(super) const BOUND_BLOCK: usize = 64;
 
 fn bounds_function() -> Function {
-    let text = "#include \"attention/documents.cuh\"\n\
-                extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const i64* ids, i32* labels, int4* bounds, const attention::Numbers p) {\n    \
-                attention::document_bounds(ids, labels, bounds, p);\n}\n";
-    Function { label: "attention_document_bounds".into(), text: text.into() }
+    let text = "#include \"attention/segment_ids.cuh\"\n\
+                extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const i64* ids, i32* labels, int4* bounds, const attention::SegmentParams p) {\n    \
+                attention::segment_bounds(ids, labels, bounds, p);\n}\n";
+    Function { label: "attention_segment_bounds".into(), text: text.into() }
 }
 
-/// Makes labels, `padded` for each batch, and bounds of the numbers, i64 (leading dims, t) that lie as `layout`.
+/// Computes labels, `padded` for each batch, and bounds from ids, i64 (leading dims, t) with `layout`.
 pub(super) fn bounds([ids, labels, bounds]: [Arg; 3], layout: &Layout, t: usize, padded: usize) -> Launch {
     let lead = layout.shape.rank() - 1;
     let (mut dims, mut strides) = ([1i64; 7], [0i64; 7]);
@@ -55,7 +55,7 @@ pub(super) fn bounds([ids, labels, bounds]: [Arg; 3], layout: &Layout, t: usize,
     let batches: i64 = dims.iter().product();
     Launch {
         function: Arc::new(bounds_function()),
-        grid: [batches as u32 * t.div_ceil(STRETCH) as u32, 1, 1],
+        grid: [batches as u32 * t.div_ceil(BOUND_BLOCK) as u32, 1, 1],
         block: [256, 1, 1],
         shared_bytes: 0,
         args: vec![ids, labels, bounds, Arg::Bytes(numbers.flat_map(i64::to_le_bytes).collect())],

@@ -1,11 +1,11 @@
-//! Tiles of attention on tensors of f32: kernels of TF32 products, three of them for one of f32 or one for precision "tf32", for
-//! every GPU since sm_80 (`kernels/attention/*_tf32.cuh`).
+//! Lists the tiles of attention on f32 with TF32 tensor cores (sm_80 and later) and emits its kernels (`kernels/attention/*_tf32.cuh`):
+//! three TF32 products for one of f32, or one for precision "tf32".
 
 use super::{Mask, Pass};
 use crate::launch::{Function, Props};
 
-/// How one kernel is cut up: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` copies of
-/// what is stepped over; `side`: so many warps share their rows; `blocks` as in [`Tile`](super::Tile).
+/// The tile of one kernel: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` buffers for them;
+/// `side`: warps that share their rows; `blocks` as in [`MmaTile`](super::MmaTile).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tf32 {
     pub warps: u32,

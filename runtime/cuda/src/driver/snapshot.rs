@@ -1,9 +1,11 @@
-//! Snapshots of buffers for a checkpoint. The stream of all work only copies them on the device, at the speed of its memory;
-//! another thread brings the copies to the host, on a stream of its own through a few pinned pieces, and gives the
-//! memory back. Where there is no room for copies the caller waits while the buffers themselves come over.
+//! Takes snapshots of buffers for checkpoints.
 //!
-//! The copies lie in a mapping of their own, not in the heap: it is unmapped whole, and by another thread. What is sent to
-//! that thread are raw handles of the driver, which any thread may use once the context is current on it.
+//! The compute stream only copies buffers on the device, at the speed of its memory. Another thread transfers the copies to the host on
+//! a stream of its own, through a few pinned pieces, and frees them. Where there is no room for copies, the caller waits while the
+//! buffers themselves are transferred.
+//!
+//! The copies have a mapping of their own, outside the heap: another thread unmaps it as a whole. That thread receives raw driver
+//! handles, which any thread may use once the context is current on it.
 
 use super::{Address, Device, Range, check, sys};
 use perilune_core::byte_size;
@@ -21,12 +23,12 @@ const PIECE: usize = 8 << 20;
 const PIECES: usize = 3;
 /// Device memory that copies leave to others: what a step asks for next, libraries, modules.
 const LEFT: usize = 512 << 20;
-/// How long somebody who finds no memory waits for copies to go.
+/// How long an allocation that finds no memory waits for copies to be freed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a device has for snapshots.
+/// A device's state for snapshots.
 #[derive(Default)]
-pub struct Aside {
+pub struct Snapshots {
     /// Kept from one snapshot to the next.
     lane: Mutex<Option<Lane>>,
     /// Bytes of device memory in copies.
@@ -39,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Aside {
+impl Snapshots {
     /// Bytes of device memory that copies hold now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
@@ -64,7 +66,7 @@ impl Aside {
 
 /// Copies `parts` of the device's memory, after all queued work.
 pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
-    let lane = match lock(&device.aside.lane).take() {
+    let lane = match lock(&device.snapshots.lane).take() {
         Some(lane) => lane,
         None => Lane::new(device)?,
     };
@@ -86,27 +88,27 @@ pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<
     match mapped {
         Ok(mapped) => apart(device, lane, mapped, &parts),
         Err(note) => {
-            let mut lane = Held { lane: Some(lane), aside: device.aside.clone(), mapped: None };
+            let mut lane = Held { lane: Some(lane), snapshots: device.snapshots.clone(), mapped: None };
             lane.follow(device)?;
-            let mut snapshot = Snapshot::of(lane.bring(&parts)?);
+            let mut snapshot = Snapshot::of(lane.transfer(&parts)?);
             snapshot.waited = Some(format!("the loop waited for the bytes: {note}"));
             Ok(snapshot)
         }
     }
 }
 
-/// Room of a part in a copy: addresses that the copy engine likes.
+/// Bytes that a part takes in a copy: keeps parts aligned.
 fn padded(nbytes: usize) -> usize {
     nbytes.next_multiple_of(512)
 }
 
-/// Queues copies into `mapped`, which another thread brings over.
+/// Queues copies into `mapped`, which another thread transfers to the host.
 fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
-    let aside = device.aside.clone();
+    let snapshots = device.snapshots.clone();
     let held = Arc::new(AtomicUsize::new(mapped.nbytes));
     let mut at = mapped.base;
-    aside.held.fetch_add(mapped.nbytes, Ordering::AcqRel);
-    let mut lane = Held { lane: Some(lane), aside, mapped: Some(mapped) };
+    snapshots.held.fetch_add(mapped.nbytes, Ordering::AcqRel);
+    let mut lane = Held { lane: Some(lane), snapshots, mapped: Some(mapped) };
     let mut copies = Vec::with_capacity(parts.len());
     for &(from, nbytes) in parts {
         if nbytes > 0 {
@@ -118,19 +120,19 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     }
     lane.follow(device)?;
     let gone = held.clone();
-    let bring = move || {
-        let out = lane.bring(&copies);
+    let transfer = move || {
+        let out = lane.transfer(&copies);
         drop(lane);
         gone.store(0, Ordering::Release);
         out
     };
-    Ok(Snapshot { held, waited: None, bytes: Box::new(bring) })
+    Ok(Snapshot { held, waited: None, bytes: Box::new(transfer) })
 }
 
-/// A lane in use, and the copies that it brings over. Dropped, it gives the memory and the lane back.
+/// A lane in use, and the copies that it transfers. Drop frees the copies and returns the lane.
 struct Held {
     lane: Option<Lane>,
-    aside: Arc<Aside>,
+    snapshots: Arc<Snapshots>,
     mapped: Option<Mapped>,
 }
 
@@ -154,8 +156,8 @@ impl Held {
         }
     }
 
-    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
-        self.lane()?.bring(parts)
+    fn transfer(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+        self.lane()?.transfer(parts)
     }
 }
 
@@ -165,10 +167,10 @@ impl Drop for Held {
             // Nothing may be on its way from or to what is unmapped.
             let idle = lane.bind().and_then(|()| lane.synchronize()).is_ok();
             if let Some(nbytes) = self.mapped.take().map(|m| m.nbytes) {
-                self.aside.let_go(nbytes);
+                self.snapshots.let_go(nbytes);
             }
             if idle {
-                *lock(&self.aside.lane) = Some(lane);
+                *lock(&self.snapshots.lane) = Some(lane);
             }
         }
     }
@@ -239,7 +241,7 @@ impl Lane {
     }
 
     /// The bytes of `parts`. Small parts share a piece, large ones take several.
-    fn bring(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
+    fn transfer(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
         self.prepare()?;
         let mut out: Vec<Vec<u8>> = parts.iter().map(|p| Vec::with_capacity(p.1)).collect();
         // Pieces on their way, with the parts that they hold bytes of.
@@ -310,7 +312,7 @@ impl Drop for Lane {
     }
 }
 
-/// Device memory of its own that any thread may unmap; whoever does sees to it that nobody uses it.
+/// Device memory with a mapping of its own. Any thread may unmap it, once nothing uses it.
 struct Mapped {
     base: Address,
     nbytes: usize,

@@ -1,10 +1,10 @@
-//! scatter_add and index_add: contributions sorted by where they go, then added in order.
+//! Launches scatter_add and index_add: sorts contributions by destination, then adds each run in index order.
 
 use super::call::{BLOCK, Call, Input, by_value, sum_type, typed, without};
 use super::index::check_indices;
 use super::movement::copy;
 use super::sort::{key_for, sort};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::Layout;
 use perilune_core::error::Result;
@@ -19,14 +19,14 @@ struct Bins {
     /// Elements of a bin.
     lanes: usize,
     /// Over the shape of the index: (index, bin with the axis held still); and what one step of an index adds to the bin.
-    keys: Space,
+    keys: Strided,
     step: isize,
     /// Over the result: (x, src with the axis held still, bin, lane).
-    walk: Space,
+    strided: Strided,
     /// Over the lanes of a bin: (src).
-    lane: Space,
-    /// Where position k of the index lies in src.
-    place: Space,
+    lane: Strided,
+    /// The offset in src of position k of the index.
+    place: Strided,
 }
 
 pub fn index_add(c: &mut Call) -> Result<()> {
@@ -41,11 +41,11 @@ pub fn index_add(c: &mut Call) -> Result<()> {
     let bins = Bins {
         count: dims[axis],
         lanes: others.iter().product(),
-        keys: Space::new(index.shape().dims(), &[index.strides(), &[0]]),
+        keys: Strided::new(index.shape().dims(), &[index.strides(), &[0]]),
         step: 1,
-        walk: Space::new(dims, &[x.strides(), &src.held(axis), &coordinate, &lane]),
-        lane: Space::new(&others, &[&without(src.strides(), axis)]),
-        place: Space { dims: vec![index.shape().numel()], strides: vec![vec![src.strides()[axis]]] },
+        strided: Strided::new(dims, &[x.strides(), &src.held(axis), &coordinate, &lane]),
+        lane: Strided::new(&others, &[&without(src.strides(), axis)]),
+        place: Strided { dims: vec![index.shape().numel()], strides: vec![vec![src.strides()[axis]]] },
     };
     add(c, &x, &index, &src, bins)
 }
@@ -60,11 +60,11 @@ pub fn scatter_add(c: &mut Call) -> Result<()> {
     let bins = Bins {
         count: shape.numel(),
         lanes: 1,
-        keys: Space::new(index.shape().dims(), &[index.strides(), &held]),
+        keys: Strided::new(index.shape().dims(), &[index.strides(), &held]),
         step: strides[axis],
-        walk: Space::new(shape.dims(), &[x.strides(), &zero, strides, &zero]),
-        lane: Space { dims: vec![1], strides: vec![vec![0]] },
-        place: Space::new(src.shape().dims(), &[src.strides()]),
+        strided: Strided::new(shape.dims(), &[x.strides(), &zero, strides, &zero]),
+        lane: Strided { dims: vec![1], strides: vec![vec![0]] },
+        place: Strided::new(src.shape().dims(), &[src.strides()]),
     };
     add(c, &x, &index, &src, bins)
 }
@@ -86,19 +86,17 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     let (key, key_bytes) = key_for(b.count);
     let keys = c.scratch(n * key_bytes);
     let narrow = b.keys.narrow();
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* index", index.pointer.clone()),
         (&*format!("{key}* keys"), Arg::Scratch(keys)),
-        (&*by_value(&b.keys, narrow, "walk"), b.keys.arg(narrow)),
+        (&*by_value(&b.keys, narrow, "strided"), b.keys.arg(narrow)),
         ("i64 n", long(n)),
         ("i64 step", Arg::I64(b.step as i64)),
         ("i64 size", long(size)),
         ("i64 bins", long(b.count)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = "library::bin_keys(index, keys, walk, n, step, size, bins, fault, kernel);";
+    let body = "library::bin_keys(index, keys, strided, n, step, size, bins, fault);";
     c.each("bin_keys", header, &params, body, n)?;
     let sorted = sort(c, keys, n, b.count)?;
     let keys = (&*format!("const {key}* keys"), Arg::Scratch(sorted.keys));
@@ -118,17 +116,17 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     let aligned = src.aligned.min(c.out_aligned()) / bytes;
     let v = [8, 4, 2].into_iter().find(|&v| {
         let line = b.place.dims.len() == 1 && step % v as isize == 0;
-        v <= aligned && line && b.walk.packs(1, v) && b.walk.still(2, v) && b.lane.packs(0, v)
+        v <= aligned && line && b.strided.packs(1, v) && b.strided.still(2, v) && b.lane.packs(0, v)
     });
     let v = v.unwrap_or(1);
-    let last = b.walk.dims.len() - 1;
-    let (together, x_step) = (b.walk.packs(0, v) && x.aligned >= v * bytes, b.walk.strides[0][last]);
-    let (walk, lane) = (b.walk.grouped(v, &[]), b.lane.grouped(v, &[]));
-    let narrow = walk.narrow() && lane.narrow() && b.place.narrow();
+    let last = b.strided.dims.len() - 1;
+    let (together, x_step) = (b.strided.packs(0, v) && x.aligned >= v * bytes, b.strided.strides[0][last]);
+    let (strided, lane) = (b.strided.grouped(v, &[]), b.lane.grouped(v, &[]));
+    let narrow = strided.narrow() && lane.narrow() && b.place.narrow();
     let (place_type, place) = if b.place.dims.len() == 1 {
-        ("library::Line".to_string(), Arg::Bytes((step as i64).to_ne_bytes().to_vec()))
+        ("library::LinearPosition".to_string(), Arg::Bytes((step as i64).to_ne_bytes().to_vec()))
     } else {
-        (format!("library::Wander<{}>", b.place.device_type(narrow)), b.place.arg(narrow))
+        (format!("library::StridedPosition<{}>", b.place.device_type(narrow)), b.place.arg(narrow))
     };
     let place = (&*format!("const __grid_constant__ {place_type} place"), place);
     let source = (&*format!("const {t}* src"), src.pointer.clone());
@@ -161,14 +159,14 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
                 ("i64 lanes", long(b.lanes)),
             ];
             let body = format!(
-                "library::piece_sums<{t}, {v}>(src, keys, order, starts, partials, lane, place, bins, n, lanes);"
+                "library::chunk_sums<{t}, {v}>(src, keys, order, starts, partials, lane, place, bins, n, lanes);"
             );
             let columns = b.lanes / v;
             let blocks = match BLOCK / columns {
                 0 => pieces * columns.div_ceil(BLOCK),
                 several => pieces.div_ceil(several),
             };
-            c.launch("piece_sums", header, &params, &body, blocks, BLOCK)?;
+            c.launch("chunk_sums", header, &params, &body, blocks, BLOCK)?;
             continue;
         }
         let below = at;
@@ -183,12 +181,12 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
             ("i64 lanes", long(b.lanes)),
             ("u32 unit", Arg::I32(unit as i32)),
         ];
-        let body = "library::fold_pieces(below, above, keys, starts, bins, n, lanes, unit);";
-        c.launch("fold_pieces", header, &params, body, pieces * b.lanes.div_ceil(BLOCK), BLOCK)?;
+        let body = "library::reduce_chunks(below, above, keys, starts, bins, n, lanes, unit);";
+        c.launch("reduce_chunks", header, &params, body, pieces * b.lanes.div_ceil(BLOCK), BLOCK)?;
         unit += RUN_BITS;
     }
 
-    let count = walk.numel();
+    let count = strided.numel();
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         source,
@@ -196,7 +194,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
         starts,
         (&*format!("const {sum}* partials"), Arg::Scratch(partials)),
         (&*format!("{t}* out"), c.output(0)),
-        (&*by_value(&walk, narrow, "walk"), walk.arg(narrow)),
+        (&*by_value(&strided, narrow, "strided"), strided.arg(narrow)),
         place,
         ("i64 n", long(count)),
         ("i64 x_step", Arg::I64(x_step as i64)),
@@ -204,7 +202,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
         ("i64 positions", long(n)),
     ];
     let body = format!(
-        "library::bin_sums<{t}, {v}, {together}>(x, src, order, starts, partials, out, walk, place, n, x_step, lanes, \
+        "library::bin_sums<{t}, {v}, {together}>(x, src, order, starts, partials, out, strided, place, n, x_step, lanes, \
          positions);"
     );
     c.each(c.name(), header, &params, &body, count)

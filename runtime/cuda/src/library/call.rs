@@ -1,6 +1,6 @@
-//! A library call being turned into launches.
+//! Builds the launches of a library call: its operands, workspace, kernel text and arguments.
 
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::{Arg, Function, Launch, Word, Work};
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Threads of a block of most kernels.
 pub const BLOCK: usize = 256;
 
-/// An operand: where element 0 of its layout lies.
+/// An operand: the address of element 0 and its layout.
 #[derive(Clone)]
 pub struct Input {
     pub pointer: Arg,
@@ -42,12 +42,11 @@ pub struct Call<'a> {
     program: &'a Program,
     pub library: &'a Library,
     pub inputs: Vec<Input>,
-    kernel: u32,
     work: Work,
 }
 
 impl<'a> Call<'a> {
-    pub fn new(program: &'a Program, library: &'a Library, kernel: u32) -> Result<Call<'a>> {
+    pub fn new(program: &'a Program, library: &'a Library) -> Result<Call<'a>> {
         let mut inputs = Vec::new();
         for o in &library.inputs {
             inputs.push(match o {
@@ -73,7 +72,7 @@ impl<'a> Call<'a> {
         if library.outputs.is_empty() || inputs.is_empty() {
             return Err(Error::system("cuda", format!("this is a bug: {} without operands", library.op.name)));
         }
-        Ok(Call { program, library, inputs, kernel, work: Work::default() })
+        Ok(Call { program, library, inputs, work: Work::default() })
     }
 
     pub fn finish(self) -> Work {
@@ -121,11 +120,6 @@ impl<'a> Call<'a> {
     /// Of something that no recipe can cause.
     pub fn bug(&self, what: &str) -> Error {
         Error::system("cuda", format!("this is a bug: {} without {what}", self.name()))
-    }
-
-    /// Where a bad index is reported: the cell, and the number of this kernel.
-    pub fn fault(&self) -> [Arg; 2] {
-        [Arg::Fault, Arg::I32(self.kernel as i32)]
     }
 
     /// Workspace of that many bytes, aligned for anything.
@@ -201,7 +195,7 @@ impl<'a> Call<'a> {
 }
 
 /// A by-value structure's parameter.
-pub fn by_value(space: &Space, narrow: bool, name: &str) -> String {
+pub fn by_value(space: &Strided, narrow: bool, name: &str) -> String {
     format!("const __grid_constant__ {} {name}", space.device_type(narrow))
 }
 

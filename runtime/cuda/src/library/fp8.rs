@@ -1,7 +1,7 @@
-//! matmul_fp8 by cuBLASLt: which products it takes, and what a call reads.
+//! Lowers matmul_fp8 to cuBLASLt: which products it supports, and which operands are copied first.
 //!
-//! Its kernels want both operands with K along memory, since that is how the tensor cores read bytes. An operand that lies
-//! otherwise, as those of a backward pass do, is written so into the workspace first.
+//! cuBLASLt's fp8 kernels need both operands with K contiguous. Other operands, as in a backward pass, are transposed or copied
+//! into the workspace first.
 
 use super::call::{Call, Input};
 use crate::blas::{ALIGNMENT, Problem};
@@ -40,7 +40,7 @@ fn takes(node: &Node) -> bool {
         && formats != [Format::E5M2; 2]
 }
 
-/// A product: what it is, and where its operands lie.
+/// A product and the addresses of its operands.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Operands {
     pub problem: Problem,
@@ -51,9 +51,9 @@ pub struct Operands {
     pub out: Arg,
 }
 
-/// What a call takes: copies of operands that lie otherwise, and the product.
+/// Copies of operands with other layouts, and the product.
 pub fn parts(program: &Program, l: &Library) -> Result<(Work, Operands)> {
-    let mut c = Call::new(program, l, super::KERNEL)?;
+    let mut c = Call::new(program, l)?;
     let (a, b) = (c.input(0)?, c.input(1)?);
     let (m, n, k) = (a.shape().dims()[0], b.shape().dims()[0], a.shape().dims()[1]);
     let problem = Problem::fp8(Product::read(&l.attrs), c.out_dtype(), m, n, k);
@@ -106,7 +106,7 @@ fn copy(c: &mut Call, x: &Input, dims: [usize; 2], strides: [isize; 2], t: &str,
     Ok(Arg::Scratch(to))
 }
 
-/// The address of a number of f32. One that is part of the program lies in a table that only a kernel can name.
+/// The address of an f32. A constant of the program is in a table that only a kernel can address.
 fn number(c: &mut Call, i: usize) -> Result<Arg> {
     let x = c.input(i)?;
     if matches!(x.pointer, Arg::Value(..)) {

@@ -1,4 +1,4 @@
-//! Grouped products: which kernel of `kernels/matmul/grouped*.cuh` runs, with operands that it can read.
+//! Launches grouped matrix products: chooses the kernel of `kernels/matmul/grouped*.cuh` and copies operands that it cannot read.
 
 use super::call::{Call, Input, typed};
 use crate::launch::{Arg, Props};
@@ -13,7 +13,7 @@ const UNIT: usize = 8;
 /// Elements from one row to the next that these kernels can count (`Tile::load`).
 const LONGEST: usize = 1 << 22;
 
-/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_wg.cuh`.
+/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_sm90.cuh`.
 #[derive(Clone, Copy)]
 struct Tile {
     header: &'static str,
@@ -38,7 +38,7 @@ const WARPS: Tile = Tile {
     resident: "2",
 };
 const WARPGROUPS: Tile = Tile {
-    header: "matmul/grouped_wg.cuh",
+    header: "matmul/grouped_sm90.cuh",
     kind: "Warpgroups",
     rows: 128,
     cols: 128,
@@ -75,7 +75,7 @@ struct Side {
     /// From one row to the next, and from one matrix to the next.
     row: usize,
     matrix: usize,
-    /// Whether its last dim lies along memory, rather than the one before.
+    /// Whether its last dim is contiguous, rather than the one before.
     down: bool,
 }
 
@@ -102,14 +102,12 @@ fn most_tiles(rows: usize, groups: usize, side: usize) -> usize {
 
 /// Launches only the check of the ends, for results without elements.
 fn check(c: &mut Call, e: &Input, rows: usize) -> Result<()> {
-    let [fault, kernel] = c.fault();
     let params = [
         ("const i64* ends", e.pointer.clone()),
-        ("const __grid_constant__ library::Ends p", Arg::Bytes(bytes_of(e, rows)?)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("const __grid_constant__ library::GroupEnds p", Arg::Bytes(bytes_of(e, rows)?)),
+        ("Fault* fault", Arg::Fault),
     ];
-    c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault, kernel);", 1, 256)
+    c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault);", 1, 256)
 }
 
 /// `x`, a stack of matrices, where its last dim (or, if `either`, the one before) lies along memory in whole units; else a
@@ -225,17 +223,15 @@ fn launch(
     bytes.extend([left.row, right.row, right.matrix].into_iter().flat_map(|n| (n as i64).to_ne_bytes()));
     bytes.extend(sizes.into_iter().chain([0]).flat_map(|n| (n as i32).to_ne_bytes()));
     let params = [format!("const {t}* {}", names[0]), format!("const {t}* {}", names[1]), format!("{t}* out")];
-    let [fault, kernel] = c.fault();
     let params = [
         (&*params[0], left.pointer),
         (&*params[1], right.pointer),
         ("const i64* ends", e.pointer.clone()),
         (&*params[2], c.output(0)),
         ("const __grid_constant__ library::Grouped p", Arg::Bytes(bytes)),
-        ("Fault* fault", fault),
-        ("u32 kernel", kernel),
+        ("Fault* fault", Arg::Fault),
     ];
-    let body = format!("library::{call}({}, {}, ends, out, p, fault, kernel);", names[0], names[1]);
+    let body = format!("library::{call}({}, {}, ends, out, p, fault);", names[0], names[1]);
     let shape = [blocks, tile.threads, tile.shared_bytes()];
     c.launch_shared(c.name(), tile.header, &params, &body, shape, tile.resident)
 }
@@ -252,19 +248,18 @@ fn plain(
     let t = typed(c.out_dtype());
     let given = [format!("const {t}* {}", names[0]), format!("const {t}* {}", names[1]), format!("{t}* out")];
     let bytes = numbers.iter().chain([&0]).flat_map(|n| (*n as i64).to_ne_bytes()).collect();
-    let [fault, kernel] = c.fault();
     let mut params = vec![
         (&*given[0], a.pointer.clone()),
         (&*given[1], b.pointer.clone()),
         ("const i64* ends", e.pointer.clone()),
         (&*given[2], c.output(0)),
-        ("const __grid_constant__ library::Ends e", Arg::Bytes(bytes_of(e, rows)?)),
+        ("const __grid_constant__ library::GroupEnds e", Arg::Bytes(bytes_of(e, rows)?)),
         ("const __grid_constant__ library::Product p", Arg::Bytes(bytes)),
     ];
     let (which, more) = if matrix.is_some() { ("rows", " matrix,") } else { ("sums", "") };
     params.extend(matrix);
-    params.extend([("Fault* fault", fault), ("u32 kernel", kernel)]);
+    params.push(("Fault* fault", Arg::Fault));
     let [x, w] = names;
-    let body = format!("library::grouped_{which}_plain({x}, {w}, ends, out, e, p,{more} fault, kernel);");
+    let body = format!("library::grouped_{which}_plain({x}, {w}, ends, out, e, p,{more} fault);");
     c.launch(c.name(), "matmul/grouped_plain.cuh", &params, &body, blocks, 256)
 }

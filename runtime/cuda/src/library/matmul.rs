@@ -1,7 +1,7 @@
-//! matmul and linear without cuBLASLt: where it has nothing, and where products are so small that starting it takes longer.
+//! Launches matmul and linear without cuBLASLt: dtypes that it does not support, and products so small that its launch takes longer.
 
 use super::call::{Call, Input, by_value, typed};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::DType;
 use perilune_core::error::Result;
@@ -40,7 +40,7 @@ fn launch(c: &mut Call, a: &Input, b: &Input, bias: Option<Input>) -> Result<()>
     }
     let k = a.shape().dims()[r - 1];
     let (sa, sb) = (a.strides(), b.strides());
-    let space = Space::new(batch, &[&sa[..r - 2], &sb[..r - 2]]);
+    let space = Strided::new(batch, &[&sa[..r - 2], &sb[..r - 2]]);
     let narrow = space.narrow();
     let small = is_small(c.out_dtype(), space.numel(), m, n, k);
     let side = SIDES[usize::from(small)];
@@ -51,7 +51,8 @@ fn launch(c: &mut Call, a: &Input, b: &Input, bias: Option<Input>) -> Result<()>
     let bytes = numbers.into_iter().chain([tiles_m as i64, tiles_n as i64, step]).flat_map(i64::to_ne_bytes).collect();
     let t = typed(c.out_dtype());
     let operand = format!("const {t}* ");
-    let names = [format!("{operand}a"), format!("{operand}b"), format!("{t}* out"), by_value(&space, narrow, "walk")];
+    let names =
+        [format!("{operand}a"), format!("{operand}b"), format!("{t}* out"), by_value(&space, narrow, "strided")];
     let mut params = vec![
         (&*names[0], a.pointer.clone()),
         (&*names[1], b.pointer.clone()),
@@ -69,6 +70,6 @@ fn launch(c: &mut Call, a: &Input, b: &Input, bias: Option<Input>) -> Result<()>
         None => ("matmul", ""),
     };
     let (header, name) = if small { ("matmul/small.cuh", "product_small") } else { ("matmul/plain.cuh", "product") };
-    let body = format!("library::{name}(a, b, out, walk, product{last});");
+    let body = format!("library::{name}(a, b, out, strided, product{last});");
     c.launch(label, header, &params, &body, blocks, 256)
 }

@@ -1,8 +1,8 @@
-//! Library ops other than float matrix products: which hand-written kernel of `kernels/` runs, and with what.
+//! Launches the hand-written kernels of `kernels/` for library ops other than float matrix products.
 //!
-//! The device code is C++ templates; a function's text here names the header, the types and the ranks, and nothing else:
-//! sizes and strides are arguments, so that shapes share machine code. What an op means, and in which order it adds, is
-//! said in `perilune_core::ops` and kept by `runtime/cpu/src/library`.
+//! Device code is C++ templates. A kernel's text names its header, types and ranks only; sizes and strides are arguments, so that
+//! shapes share machine code. `perilune_core::ops` defines what an op computes and in which order it adds; `runtime/cpu/src/library`
+//! is the reference.
 
 mod add;
 mod call;
@@ -16,45 +16,87 @@ mod reduce;
 mod scan;
 mod sort;
 pub mod source;
-mod space;
+mod strided;
 
 pub use matmul::is_small;
 
-use crate::launch::{Props, Work};
+use crate::attention;
+use crate::launch::{Function, Launch, Props, Work};
+use crate::nvrtc;
 use call::Call;
 use perilune_core::error::{Error, Result};
-use perilune_core::ops::source::KERNEL as KERNEL_FROM_SOURCE;
+use perilune_core::ops::{self, Op};
 use perilune_plan::ir::{Library, Program};
+use std::sync::Arc;
 
-/// What kernels write beside a bad index. Nobody reads it: each kernel of a plan has a cell of its own.
-const KERNEL: u32 = 0;
+/// How a routine makes its launches.
+enum Routine {
+    /// Adds launches to a call.
+    Call(fn(&mut Call, &Props) -> Result<()>),
+    /// Makes all of the work; `contract` lets its kernels contract products with sums, since they define their arithmetic.
+    Whole { make: fn(&Program, &Library, &Props) -> Result<Work>, contract: bool },
+}
+
+use Routine::{Call as By, Whole};
+
+/// Every op that a kernel of `kernels/` computes, with what launches it. cuBLASLt and cuDNN come before it where they serve.
+static ROUTINES: &[(&Op, Routine)] = &[
+    (&ops::matmul::MATMUL, By(|c, _| matmul::product(c))),
+    (&ops::matmul::LINEAR, By(|c, _| matmul::linear(c))),
+    (&ops::grouped::GROUPED_MATMUL, By(grouped::rows)),
+    (&ops::grouped::GROUPED_SUMS, By(grouped::sums)),
+    (&ops::loss::CLASS_IDS, By(|c, _| index::class_ids(c))),
+    (&ops::index::GATHER, By(|c, _| index::gather(c))),
+    (&ops::index::SCATTER, By(|c, _| index::scatter(c))),
+    (&ops::index::INDEX_SELECT, By(|c, _| index::index_select(c))),
+    (&ops::index::SCATTER_ADD, By(|c, _| add::scatter_add(c))),
+    (&ops::index::INDEX_ADD, By(|c, _| add::index_add(c))),
+    (&ops::reduce::ARGREDUCE, By(|c, _| reduce::argreduce(c))),
+    (&ops::sort::ARGSORT, By(|c, _| sort::argsort(c))),
+    (&ops::movement::PLACE, By(|c, _| movement::place(c))),
+    (&ops::movement::UNWINDOW, By(|c, _| movement::unwindow(c))),
+    (&ops::movement::CAT, By(|c, _| movement::cat(c))),
+    (&ops::conv::MAX_POOL2D, By(|c, _| pool::max_pool2d(c))),
+    (&ops::conv::MAX_POOL2D_BACKWARD, By(|c, _| pool::backward(c))),
+    (&ops::scan::CUMSUM, By(|c, _| scan::scan(c))),
+    (&ops::scan::CUMPROD, By(|c, _| scan::scan(c))),
+    (&ops::source::KERNEL, Whole { make: source::work, contract: false }),
+    (&ops::attention::ATTENTION, Whole { make: attention::forward, contract: true }),
+    (&ops::attention::ATTENTION_BACKWARD, Whole { make: attention::backward, contract: true }),
+];
 
 /// The launches of a library call, without its epilogue.
 pub fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
-    if l.op == &KERNEL_FROM_SOURCE {
-        return source::work(program, l, props);
+    match ROUTINES.iter().find(|r| r.0 == l.op).map(|r| &r.1) {
+        Some(By(launch)) => {
+            let mut c = Call::new(program, l)?;
+            launch(&mut c, props)?;
+            Ok(c.finish())
+        }
+        Some(Whole { make, contract }) => {
+            make(program, l, props).map(|work| if *contract { contracted(work) } else { work })
+        }
+        None => Err(Error::system("cuda", format!("this is a bug: no kernel for {}", l.op.name))),
     }
-    let mut c = Call::new(program, l, KERNEL)?;
-    match l.op.name {
-        "matmul" => matmul::product(&mut c)?,
-        "linear" => matmul::linear(&mut c)?,
-        "grouped_matmul" => grouped::rows(&mut c, props)?,
-        "grouped_sums" => grouped::sums(&mut c, props)?,
-        "class_ids" => index::class_ids(&mut c)?,
-        "gather" => index::gather(&mut c)?,
-        "scatter" => index::scatter(&mut c)?,
-        "index_select" => index::index_select(&mut c)?,
-        "scatter_add" => add::scatter_add(&mut c)?,
-        "index_add" => add::index_add(&mut c)?,
-        "argreduce" => reduce::argreduce(&mut c)?,
-        "argsort" => sort::argsort(&mut c)?,
-        "place" => movement::place(&mut c)?,
-        "unwindow" => movement::unwindow(&mut c)?,
-        "cat" => movement::cat(&mut c)?,
-        "max_pool2d" => pool::max_pool2d(&mut c)?,
-        "max_pool2d_backward" => pool::backward(&mut c)?,
-        "cumsum" | "cumprod" => scan::scan(&mut c)?,
-        other => return Err(Error::system("cuda", format!("this is a bug: no kernel for {other}"))),
+}
+
+/// The work with kernels that are compiled with contraction.
+fn contracted(work: Work) -> Work {
+    let contract = |f: &Function| Function { label: f.label.clone(), text: format!("{}{}", nvrtc::CONTRACT, f.text) };
+    let launches = work.launches.into_iter();
+    let launches = launches.map(|l| Launch { function: Arc::new(contract(&l.function)), ..l }).collect();
+    Work { launches, ..work }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::ops::Class;
+
+    #[test]
+    fn every_library_op_has_a_routine() {
+        for op in ops::all().iter().filter(|op| matches!(op.class, Class::Library)) {
+            assert!(ROUTINES.iter().any(|r| r.0 == *op), "no kernel launches {}", op.name);
+        }
     }
-    Ok(c.finish())
 }

@@ -1,7 +1,7 @@
-//! place, unwindow, cat.
+//! Launches place (strided padding), unwindow (col2im) and cat.
 
 use super::call::{Call, Input, by_value, sized, stored, typed};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout};
@@ -30,7 +30,7 @@ pub fn place(c: &mut Call) -> Result<()> {
     }
     let mut coordinate = vec![0; shape.rank()];
     coordinate[axis] = 1;
-    let mut space = Space::new(shape.dims(), &[&x.held(axis), &coordinate]);
+    let mut space = Strided::new(shape.dims(), &[&x.held(axis), &coordinate]);
     let (size, aligned) = (x.dtype.size(), x.aligned.min(c.out_aligned()));
     let last = space.dims.len() - 1;
     let v = if space.strides[1][last] == 0 {
@@ -40,7 +40,7 @@ pub fn place(c: &mut Call) -> Result<()> {
         x_step /= v as i64;
         v
     } else if step == 1 && x_step == 1 {
-        // The axis itself is the last dim: groups lie inside x or outside.
+        // The axis itself is the last dim: groups are inside x or outside.
         let v = group(size, aligned, |v| {
             let all = [low, count, space.dims[last] as i64];
             all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
@@ -64,7 +64,7 @@ pub fn place(c: &mut Call) -> Result<()> {
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         (&*format!("{t}* out"), c.output(0)),
-        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         ("i64 n", Arg::I64(n as i64)),
         ("i64 low", Arg::I64(low)),
         ("i64 step", Arg::I64(step)),
@@ -72,26 +72,26 @@ pub fn place(c: &mut Call) -> Result<()> {
         ("i64 x_step", Arg::I64(x_step)),
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
-    let body = "library::place(x, out, walk, n, low, step, count, x_step, fill);";
-    c.each("place", "movement/place.cuh", &params, body, n)
+    let body = "library::strided_pad(x, out, strided, n, low, step, count, x_step, fill);";
+    c.each("place", "movement/strided_pad.cuh", &params, body, n)
 }
 
 /// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
 /// result.
-fn place_packs(c: &mut Call, x: &Input, space: Space, low: i64, count: i64, fill: u64) -> Result<()> {
+fn place_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
     let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
     let t = sized(size);
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         (&*format!("{t}* out"), c.output(0)),
-        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         ("i64 n", Arg::I64(n as i64)),
         ("i64 low", Arg::I64(low)),
         ("i64 count", Arg::I64(count)),
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
-    let body = format!("library::place_packs<{t}, {}>(x, out, walk, n, low, count, fill);", 16 / size);
-    c.each("place_packs", "movement/place.cuh", &params, &body, n)
+    let body = format!("library::strided_pad_vec<{t}, {}>(x, out, strided, n, low, count, fill);", 16 / size);
+    c.each("place_packs", "movement/strided_pad.cuh", &params, &body, n)
 }
 
 pub fn unwindow(c: &mut Call) -> Result<()> {
@@ -107,13 +107,13 @@ pub fn unwindow(c: &mut Call) -> Result<()> {
     held.truncate(r - 1);
     let mut coordinate = vec![0; shape.rank()];
     coordinate[axis] = 1;
-    let space = Space::new(shape.dims(), &[&held, &coordinate]);
+    let space = Strided::new(shape.dims(), &[&held, &coordinate]);
     let (n, narrow) = (space.numel(), space.narrow());
     let t = typed(c.out_dtype());
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         (&*format!("{t}* out"), c.output(0)),
-        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         ("i64 n", Arg::I64(n as i64)),
         ("i32 size", Arg::I32(size)),
         ("i32 step", Arg::I32(step.max(1))),
@@ -122,8 +122,8 @@ pub fn unwindow(c: &mut Call) -> Result<()> {
         ("i64 window_step", Arg::I64(window_step as i64)),
         ("i64 x_step", Arg::I64(x.strides()[r - 1] as i64)),
     ];
-    let body = "library::unwindow(x, out, walk, n, size, step, dilation, windows, window_step, x_step);";
-    c.each("unwindow", "movement/unwindow.cuh", &params, body, n)
+    let body = "library::col2im(x, out, strided, n, size, step, dilation, windows, window_step, x_step);";
+    c.each("unwindow", "movement/col2im.cuh", &params, body, n)
 }
 
 /// Inputs of a `cat` that share a launch have at most this many elements.
@@ -144,7 +144,7 @@ pub fn cat(c: &mut Call) -> Result<()> {
     Ok(())
 }
 
-/// Address and elements of each input, where all are small and follow each other in the output as they lie in memory.
+/// Address and element count of each input, if all are small and contiguous in the output.
 fn small_parts(c: &Call) -> Option<Vec<(Word, usize)>> {
     let outer: usize = c.out_shape().dims()[..c.axis()].iter().product();
     let part = |x: &Input| match x.pointer {
@@ -167,13 +167,13 @@ fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
     }
     let t = sized(c.out_dtype().size());
     let params = [("const u64* table", Arg::Table(table.into())), (&*format!("{t}* out"), c.output(0))];
-    c.launch("cat_small", "movement/place.cuh", &params, "library::cat_small(table, out);", parts.len(), 256)
+    c.launch("cat_small", "movement/strided_pad.cuh", &params, "library::cat_small(table, out);", parts.len(), 256)
 }
 
 /// Copies x into the output, from element `start` of it on.
 pub fn copy(c: &mut Call, label: &str, x: &Input, dtype: DType, out: &Layout, start: usize) -> Result<()> {
     let (size, start) = (dtype.size(), start * dtype.size());
-    let mut space = Space::new(x.shape().dims(), &[x.strides(), out.strides()]);
+    let mut space = Strided::new(x.shape().dims(), &[x.strides(), out.strides()]);
     if space.numel() == 0 {
         return Ok(());
     }
@@ -184,8 +184,8 @@ pub fn copy(c: &mut Call, label: &str, x: &Input, dtype: DType, out: &Layout, st
     let params = [
         (&*format!("const {t}* x"), x.pointer.clone()),
         (&*format!("{t}* out"), c.output(start)),
-        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         ("i64 n", Arg::I64(n as i64)),
     ];
-    c.each(label, "movement/place.cuh", &params, "library::copy(x, out, walk, n);", n)
+    c.each(label, "movement/strided_pad.cuh", &params, "library::copy(x, out, strided, n);", n)
 }

@@ -1,4 +1,4 @@
-//! max_pool2d and its gradient over images in any layout: `kernels/pool/max.cuh`.
+//! Launches max_pool2d and its gradient over images in any layout (`kernels/pool/max.cuh`).
 
 use super::call::{Call, typed};
 use crate::launch::Arg;
@@ -17,7 +17,7 @@ pub fn can_store_layout(node: &Node, output: usize, _: &Layout) -> bool {
     output == 0 && POOLS.contains(&node.op)
 }
 
-/// An image: where it lies, and how.
+/// An image: address and layout.
 struct Image {
     pointer: Arg,
     strides: [i64; 4],
@@ -42,7 +42,7 @@ fn output(c: &Call) -> Image {
 }
 
 /// Channels that a thread takes at a time, and whether neighbours in a block have neighbouring channels.
-fn walk(images: &[&Image], channels: usize, size: usize) -> (usize, bool) {
+fn strided(images: &[&Image], channels: usize, size: usize) -> (usize, bool) {
     let last = images[0].strides[1] == 1;
     let v = 16 / size;
     let whole = |i: &&Image| {
@@ -68,7 +68,7 @@ pub fn max_pool2d(c: &mut Call) -> Result<()> {
     let (x, y) = (input(c, 0)?, output(c));
     let (big, small) = (c.input(0)?.shape(), c.library.layouts[0].shape);
     let p = problem(big.dims(), small.dims(), [x.strides, y.strides, [0; 4], [0; 4]])?;
-    let (v, last) = walk(&[&x, &y], big.dims()[1], c.out_dtype().size());
+    let (v, last) = strided(&[&x, &y], big.dims()[1], c.out_dtype().size());
     let list = [("x", x.pointer, false), ("y", y.pointer, true)];
     step(c, "maximum", list.to_vec(), p, small.numel() / v, (v, last))
 }
@@ -77,7 +77,7 @@ pub fn backward(c: &mut Call) -> Result<()> {
     let (x, y, g, d) = (input(c, 0)?, input(c, 1)?, input(c, 2)?, output(c));
     let (big, small) = (c.input(0)?.shape(), c.input(1)?.shape());
     let p = problem(big.dims(), small.dims(), [x.strides, y.strides, g.strides, d.strides])?;
-    let how = walk(&[&x, &y, &g, &d], big.dims()[1], c.out_dtype().size());
+    let how = strided(&[&x, &y, &g, &d], big.dims()[1], c.out_dtype().size());
     let shares = Arg::Scratch(c.scratch(small.numel() * c.out_dtype().size()));
     let read = [("x", x.pointer, false), ("y", y.pointer, false)];
     let list = [&read[..], &[("g", g.pointer, false), ("shares", shares.clone(), true)]].concat();

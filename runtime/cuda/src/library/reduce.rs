@@ -1,7 +1,7 @@
-//! argreduce.
+//! Launches argmax and argmin.
 
 use super::call::{BLOCK, Call, Input, by_value, typed, without};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::error::Result;
 
@@ -33,8 +33,8 @@ impl Share {
 }
 
 /// Rows along the axis: where they start in x.
-pub fn rows(x: &Input, axis: usize) -> Space {
-    Space::new(&without(x.shape().dims(), axis), &[&without(x.strides(), axis)])
+pub fn rows(x: &Input, axis: usize) -> Strided {
+    Strided::new(&without(x.shape().dims(), axis), &[&without(x.strides(), axis)])
 }
 
 pub fn argreduce(c: &mut Call) -> Result<()> {
@@ -54,7 +54,7 @@ pub fn argreduce(c: &mut Call) -> Result<()> {
         (&*format!("const {t}* x"), x.pointer.clone()),
         ("i64* out", c.output(0)),
         ("library::Best* partials", partials.clone()),
-        (&*by_value(&space, narrow, "walk"), space.arg(narrow)),
+        (&*by_value(&space, narrow, "strided"), space.arg(narrow)),
         row_arg.clone(),
         ("i64 n", Arg::I64(n as i64)),
         ("i64 step", Arg::I64(step as i64)),
@@ -62,8 +62,9 @@ pub fn argreduce(c: &mut Call) -> Result<()> {
         ("i64 chunk", Arg::I64(share.chunk as i64)),
         ("i32 max", Arg::I32(i32::from(c.attr(1) != 0))),
     ];
-    let body =
-        format!("library::arg_reduce<{t}, {group}>(x, out, partials, walk, rows, n, step, chunks, chunk, max != 0);");
+    let body = format!(
+        "library::arg_reduce<{t}, {group}>(x, out, partials, strided, rows, n, step, chunks, chunk, max != 0);"
+    );
     let blocks = (rows * share.chunks * group).div_ceil(BLOCK);
     c.launch("argreduce", "sort/argreduce.cuh", &params, &body, blocks, BLOCK)?;
     if share.chunks > 1 {

@@ -1,8 +1,8 @@
-//! cumsum, cumprod.
+//! Launches cumsum and cumprod.
 
 use super::call::{BLOCK, Call, by_value, sum_type, typed, without};
 use super::reduce::{BUSY, Share};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::error::Result;
 
@@ -15,7 +15,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
         return Ok(());
     }
     let out_strides = shape.strides();
-    let space = Space::new(
+    let space = Strided::new(
         &without(shape.dims(), axis),
         &[&without(x.strides(), axis), &without(&out_strides[..shape.rank()], axis)],
     );
@@ -28,9 +28,9 @@ pub fn scan(c: &mut Call) -> Result<()> {
         2 if c.name() == "cumprod" => 4,
         size => 16 / size,
     };
-    // Where rows alone keep the GPU busy a warp takes one, however long: it waits for nobody.
+    // Where rows alone fill the GPU, one warp takes a row of any length: it needs no barrier.
     let warp = if rows * 32 >= BUSY { usize::MAX } else { 2048 };
-    // By the shape alone, however x lies in memory: how a row is shared decides what is added to what.
+    // By the shape alone, not the strides: how a row is divided fixes the order of additions.
     let share = Share::new(rows, n, rows > 1 && out_step > 1, v * STRIPS, warp);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)
@@ -42,7 +42,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
     let totals = if share.chunks > 1 { Arg::Scratch(c.scratch(rows * share.chunks * sum_bytes)) } else { Arg::I64(0) };
     let kind = format!("{t}, {op}, {}", share.group);
     let source = (&*format!("const {t}* x"), x.pointer.clone());
-    let walk = (&*by_value(&space, narrow, "walk"), space.arg(narrow));
+    let strided = (&*by_value(&space, narrow, "strided"), space.arg(narrow));
     let sizes = [("i64 rows", Arg::I64(rows as i64)), ("i64 n", Arg::I64(n as i64))];
     let [row_arg, n_arg] = sizes;
     let step_arg = ("i64 step", Arg::I64(step as i64));
@@ -51,7 +51,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
         let params = [
             source.clone(),
             (&*format!("{sum}* totals"), totals.clone()),
-            walk.clone(),
+            strided.clone(),
             row_arg.clone(),
             n_arg.clone(),
             step_arg.clone(),
@@ -59,7 +59,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
             chunk.clone(),
         ];
         let body =
-            format!("library::scan_totals<{kind}, {v}, {packed}>(x, totals, walk, rows, n, step, chunks, chunk);");
+            format!("library::scan_totals<{kind}, {v}, {packed}>(x, totals, strided, rows, n, step, chunks, chunk);");
         let blocks = (rows * (share.chunks - 1) * share.group).div_ceil(BLOCK);
         c.launch("scan_totals", "scan/scan.cuh", &params, &body, blocks, BLOCK)?;
     }
@@ -67,7 +67,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
         source,
         (&*format!("{t}* out"), c.output(0)),
         (&*format!("const {sum}* totals"), totals),
-        walk,
+        strided,
         row_arg,
         n_arg,
         step_arg,
@@ -76,7 +76,7 @@ pub fn scan(c: &mut Call) -> Result<()> {
         chunk,
     ];
     let body = format!(
-        "library::scan_rows<{kind}, {v}, {packed}, {out_packed}>(x, out, totals, walk, rows, n, step, out_step, chunks, \
+        "library::scan_rows<{kind}, {v}, {packed}, {out_packed}>(x, out, totals, strided, rows, n, step, out_step, chunks, \
          chunk);"
     );
     let blocks = (rows * share.chunks * share.group).div_ceil(BLOCK);

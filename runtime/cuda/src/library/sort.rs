@@ -1,7 +1,7 @@
-//! argsort, and sorting of indices.
+//! Launches argsort and the stable sorts of index lists: bitonic for short rows, radix for long ones.
 
 use super::call::{BLOCK, Call, by_value, typed, without};
-use super::space::Space;
+use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
@@ -39,12 +39,12 @@ pub fn argsort(c: &mut Call) -> Result<()> {
     }
     let n = shape.dims()[axis];
     let inner: usize = shape.dims()[axis + 1..].iter().product();
-    let space = Space::new(&without(shape.dims(), axis), &[&without(x.strides(), axis)]);
+    let space = Strided::new(&without(shape.dims(), axis), &[&without(x.strides(), axis)]);
     let (rows, narrow, step) = (space.numel(), space.narrow(), x.strides()[axis]);
     sortable(c, n)?;
     let (t, descending) = (typed(x.dtype), i32::from(c.attr(1) != 0));
     let source = (&*format!("const {t}* x"), x.pointer.clone());
-    let walk = (&*by_value(&space, narrow, "walk"), space.arg(narrow));
+    let strided = (&*by_value(&space, narrow, "strided"), space.arg(narrow));
     let [length, step] = [("i64 n", Arg::I64(n as i64)), ("i64 step", Arg::I64(step as i64))];
     let descending = ("i32 descending", Arg::I32(descending));
     if n <= SHORT_ROW {
@@ -52,14 +52,14 @@ pub fn argsort(c: &mut Call) -> Result<()> {
         let params = [
             source,
             ("i64* out", c.output(0)),
-            walk,
+            strided,
             ("i64 rows", Arg::I64(rows as i64)),
             length,
             step,
             ("i64 inner", Arg::I64(inner as i64)),
             descending,
         ];
-        let body = format!("library::sort_rows<{t}, {p}>(x, out, walk, rows, n, step, inner, descending != 0);");
+        let body = format!("library::sort_rows<{t}, {p}>(x, out, strided, rows, n, step, inner, descending != 0);");
         let blocks = rows.div_ceil(512_usize.div_ceil(p));
         return c.launch("argsort_short", "sort/block.cuh", &params, &body, blocks, BLOCK);
     }
@@ -69,20 +69,20 @@ pub fn argsort(c: &mut Call) -> Result<()> {
         let params = [
             source,
             ("i64* out", c.output(0)),
-            walk,
+            strided,
             ("u32 n", Arg::I32(n as i32)),
             step,
             ("i64 inner", Arg::I64(inner as i64)),
             descending,
             ("u32 bits", Arg::I32(bits as i32)),
         ];
-        let body = format!("library::radix_row<{t}, {items}>(x, out, walk, n, step, inner, descending != 0, bits);");
+        let body = format!("library::radix_row<{t}, {items}>(x, out, strided, n, step, inner, descending != 0, bits);");
         let size = [rows, RADIX];
         return c.launch_resident("argsort_row", "sort/radix.cuh", &params, &body, size, "library::ROW_BLOCKS");
     }
     let keys = [c.scratch(rows * n * bytes), c.scratch(rows * n * bytes)];
-    let params = [source, (&*format!("{key}* keys"), Arg::Scratch(keys[0])), walk, length, step, descending];
-    let body = format!("library::row_keys<{t}>(x, keys, walk, n, step, descending != 0);");
+    let params = [source, (&*format!("{key}* keys"), Arg::Scratch(keys[0])), strided, length, step, descending];
+    let body = format!("library::row_keys<{t}>(x, keys, strided, n, step, descending != 0);");
     c.launch("argsort_keys", "sort/radix.cuh", &params, &body, rows * n.div_ceil(BLOCK), BLOCK)?;
     let order = [c.scratch(rows * n * 4), c.scratch(rows * n * 4)];
     radix(c, Keys { key, bytes, bits, rows, n }, keys, order, Some(inner)).map(|_| ())
@@ -175,7 +175,7 @@ pub fn key_for(largest: usize) -> (&'static str, usize) {
     if largest < u32::MAX as usize { ("u32", 4) } else { ("u64", 8) }
 }
 
-/// Sorts `n` keys of up to `largest` that lie in the workspace.
+/// Sorts `n` keys of at most `largest` in the workspace.
 pub fn sort(c: &mut Call, keys: usize, n: usize, largest: usize) -> Result<Sorted> {
     sortable(c, n)?;
     let (key, bytes) = key_for(largest);

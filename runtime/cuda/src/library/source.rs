@@ -1,8 +1,8 @@
-//! A kernel whose CUDA text came with a recipe (`pl.kernel { source = … }`).
+//! Compiles kernels whose CUDA source a recipe supplies (`pl.kernel { source = … }`).
 //!
-//! The recipe's `__global__` function becomes a device function, and a kernel of ours calls it: so numbers that change from
-//! run to run, which lie in device memory, arrive by value, templates deduce their types, and what the function takes is
-//! checked by the compiler against what it is given. The text is a program of its own; errors name the recipe's lines.
+//! The recipe's `__global__` function becomes a device function, and a generated kernel calls it. So run-time numbers, which lie in
+//! device memory, are passed by value, templates deduce their types, and the compiler checks the arguments. Each source is compiled
+//! alone; errors name the recipe's lines.
 
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::DType;
@@ -83,7 +83,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
 
 fn text(body: &Body, key: source::Key, params: &[String], given: &[String], threads: i64) -> String {
     let Body { name, text, .. } = body;
-    // Ours, unless the recipe brings NVIDIA's.
+    // Perilune's types, unless the recipe includes NVIDIA's.
     let types = params.iter().any(|p| p.contains("bf16*") || p.contains("f16*"));
     let base = if types { "#include \"device/base.cuh\"\n" } else { "" };
     let bounds = bounds(text, name).map_or_else(|| threads.to_string(), str::to_string);

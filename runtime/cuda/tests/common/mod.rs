@@ -1,11 +1,11 @@
-//! What the code generation tests share: planning without a device, and compiling with NVRTC where it is installed.
+//! Shares planning without a device and compilation with NVRTC among the tests of generated kernels.
 
 pub mod nvrtc;
 
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{self, Args, Value, create};
 use perilune_core::{DType, Shape, grad};
-use perilune_cuda::codegen;
+use perilune_cuda::emit;
 use perilune_cuda::launch::{Function, Props, Work};
 use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::{Backend, Null, Options, Request, Tracer};
@@ -74,7 +74,7 @@ pub fn plan_on(g: &Graph, request: Request, fusion: bool, backend: &dyn Backend)
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
     let p =
-        perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, backend).unwrap();
+        perilune_plan::pipeline::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, backend).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }
@@ -103,7 +103,7 @@ pub fn works(p: &Program) -> Vec<Work> {
 /// The same for another GPU.
 pub fn works_on(p: &Program, props: &Props) -> Vec<Work> {
     let lists = p.kernels.iter().filter(|k| !matches!(k, Kernel::Library(_))).map(Kernel::regions);
-    lists.map(|r| codegen::regions(p, r, props).unwrap()).collect()
+    lists.map(|r| emit::regions(p, r, props).unwrap()).collect()
 }
 
 /// Distinct functions, each with the number of launches that use it.
@@ -122,12 +122,12 @@ impl Functions {
     }
 
     /// Compiles all of them, some at a time, and checks that no register spills. Without NVRTC, says so.
-    pub fn compile(&self, arch: &str) -> Vec<nvrtc::Compiled> {
+    pub fn compile(&self, arch: &str) -> Vec<nvrtc::CudaExecutable> {
         let Some(nvrtc) = nvrtc::Nvrtc::open() else {
             return Vec::new();
         };
         let all: Vec<&Function> = self.by_text.values().collect();
-        let done: Vec<nvrtc::Compiled> = all.chunks(24).flat_map(|c| nvrtc.functions(c, arch)).collect();
+        let done: Vec<nvrtc::CudaExecutable> = all.chunks(24).flat_map(|c| nvrtc.functions(c, arch)).collect();
         let spilled: Vec<String> =
             done.iter().filter(|c| c.spilled > 0).map(|c| format!("{} spills {} bytes", c.name, c.spilled)).collect();
         assert!(spilled.is_empty(), "{arch}: {}", spilled.join("; "));

@@ -1,5 +1,8 @@
-//! NVRTC for tests on machines without a GPU: compiles text for any architecture and reads what ptxas says of each function.
+//! Wraps NVRTC for tests on machines without a GPU: compiles text for any architecture and parses ptxas's report.
 #![allow(unsafe_code, dead_code, clippy::unwrap_used)] // NVRTC is C; each test uses some of this
+
+#[path = "../../../../tests/src/skip.rs"]
+pub mod skip;
 
 use libloading::{Library, Symbol};
 use perilune_cuda::headers::HEADERS;
@@ -13,7 +16,7 @@ pub struct Nvrtc(Library);
 
 /// What ptxas says of a function.
 #[derive(Clone, Debug)]
-pub struct Compiled {
+pub struct CudaExecutable {
     pub name: String,
     pub registers: usize,
     /// Bytes of registers stored to memory for want of room.
@@ -31,17 +34,13 @@ impl Nvrtc {
         // SAFETY: loading NVRTC runs its initialisers, which have no demands on the caller.
         let found = named.into_iter().chain(names).find_map(|n| unsafe { Library::new(n) }.ok()).map(Nvrtc);
         if found.is_none() {
-            assert!(
-                std::env::var_os("PERILUNE_TEST_NVRTC").is_none(),
-                "no libnvrtc, which PERILUNE_TEST_NVRTC asks for"
-            );
-            println!("skipped: no libnvrtc (set PERILUNE_NVRTC or LD_LIBRARY_PATH)");
+            skip::no_nvrtc();
         }
         found
     }
 
     /// Compiles functions as one program, as the backend compiles fused regions.
-    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<Compiled> {
+    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<CudaExecutable> {
         let texts = functions.iter().enumerate();
         let source: String = texts.map(|(k, f)| f.text.replace("KERNEL", &format!("{}__{k}", f.label))).collect();
         let (log, cubin) =
@@ -121,15 +120,15 @@ impl Nvrtc {
 }
 
 /// What `ptxas -v` says of each function.
-pub fn read_log(log: &str) -> Vec<Compiled> {
-    let mut out: Vec<Compiled> = Vec::new();
+pub fn read_log(log: &str) -> Vec<CudaExecutable> {
+    let mut out: Vec<CudaExecutable> = Vec::new();
     let number = |line: &str, before: &str| -> usize {
         let head = line.split(before).next().unwrap_or("").trim_end();
         head.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|s| s.parse().ok()).unwrap_or(0)
     };
     for line in log.lines() {
         if let Some(name) = line.split("entry function '").nth(1).and_then(|s| s.split('\'').next()) {
-            out.push(Compiled { name: name.into(), registers: 0, spilled: 0, stack: 0 });
+            out.push(CudaExecutable { name: name.into(), registers: 0, spilled: 0, stack: 0 });
         }
         let Some(last) = out.last_mut() else { continue };
         if line.contains("bytes stack frame") {

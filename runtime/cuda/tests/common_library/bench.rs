@@ -1,5 +1,4 @@
-//! Large calls, without data: kernels/lab/library_lab.py makes the inputs, compares with torch, and times both. The label
-//! says which.
+//! Lists large calls without data: kernels/lab/library_lab.py makes the inputs by the label, compares with torch and times both.
 
 use super::{Call, Case, Lie};
 use perilune_core::DType::{self, BF16, F16, F32, I32, I64};

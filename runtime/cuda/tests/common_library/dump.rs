@@ -1,6 +1,6 @@
-//! Writes cases to disk for whatever can run them: each as launches, inputs, and the CPU's result.
+//! Writes cases to disk: launches, inputs and the CPU's result.
 //!
-//! A case is a text file `NAME.case` and binary files beside it. Lines: `label`, `input BYTES DTYPE`, `output BYTES DTYPE`,
+//! A case is a text file `NAME.case` with binary files next to it. Lines: `label`, `input BYTES DTYPE`, `output BYTES DTYPE`,
 //! `scratch BYTES`, then for each launch `launch FUNCTION GRID BLOCK SHARED` and its arguments in order. Functions are
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 

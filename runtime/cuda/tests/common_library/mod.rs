@@ -1,4 +1,4 @@
-//! Library calls built by hand: every op with its dtypes, layouts and awkward sizes.
+//! Builds library calls by hand: every op with its dtypes, layouts and edge sizes.
 #![allow(dead_code)]
 
 pub mod bench;

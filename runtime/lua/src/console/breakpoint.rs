@@ -6,7 +6,7 @@
 //! the stack all the while.
 
 use super::Console;
-use crate::errors::{self, RecipeError};
+use crate::errors;
 use crate::functions::host;
 use crate::host::INTERNAL;
 use mlua::{Function, Lua, Table, Value};
@@ -186,5 +186,5 @@ pub fn breakpoint(lua: &Lua, (): ()) -> mlua::Result<()> {
     if pause(&console, &place) == Ended::Continue {
         return Ok(());
     }
-    Err(errors::argument(&host, lua, "", RecipeError::LEFT, None))
+    Err(errors::left_breakpoint(&host, lua))
 }

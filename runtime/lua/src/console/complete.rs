@@ -135,9 +135,9 @@ impl Console {
         let Value::Table(owner) = self.resolve(owner)? else { return None };
         let names: Function = owner.metatable()?.raw_get::<Table>("__names").ok()?.raw_get(name).ok()?;
         // Random numbers may be drawn for it, and the line that is being written must not draw others for that.
-        let rng = self.host.engine.borrow().graph.rng;
+        let rng = self.host.engine.borrow().recorder.graph.rng;
         let found = names.call::<Vec<String>>(owner).ok();
-        self.host.engine.borrow_mut().graph.rng = rng;
+        self.host.engine.borrow_mut().recorder.graph.rng = rng;
         found.map(|mut names| {
             names.sort();
             names

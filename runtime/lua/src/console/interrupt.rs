@@ -3,7 +3,7 @@
 //! The hook costs nothing to speak of at every 10,000th instruction. Once the grace is over it is called at every
 //! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.
 
-use crate::errors::Raised;
+use crate::errors::{Cause, Raised};
 use crate::host::INTERNAL;
 use mlua::debug::Debug;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
@@ -52,7 +52,7 @@ fn own(d: &Debug<'_>) -> Option<(String, u32)> {
 fn raised(lua: &Lua, message: String) -> mlua::Error {
     let found = (0..DEPTH).map_while(|level| lua.inspect_stack(level, own)).flatten().next();
     let (file, line) = found.map_or((None, 0), |(file, line)| (Some(file), line));
-    mlua::Error::external(Raised { file, line, message, hint: None, while_at: None, system: false })
+    mlua::Error::external(Raised { file, line, message, hint: None, while_at: None, cause: Cause::Interrupted })
 }
 
 /// `native.undisturbed(fn)`: nobody who asks for the end is heard before `fn` has ended.

@@ -357,7 +357,7 @@ impl Console {
         }
         let mut engine = self.host.engine.borrow_mut();
         engine.tidy();
-        if engine.graph.is_empty() {
+        if engine.recorder.graph.is_empty() {
             self.host.customs.borrow_mut().clear();
         }
     }

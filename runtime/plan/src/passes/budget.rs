@@ -1,14 +1,15 @@
-//! Fitting a step into a memory budget: which parts of the forward pass the backward pass computes again.
+//! Fits a step into a memory budget: chooses which parts of the forward pass the backward pass recomputes.
 //!
-//! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
-//! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
-//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
-//! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
-//! [`crate::passes::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
-//! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
-//! estimated: the step is planned with it. All this is a function of the traced step and the budget.
+//! The cheapest cut comes first: the recorded forward pass (of each micro-batch) is cut after every product, so that norms,
+//! activations and other ops between products are recomputed, but no product, since the next segment reads its value. If that
+//! is not enough, the pass is cut into K segments of about equal size where the least memory crosses the cut: between the
+//! blocks of a network, if it has blocks. In both cases as many segments as the budget needs become spans of
+//! [`crate::passes::remat`], the least work per byte first, earlier ones before later ones. K grows from 2 until the plan
+//! fits: few long segments keep the least between segments, many short ones need the least inside one. The memory of a choice
+//! is not estimated: the step is planned with it. The result is a function of the traced step and the budget.
 
 use crate::ir::Program;
+use crate::show::products;
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
@@ -33,14 +34,14 @@ impl From<Error> for OverBudget {
     }
 }
 
-/// What a step takes while it runs: what it reads, what it hands out and what it keeps in between.
+/// Bytes that a step needs while it runs: its inputs, its outputs and its temporaries.
 pub fn needs(p: &Program) -> usize {
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
     inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
 }
 
-/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. Where
-/// nothing does, the error comes with the plan that takes the least.
+/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. If none
+/// fits, the error comes with the plan that needs the least.
 pub(crate) fn fit(
     g: &Graph,
     order: &[NodeId],
@@ -191,7 +192,7 @@ impl Forward {
         let (mut from, mut bytes, mut work, mut behind) = (0, 0.0, 0.0, false);
         for at in 0..n {
             // An op and the parts of its result stay together.
-            behind = product(g, self.ids[at]).is_some() || (behind && part(at));
+            behind = products(g, self.ids[at]).is_some() || (behind && part(at));
             if !behind {
                 bytes += self.bytes[at];
                 work += self.work[at];
@@ -243,23 +244,5 @@ impl Forward {
 
 /// About how much a node costs to compute again.
 fn flops(g: &Graph, id: NodeId) -> f64 {
-    product(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
-}
-
-/// The same of products, convolutions and attention.
-fn product(g: &Graph, id: NodeId) -> Option<f64> {
-    let node = g.node(id);
-    let n = node.shape.numel() as f64;
-    let inner = |x: usize, dim: usize| {
-        let dims = g.shape(node.inputs[x]);
-        dims.dims().iter().rev().nth(dim).copied().unwrap_or(1) as f64
-    };
-    match node.op.name {
-        "matmul" | "linear" | "matmul_fp8" | "grouped_matmul" => Some(2.0 * n * inner(0, 0)),
-        "grouped_sums" => Some(2.0 * g.shape(node.inputs[0]).numel() as f64 * inner(1, 0)),
-        // Both products over the length of the keys.
-        "scaled_dot_product_attention" => Some(4.0 * n * inner(1, 1)),
-        "conv1d" | "conv2d" => Some(2.0 * n * g.shape(node.inputs[1]).dims().iter().skip(1).product::<usize>() as f64),
-        _ => None,
-    }
+    products(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
 }

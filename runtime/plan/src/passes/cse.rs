@@ -36,7 +36,7 @@ pub fn apply(from: &Lowered) -> Lowered {
             to.map.push(NodeId(0));
             continue;
         }
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let node = from.graph.node(id);
         let inputs = to.inputs(node);
         if let Some(same) = trivial(&to.out, node, &inputs) {

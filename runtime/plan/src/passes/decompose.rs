@@ -30,13 +30,13 @@ fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut parts: FxHashMap<NodeId, SmallVec<[NodeId; 2]>> = FxHashMap::default();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match node.op.class {
             Class::Fused(decompose) if !backend.has_kernel(node) => {
                 let inputs = to.inputs(node);
-                to.out.graph.tf32 = node.tf32;
+                to.out.graph.modes.tf32 = node.tf32;
                 let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;
-                to.out.graph.tf32 = false;
+                to.out.graph.modes.tf32 = false;
                 let first = outs[0];
                 parts.insert(id, outs);
                 first

@@ -17,7 +17,7 @@ pub fn apply(mut step: Lowered, guarded: &[bool], inputs: &[u32]) -> Result<Lowe
     for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {
         let new = step.state_writes[i];
         let (shape, dtype) = (step.graph.shape(new), step.graph.dtype(new));
-        step.graph.loc = step.graph.loc_of(new);
+        step.graph.modes.loc = step.graph.loc_of(new);
         let old = match leaves.get(input).filter(|leaf| step.graph.shape(**leaf) == shape) {
             Some(leaf) => *leaf,
             None => {

@@ -16,7 +16,7 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
         // Source locations of the lowered graph are positions in the trace: see `ir::Origin`.
-        out.graph.loc = SourceLoc(k as u32 + 1);
+        out.graph.modes.loc = SourceLoc(k as u32 + 1);
         if let Some(input) = trace.leaves[k] {
             let new = out.graph.leaf(&create::LEAF, node.shape, node.dtype, &[], u64::from(input));
             out.inputs.insert(new, input);

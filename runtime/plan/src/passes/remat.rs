@@ -1,13 +1,13 @@
-//! Recomputation: what the forward pass made inside a span is made again where the backward pass reads it, so that it need
-//! not be kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+//! Rematerializes activations: what the forward pass computed inside a span is computed again where the backward pass reads
+//! it, so that it is not kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
 //!
-//! A graph-to-graph pass over the traced step, before decomposition. Every value keeps its bits: a copy is the same op over
-//! the same values, random numbers included. Two things make it save memory. All that a span reads from outside it reads,
-//! the second time, through a `hold` that waits for the gradient from which the span's backward starts: so the copies run
-//! late. And since they read control_deps, they equal no node of the first time, so that nothing merges them back.
+//! A graph-to-graph pass over the imported step, before decomposition. Every value keeps its bits: a copy is the same op over
+//! the same values, random numbers included. The copies read everything from outside the span through an optimization
+//! barrier that waits for the gradient from which the span's backward starts, so they run late. Reading through barriers,
+//! they equal no node of the forward pass, so `cse` does not merge them back.
 //!
-//! What is used outside of a span (by later forward nodes, metrics, assignments) is kept: it is read, not copied. Spans
-//! nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
+//! A value that is used outside of its span (by later forward nodes, metrics, State writes) is kept: it is read, not copied.
+//! Spans nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
 
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
@@ -23,7 +23,7 @@ pub struct Spans {
     list: Vec<(u32, u32)>,
     /// For each, the span around it.
     parent: Vec<Option<u32>>,
-    /// For each node, 1 + the innermost span it lies in.
+    /// For each node, 1 + the innermost span that contains it.
     inside: Vec<u32>,
 }
 
@@ -47,12 +47,12 @@ impl Spans {
         self.list.is_empty()
     }
 
-    /// The innermost span that a node lies in.
+    /// The innermost span that contains a node.
     fn of(&self, id: NodeId) -> Option<u32> {
         self.inside.get(id.index()).and_then(|s| s.checked_sub(1))
     }
 
-    /// The innermost span whose backward a node belongs to; not one that it lies in itself, which takes a gradient inside.
+    /// The innermost span whose backward a node belongs to; not one that contains the node itself (a gradient inside a span).
     fn owner(&self, g: &Graph, id: NodeId) -> Option<u32> {
         let mut at = g.remat.back_of(id)?;
         loop {
@@ -128,11 +128,11 @@ pub fn apply(from: Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lower
             Some(span) => {
                 let pass = g.remat.pass_of(order[at]);
                 let inputs = p.inputs(at, span, pass);
-                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.add(at, inputs)
             }
             None => {
-                p.to.out.graph.loc = from.graph.loc_of(NodeId(at as u32));
+                p.to.out.graph.modes.loc = from.graph.loc_of(NodeId(at as u32));
                 p.to.copy(from, NodeId(at as u32))
             }
         };
@@ -168,14 +168,14 @@ impl Pass<'_> {
         self.to.copy_over(self.from, NodeId(at as u32), inputs)
     }
 
-    /// What the node at `at`, of the backward of `span` or copied for it, reads.
+    /// The inputs of the node at `at`, which belongs to the backward of `span` or is copied for it.
     fn inputs(&mut self, at: usize, span: u32, pass: u32) -> Inputs {
         let part = matches!(self.node(at).op.class, Class::TupleGet);
         let list = self.node(at).inputs.clone();
         list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
     }
 
-    /// What to read for the node at `at` in the backward of `span`. Parts read their op itself, through no hold.
+    /// The node to read for the node at `at` in the backward of `span`. A `TupleGet` reads its op itself, through no barrier.
     fn stand_in(&mut self, at: usize, span: u32, pass: u32, part: bool) -> NodeId {
         let class = self.node(at).op.class;
         let end = self.spans.list[span as usize].1;
@@ -212,7 +212,7 @@ impl Pass<'_> {
         hold
     }
 
-    /// Copies the nodes of `span`, if that has not been done for this pass. Those that nobody wants are dropped later.
+    /// Copies the nodes of `span`, if that has not been done for this pass. Copies that nothing reads are dropped later.
     fn enter(&mut self, span: u32, pass: u32) {
         if self.copies.contains_key(&(span, pass)) {
             return;
@@ -227,7 +227,7 @@ impl Pass<'_> {
         });
         self.copies.insert((span, pass), Copies { map: FxHashMap::default(), start });
         if start.is_none() {
-            // Nothing to wait for: copies would run at once and save nothing.
+            // No gradient to wait for: copies would run at once and save nothing.
             return;
         }
         let (from, to) = self.spans.list[span as usize];
@@ -243,7 +243,7 @@ impl Pass<'_> {
                 continue;
             }
             let inputs = self.inputs(at, span, pass);
-            self.to.out.graph.loc = self.from.graph.loc_of(NodeId(at as u32));
+            self.to.out.graph.modes.loc = self.from.graph.loc_of(NodeId(at as u32));
             let new = self.add(at, inputs);
             self.copies.entry((span, pass)).or_default().map.insert(at, new);
         }

@@ -16,7 +16,7 @@ pub fn apply(from: &Lowered) -> Lowered {
     // The nodes that another node is a view of, so far.
     let mut viewed: Vec<bool> = Vec::new();
     for id in from.graph.ids() {
-        to.out.graph.loc = from.graph.loc_of(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
         let first = to.out.graph.len();
         let new = resolve(from, &mut to, id, &viewed);
         own(&mut to.out);
@@ -29,7 +29,7 @@ pub fn apply(from: &Lowered) -> Lowered {
         to.map.push(new);
     }
     // What is added below counts to the line that the recording ended with.
-    to.out.graph.loc = from.graph.loc;
+    to.out.graph.modes.loc = from.graph.modes.loc;
     let mut out = to.finish(from);
     for k in 0..out.roots.len() {
         let x = out.roots[k];

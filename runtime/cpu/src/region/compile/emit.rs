@@ -1,4 +1,4 @@
-//! Registers and single steps: each register in the form that its readers need, made where it is first read.
+//! Emits single registers and ops: each register in the form that its readers need, at its first use.
 
 use super::*;
 
@@ -42,27 +42,27 @@ impl Compiler<'_> {
         id
     }
 
-    /// A register of one element a row; made available in `list` or before it.
+    /// A register of one element a row, bound in `list` or before it.
     pub(super) fn row(&mut self, i: usize, list: &mut List) -> View {
         if let Some(&v) = self.row_ready.get(&i) {
             return v;
         }
         let view = self.new_row(i);
-        match self.kind[i] {
-            Kind::Constant => {
+        match self.def[i] {
+            RegDef::Constant => {
                 let (from, kernel) = (self.constant(i), map::fill(self.size(i), self.isa));
-                list.steps.push(Step::Run {
+                list.ops.push(TileOp::Loop {
                     kernel,
                     out: view,
                     args: [from; 3],
-                    form: Form::Row,
+                    shape: LoopShape::PerRow,
                     round: None,
-                    link: None,
+                    fusable: None,
                 });
             }
-            Kind::RowLoad | Kind::Fetched => {
+            RegDef::RowScalar | RegDef::Gathered => {
                 let load = self.load(i);
-                list.steps.push(Step::Fetch { view, load, row: true });
+                list.ops.push(TileOp::Gather { view, load, row: true });
             }
             _ => {}
         }
@@ -82,52 +82,52 @@ impl Compiler<'_> {
         view
     }
 
-    /// A `Full` register as rows of elements, and whether a block of it is one run.
+    /// A `Full` register as rows of elements, and whether a block of it is one contiguous run.
     pub(super) fn vector(&mut self, i: usize, list: &mut List) -> (View, bool) {
         if let Some(&v) = list.ready.get(&i) {
-            return (v, !matches!(self.kind[i], Kind::Memory(Place::Col | Place::Rows(_))));
+            return (v, !matches!(self.def[i], RegDef::Memory(RowStride::Zero | RowStride::Elements(_))));
         }
         let hoisted = self.hoisted_views.get(&i).copied();
-        let (view, dense) = match self.kind[i] {
-            Kind::Computed => match self.kept.get(&i) {
-                Some((first, _)) if *first < self.phase => (self.keep(i, list), true),
+        let (view, dense) = match self.def[i] {
+            RegDef::Computed => match self.saved.get(&i) {
+                Some((first, _)) if *first < self.phase => (self.bind_saved(i, list), true),
                 _ => unreachable!("this is a bug: register {i} is read before it is computed"),
             },
-            Kind::Constant => (hoisted.unwrap_or_else(|| self.hoist_constant(i)), true),
-            Kind::Col => {
-                let dense = self.grid.cols < REPEATED_ROW;
+            RegDef::Constant => (hoisted.unwrap_or_else(|| self.hoist_constant(i)), true),
+            RegDef::ColumnVector => {
+                let dense = self.space.cols < REPEATED_ROW;
                 return (hoisted.unwrap_or_else(|| self.hoist_load(i)), dense);
             }
-            Kind::Memory(place) => {
+            RegDef::Memory(stride) => {
                 let view = self.new_view();
                 if let (Code::Load { source: Source::Value(v), .. }, Some(layout)) =
                     (&self.body[i].code, self.layouts[i])
                 {
                     let size = self.size(i) as u8;
-                    list.steps.push(Step::Bind { view, value: v.0, offset: layout.offset, size, place });
+                    list.ops.push(TileOp::Bind { view, value: v.0, offset: layout.offset, size, stride });
                 }
                 self.cost += 0.06;
-                (view, matches!(place, Place::Dense))
+                (view, matches!(stride, RowStride::Dense))
             }
-            Kind::Fetched => {
+            RegDef::Gathered => {
                 let (view, load) = (self.new_tile(i, list), self.load(i));
-                list.steps.push(Step::Fetch { view, load, row: false });
+                list.ops.push(TileOp::Gather { view, load, row: false });
                 (view, true)
             }
-            Kind::Broadcast | Kind::RowLoad => {
+            RegDef::Broadcast | RegDef::RowScalar => {
                 let source = match self.body[i].code {
                     Code::Broadcast(a) => self.root[a as usize],
                     _ => i,
                 };
                 let from = self.row(source, list);
                 let (view, kernel) = (self.new_tile(i, list), map::fill(self.size(i), self.isa));
-                list.steps.push(Step::Run {
+                list.ops.push(TileOp::Loop {
                     kernel,
                     out: view,
                     args: [from; 3],
-                    form: Form::Rows,
+                    shape: LoopShape::Rows,
                     round: None,
-                    link: None,
+                    fusable: None,
                 });
                 self.cost += 0.04;
                 (view, true)
@@ -140,28 +140,28 @@ impl Compiler<'_> {
     pub(super) fn hoist_constant(&mut self, i: usize) -> View {
         let (from, view) = (self.constant(i), self.new_view());
         let kernel = map::fill(self.size(i), self.isa);
-        self.hoisted.push((view, self.size(i), HoistedKind::Fill(from, kernel)));
+        self.hoisted.push((view, self.size(i), HoistedSource::Fill(from, kernel)));
         self.hoisted_views.insert(i, view);
         view
     }
 
     pub(super) fn hoist_load(&mut self, i: usize) -> View {
         let (load, view) = (self.load(i), self.new_view());
-        let copies = if self.grid.cols < REPEATED_ROW { usize::MAX } else { 1 };
-        self.hoisted.push((view, self.size(i), HoistedKind::Load(load, copies)));
+        let copies = if self.space.cols < REPEATED_ROW { usize::MAX } else { 1 };
+        self.hoisted.push((view, self.size(i), HoistedSource::Load(load, copies)));
         self.hoisted_views.insert(i, view);
         view
     }
 
-    /// An f32 register as one number a row, if it is that: its view, and whether all rows share it.
-    pub(super) fn still(&mut self, i: usize, list: &mut List) -> Option<(View, bool)> {
+    /// An f32 register as a row broadcast, if it is one: its view, and whether all rows share the number.
+    pub(super) fn broadcast(&mut self, i: usize, list: &mut List) -> Option<(View, bool)> {
         if self.body[i].dtype.compute() != DType::F32 {
             return None;
         }
-        match self.kind[i] {
-            Kind::Constant => Some((self.constant(i), true)),
-            Kind::RowLoad => Some((self.row(i, list), false)),
-            Kind::Broadcast if self.grid.cols >= SHORT_ROW => match self.body[i].code {
+        match self.def[i] {
+            RegDef::Constant => Some((self.constant(i), true)),
+            RegDef::RowScalar => Some((self.row(i, list), false)),
+            RegDef::Broadcast if self.space.cols >= SHORT_ROW => match self.body[i].code {
                 Code::Broadcast(a) => Some((self.row(self.root[a as usize], list), false)),
                 _ => None,
             },
@@ -175,20 +175,20 @@ impl Compiler<'_> {
         let args: Vec<usize> = operands(&instr.code).into_iter().map(|a| self.root[a]).collect();
         let mut views = [0; 3];
         let mut flat = true;
-        let (mut still, n) = (Still::NONE, args.len());
+        let (mut broadcast, n) = (RowBroadcast::NONE, args.len());
         for k in (0..n).rev() {
             let may = match n {
-                2 => k == 1 || !still.y,
+                2 => k == 1 || !broadcast.y,
                 3 => k > 0,
                 _ => false,
             };
-            let held = if may { self.still(args[k], list) } else { None };
-            let (view, whole) = match held {
+            let row_value = if may { self.broadcast(args[k], list) } else { None };
+            let (view, whole) = match row_value {
                 Some(v) => {
                     if k + 1 == n {
-                        still.y = true
+                        broadcast.y = true
                     } else {
-                        still.x = true
+                        broadcast.x = true
                     }
                     v
                 }
@@ -199,29 +199,34 @@ impl Compiler<'_> {
         }
         let first = views[0];
         views[n..].fill(first);
-        let (kernel, round, cost) = self.function(i, &args, still)?;
-        let form = if flat || self.segmented { Form::Flat } else { Form::Rows };
-        let link = match self.body[i].code {
+        let (kernel, round, cost) = self.function(i, &args, broadcast)?;
+        let shape = if flat || self.segmented { LoopShape::Flat } else { LoopShape::Rows };
+        let fusable = match self.body[i].code {
             Code::Map(f, _) if self.body[i].dtype == DType::F32 && args.iter().all(|a| self.is_f32(*a)) => {
-                Some(Linked::Map(f, still))
+                Some(Fusable::Map(f, broadcast))
             }
             _ => None,
         };
-        list.steps.push(Step::Run { kernel, out, args: views, form, round, link });
+        list.ops.push(TileOp::Loop { kernel, out, args: views, shape, round, fusable });
         self.cost += cost;
         list.ready.insert(i, out);
         Ok(())
     }
 
-    pub(super) fn function(&self, i: usize, args: &[usize], still: Still) -> Result<(Kernel, Option<Kernel>, f64)> {
+    pub(super) fn function(
+        &self,
+        i: usize,
+        args: &[usize],
+        broadcast: RowBroadcast,
+    ) -> Result<(Kernel, Option<Kernel>, f64)> {
         let (instr, isa) = (&self.body[i], self.isa);
         let from = self.body[*args.last().ok_or_else(|| bug("no operands"))?].dtype;
         let round = cast::round(instr.dtype, isa);
         match instr.code {
             Code::Map(f, _) => {
                 let kernel =
-                    map::map(f, from, isa, still).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
-                Ok((kernel, round.filter(|_| !is_exact(f)), 0.04 + 0.02 * f.flops() as f64))
+                    map::map(f, from, isa, broadcast).ok_or_else(|| bug(&format!("{f:?} of {from} has no loop")))?;
+                Ok((kernel, round.filter(|_| !f.is_exact()), 0.04 + 0.02 * f.flops() as f64))
             }
             _ => Ok((cast::cast(from, instr.dtype, isa), round.filter(|_| from.compute() == DType::F32), 0.05)),
         }
@@ -236,9 +241,9 @@ impl Compiler<'_> {
         }
         let first = views[0];
         views[args.len()..].fill(first);
-        let (kernel, round, _) = self.function(i, &args, Still::NONE)?;
+        let (kernel, round, _) = self.function(i, &args, RowBroadcast::NONE)?;
         let out = self.new_row(i);
-        list.steps.push(Step::Run { kernel, out, args: views, form: Form::Row, round, link: None });
+        list.ops.push(TileOp::Loop { kernel, out, args: views, shape: LoopShape::PerRow, round, fusable: None });
         Ok(())
     }
 
@@ -247,7 +252,7 @@ impl Compiler<'_> {
         let view = if row { self.row(i, list) } else { self.vector(i, list).0 };
         let dtype = self.program.values[value.0 as usize].dtype;
         let kernel = cast::store(dtype, self.isa);
-        list.steps.push(Step::Store { view, value: value.0, size: dtype.size() as u8, kernel, row });
+        list.ops.push(TileOp::Store { view, value: value.0, size: dtype.size() as u8, kernel, row });
         if !row {
             self.cost += 0.15;
         }

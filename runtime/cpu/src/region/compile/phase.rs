@@ -1,65 +1,65 @@
-//! The steps of one phase: what it must compute, what it takes from earlier phases, and where results go.
+//! Emits the ops of one phase: which registers it computes, which it reads from earlier phases, and where results go.
 
 use super::*;
 
 impl Compiler<'_> {
-    /// The `Full` registers that phase `p`, or the only one, reads or computes; of kept ones, what they are made from only
-    /// in the phase that makes them.
-    pub(super) fn wanted(&self, p: usize, outputs: &[Output], needed: &[bool]) -> Vec<bool> {
-        let mut wanted = vec![false; self.body.len()];
+    /// The `Full` registers that phase `p`, or the only one, reads or computes; operands of saved registers only in the
+    /// phase that computes these.
+    pub(super) fn live_registers(&self, p: usize, outputs: &[StoreTarget], needed: &[bool]) -> Vec<bool> {
+        let mut live_registers = vec![false; self.body.len()];
         for s in outputs.iter().filter(|s| s.full) {
-            wanted[s.reg] |= !self.segmented || s.phase == p;
+            live_registers[s.reg] |= !self.segmented || s.phase == p;
         }
         for i in (0..self.body.len()).rev().filter(|i| needed[*i]) {
             let feeds = match self.body[i].code {
                 Code::ReduceRow(..) => !self.segmented || self.depth[i] == p + 1,
                 Code::ReduceCol(..) => !self.segmented || self.depth[i] == p,
                 _ => {
-                    let made = self.kept.get(&i).is_none_or(|k| k.0 == p);
-                    made && wanted[i] && self.body[i].level == Level::Full && self.kind[i] == Kind::Computed
+                    let made = self.saved.get(&i).is_none_or(|k| k.0 == p);
+                    made && live_registers[i] && self.body[i].level == Level::Full && self.def[i] == RegDef::Computed
                 }
             };
             if feeds {
                 for a in operands(&self.body[i].code) {
-                    wanted[self.root[a]] = true;
+                    live_registers[self.root[a]] = true;
                 }
             }
         }
-        wanted
+        live_registers
     }
 
-    /// Chooses the registers that later phases take from memory: those that cost more to compute than to read.
-    pub(super) fn choose_kept(&mut self, last: usize, outputs: &[Output], needed: &[bool]) {
-        let phases: Vec<Vec<bool>> = (0..=last).map(|p| self.wanted(p, outputs, needed)).collect();
+    /// Chooses the registers that are saved for later phases: those that cost more to recompute than to load.
+    pub(super) fn choose_saved(&mut self, last: usize, outputs: &[StoreTarget], needed: &[bool]) {
+        let phases: Vec<Vec<bool>> = (0..=last).map(|p| self.live_registers(p, outputs, needed)).collect();
         for i in 0..self.body.len() {
-            let dear = match &self.body[i].code {
+            let expensive = match &self.body[i].code {
                 Code::Map(f, _) => {
-                    f.flops() >= 8 && self.body[i].level == Level::Full && self.kind[i] == Kind::Computed
+                    f.flops() >= 8 && self.body[i].level == Level::Full && self.def[i] == RegDef::Computed
                 }
                 _ => false,
             };
-            let fits = (self.kept.len() + 1) * self.grid.cols * 8 <= KEPT_BYTES;
+            let fits = (self.saved.len() + 1) * self.space.cols * 8 <= SAVED_BYTES;
             let mut uses = (0..=last).filter(|p| phases[*p][i]);
-            if let (true, true, Some(first), Some(_)) = (dear, fits, uses.next(), uses.next()) {
-                self.kept.insert(i, (first, self.kept.len() as u16));
+            if let (true, true, Some(first), Some(_)) = (expensive, fits, uses.next(), uses.next()) {
+                self.saved.insert(i, (first, self.saved.len() as u16));
             }
         }
     }
 
-    /// Points a new view at where register `i` is kept.
-    pub(super) fn keep(&mut self, i: usize, list: &mut List) -> View {
-        let (view, slot, size) = (self.new_view(), self.kept[&i].1, self.size(i) as u8);
-        list.steps.push(Step::Kept { view, slot, size });
+    /// Binds a new view to the memory that register `i` is saved in.
+    pub(super) fn bind_saved(&mut self, i: usize, list: &mut List) -> View {
+        let (view, slot, size) = (self.new_view(), self.saved[&i].1, self.size(i) as u8);
+        list.ops.push(TileOp::BindSaved { view, slot, size });
         view
     }
 
-    /// The steps of phase `p`, or of the only one.
-    pub(super) fn phase(&mut self, p: usize, outputs: &[Output], needed: &[bool]) -> Result<(List, Vec<u16>)> {
+    /// Emits phase `p`, or the only one.
+    pub(super) fn phase(&mut self, p: usize, outputs: &[StoreTarget], needed: &[bool]) -> Result<(List, Vec<u16>)> {
         let mut list = List::default();
         let mut reductions = Vec::new();
         self.phase = p;
         let here = |c: &Compiler, i: usize| !c.segmented || c.depth[i] == p;
-        let wanted = self.wanted(p, outputs, needed);
+        let live_registers = self.live_registers(p, outputs, needed);
         for i in 0..self.body.len() {
             if !needed[i] || self.root[i] != i {
                 continue;
@@ -76,15 +76,22 @@ impl Compiler<'_> {
                         let size = self.size(i);
                         self.row_reductions.push(RowReduction { loops, out, size, round, lanes: 0, total: 0 });
                         reductions.push(reduction);
-                        list.steps.push(Step::Lanes { view: arg, reduction });
+                        list.ops.push(TileOp::ReduceLanes { view: arg, reduction });
                     } else {
                         let kernel = loops.rows;
-                        let link = match f {
-                            ReduceFn::Sum if dtype == DType::F32 => Some(Linked::Sum),
-                            ReduceFn::Max if dtype == DType::F32 => Some(Linked::Max),
+                        let fusable = match f {
+                            ReduceFn::Sum if dtype == DType::F32 => Some(Fusable::Sum),
+                            ReduceFn::Max if dtype == DType::F32 => Some(Fusable::Max),
                             _ => None,
                         };
-                        list.steps.push(Step::Run { kernel, out, args: [arg; 3], form: Form::Reduce, round, link });
+                        list.ops.push(TileOp::Loop {
+                            kernel,
+                            out,
+                            args: [arg; 3],
+                            shape: LoopShape::Reduce,
+                            round,
+                            fusable,
+                        });
                     }
                 }
                 (Code::ReduceCol(f, a), _) if here(self, i) => {
@@ -102,25 +109,26 @@ impl Compiler<'_> {
                         round: cast::round(dtype, self.isa),
                         stores,
                     });
-                    list.steps.push(Step::Columns { view: arg, reduction });
+                    list.ops.push(TileOp::ReduceColumns { view: arg, reduction });
                     self.cost += 0.06;
                 }
                 (Code::Map(..) | Code::Cast(_), Level::Row) if !self.segmented => self.compute_row(i, &mut list)?,
                 (Code::Map(..) | Code::Cast(_), Level::Full)
-                    if wanted[i] && self.kept.get(&i).is_none_or(|k| k.0 == p) =>
+                    if live_registers[i] && self.saved.get(&i).is_none_or(|k| k.0 == p) =>
                 {
                     self.full(i, p, outputs, &mut list)?;
                 }
                 _ => {}
             }
         }
-        // Stores in place come last, and all that they store is in tiles before the first of them.
-        let late = |s: &&Output| {
+        // Stores in place come last, and their registers are in tiles before the first of them.
+        let late = |s: &&StoreTarget| {
             let now = if s.full { !self.segmented || s.phase == p } else { !s.col && !self.segmented };
-            let recalled = self.kept.get(&s.reg).is_some_and(|k| k.0 < p);
-            now && (s.in_place || recalled || self.kind[s.reg] != Kind::Computed || !s.full)
+            let saved_earlier = self.saved.get(&s.reg).is_some_and(|k| k.0 < p);
+            now && (s.in_place || saved_earlier || self.def[s.reg] != RegDef::Computed || !s.full)
         };
-        let (last, first): (Vec<&Output>, Vec<&Output>) = outputs.iter().filter(late).partition(|s| s.in_place);
+        let (last, first): (Vec<&StoreTarget>, Vec<&StoreTarget>) =
+            outputs.iter().filter(late).partition(|s| s.in_place);
         for s in first {
             self.store(s.reg, s.value, &mut list);
         }
@@ -130,26 +138,26 @@ impl Compiler<'_> {
         for s in last {
             self.store(s.reg, s.value, &mut list);
         }
-        self.chains(&mut list);
-        self.relay = self.relay(&mut list);
+        self.fuse(&mut list);
+        self.pipeline = self.pipeline(&mut list);
         Ok((list, reductions))
     }
 
-    /// A computed `Full` register, straight into an output if it has one of its own.
-    pub(super) fn full(&mut self, i: usize, p: usize, outputs: &[Output], list: &mut List) -> Result<()> {
+    /// Computes a `Full` register, directly into an output if no conversion is needed.
+    pub(super) fn full(&mut self, i: usize, p: usize, outputs: &[StoreTarget], list: &mut List) -> Result<()> {
         let stores = || outputs.iter().filter(|s| s.reg == i && !s.in_place && (!self.segmented || s.phase == p));
-        let kept = self.kept.contains_key(&i);
-        let direct = stores().next().filter(|_| !self.body[i].dtype.is_half() && !kept).map(|s| s.value);
+        let saved = self.saved.contains_key(&i);
+        let direct = stores().next().filter(|_| !self.body[i].dtype.is_half() && !saved).map(|s| s.value);
         let rest: Vec<ValueId> = stores().map(|s| s.value).filter(|v| Some(*v) != direct).collect();
         match direct {
             Some(value) => {
                 let (view, size) = (self.new_view(), self.size(i) as u8);
-                list.steps.push(Step::Out { view, value: value.0, size });
+                list.ops.push(TileOp::BindOutput { view, value: value.0, size });
                 self.cost += 0.1;
                 self.compute(i, view, list)?;
             }
             None => {
-                let out = if kept { self.keep(i, list) } else { self.new_tile(i, list) };
+                let out = if saved { self.bind_saved(i, list) } else { self.new_tile(i, list) };
                 self.compute(i, out, list)?;
             }
         }

@@ -1,25 +1,25 @@
-//! Scratch memory: which tiles may share a slot, how large tiles are, and where everything lies.
+//! Allocates scratch memory: assigns tiles to slots by linear scan, chooses the tile size, and lays out all areas.
 
 use super::*;
 
 impl Compiler<'_> {
-    /// Scratch memory and the size of tiles.
-    pub(super) fn finish(mut self, before: Vec<Step>, lists: Vec<(List, Vec<u16>, Vec<Step>)>) -> Region {
-        let slots: Vec<Slots> = lists.iter().map(|(l, ..)| Slots::assign(&l.steps, &l.tiles)).collect();
+    /// Lays out scratch memory and completes the region.
+    pub(super) fn finish(mut self, prologue: Vec<TileOp>, lists: Vec<(List, Vec<u16>, Vec<TileOp>)>) -> Region {
+        let slots: Vec<Slots> = lists.iter().map(|(l, ..)| Slots::assign(&l.ops, &l.tiles)).collect();
         let per_element =
             slots.iter().map(Slots::bytes).max().unwrap_or(0) + self.hoisted.iter().map(|h| h.1).sum::<usize>();
         let fit = L1_BYTES / per_element.max(8);
         let elements = (1usize << fit.max(1).ilog2()).clamp(MIN_TILE, MAX_TILE);
-        let Grid { batch, rows, cols } = self.grid;
+        let IterSpace { batch, rows, cols } = self.space;
         let block_rows = if self.segmented { 1 } else { (elements / cols.max(1)).clamp(1, (batch * rows).max(1)) };
-        // Loops take rows by fours.
+        // Loops interleave four rows.
         let block_rows = if block_rows > 4 { block_rows / 4 * 4 } else { block_rows };
-        // Three blocks are under way at a time.
-        let block_rows = if self.relay.is_some() { (RELAY_TILE / cols).clamp(1, block_rows) } else { block_rows };
+        // A row pipeline has three blocks in flight.
+        let block_rows = if self.pipeline.is_some() { (PIPELINE_TILE / cols).clamp(1, block_rows) } else { block_rows };
         let tile = if self.segmented { elements } else { block_rows * cols };
 
         let mut scratch = Areas::default();
-        // Constants first, 8 bytes each: `run` counts on it.
+        // Constants first, 8 bytes each: `Frame` relies on it.
         scratch.take(8 * self.constants.len());
         for r in &mut self.row_views {
             r.2 = scratch.take(8 * block_rows);
@@ -29,26 +29,26 @@ impl Compiler<'_> {
             r.total = scratch.take(8);
         }
         let mut hoisted = Vec::new();
-        for (view, size, what) in std::mem::take(&mut self.hoisted) {
-            let what = match what {
-                HoistedKind::Load(load, copies) => HoistedKind::Load(load, copies.min(block_rows)),
+        for (view, size, source) in std::mem::take(&mut self.hoisted) {
+            let source = match source {
+                HoistedSource::Load(load, copies) => HoistedSource::Load(load, copies.min(block_rows)),
                 fill => fill,
             };
-            hoisted.push(Hoisted { view, at: scratch.take(tile * size), what });
+            hoisted.push(Hoisted { view, at: scratch.take(tile * size), source });
         }
         let start = scratch.at;
         let mut end = start;
         let mut phases = Vec::new();
-        for ((list, reductions, row_steps), slots) in lists.into_iter().zip(&slots) {
+        for ((list, reductions, row_ops), slots) in lists.into_iter().zip(&slots) {
             scratch.at = start;
             let at: Vec<usize> = slots.sizes.iter().map(|size| scratch.take(tile * size)).collect();
             end = end.max(scratch.at);
             let tiles = slots.of.iter().map(|&(view, slot)| (view, at[slot])).collect();
-            phases.push(Phase { steps: list.steps, tiles, reductions, row_steps });
+            phases.push(Phase { ops: list.ops, tiles, reductions, row_ops });
         }
         Region {
-            guard: None,
-            grid: self.grid,
+            predicate: None,
+            space: self.space,
             segmented: self.segmented,
             block_rows,
             tile,
@@ -57,19 +57,19 @@ impl Compiler<'_> {
             loads: self.loads,
             hoisted,
             row_views: self.row_views,
-            before,
+            prologue,
             phases,
             row_reductions: self.row_reductions,
             col_reductions: self.col_reductions,
-            relay: self.relay.map(Box::new),
+            pipeline: self.pipeline.map(Box::new),
             scratch: end,
-            kept: self.kept.len(),
+            saved: self.saved.len(),
             cost: self.cost,
         }
     }
 }
 
-/// Offsets handed out one after the other, each on a cache line of its own.
+/// A bump allocator of offsets, each aligned to a cache line.
 #[derive(Default)]
 struct Areas {
     at: usize,
@@ -83,7 +83,7 @@ impl Areas {
     }
 }
 
-/// Tiles that share memory when their lives do not meet.
+/// Tiles that share memory if their live ranges are disjoint.
 struct Slots {
     /// Element size of each slot.
     sizes: Vec<usize>,
@@ -96,11 +96,11 @@ impl Slots {
         self.sizes.iter().sum()
     }
 
-    /// Linear scan. A step's output is placed before its operands are given up, so that no loop works in place.
-    fn assign(steps: &[Step], tiles: &[(View, usize)]) -> Slots {
+    /// Linear scan. An op's output is assigned before its operands are freed, so that no loop runs in place.
+    fn assign(ops: &[TileOp], tiles: &[(View, usize)]) -> Slots {
         let size_of: HashMap<View, usize> = tiles.iter().copied().collect();
         let mut last: HashMap<View, usize> = HashMap::new();
-        for (k, s) in steps.iter().enumerate() {
+        for (k, s) in ops.iter().enumerate() {
             for v in touched(s) {
                 last.insert(v, k);
             }
@@ -108,7 +108,7 @@ impl Slots {
         let mut out = Slots { sizes: Vec::new(), of: Vec::new() };
         let mut slot_of: HashMap<View, usize> = HashMap::new();
         let mut free: Vec<usize> = Vec::new();
-        for (k, s) in steps.iter().enumerate() {
+        for (k, s) in ops.iter().enumerate() {
             for v in touched(s) {
                 let Some(&size) = size_of.get(&v) else { continue };
                 if slot_of.contains_key(&v) {
@@ -140,14 +140,19 @@ impl Slots {
     }
 }
 
-/// The views a step reads or writes.
-pub(super) fn touched(s: &Step) -> Vec<View> {
+/// The views that an op reads or writes.
+pub(super) fn touched(s: &TileOp) -> Vec<View> {
     match s {
-        Step::Bind { view, .. } | Step::Kept { view, .. } | Step::Fetch { view, .. } | Step::Out { view, .. } => {
+        TileOp::Bind { view, .. }
+        | TileOp::BindSaved { view, .. }
+        | TileOp::Gather { view, .. }
+        | TileOp::BindOutput { view, .. } => {
             vec![*view]
         }
-        Step::Run { out, args, .. } => vec![*out, args[0], args[1], args[2]],
-        Step::Chain { links, .. } => links.iter().filter_map(|l| l.place.view()).collect(),
-        Step::Lanes { view, .. } | Step::Columns { view, .. } | Step::Store { view, .. } => vec![*view],
+        TileOp::Loop { out, args, .. } => vec![*out, args[0], args[1], args[2]],
+        TileOp::Fused { ops, .. } => ops.iter().filter_map(|l| l.operand.view()).collect(),
+        TileOp::ReduceLanes { view, .. } | TileOp::ReduceColumns { view, .. } | TileOp::Store { view, .. } => {
+            vec![*view]
+        }
     }
 }

@@ -1,0 +1,111 @@
+// Computes which tiles of the other side a block of attention visits, and which of them a group of its rows sees: causal, window
+// and segment masks.
+//
+// BM rows of the block, ROWS of a group (a warp, two warps that share rows, or a warpgroup). `first` and `top` are the first row of
+// the block and of the group; `key` or `query` is the first position of a tile of BN.
+#pragma once
+#include "attention/segment_ids.cuh"
+
+namespace attention {
+
+// The part that both directions share.
+template <int BM, int BN, typename D>
+struct MaskRange {
+    D ids;           // the documents of the batch
+    i32 begin, end;   // of the block; `begin` is a multiple of BN
+    i32 top;
+    int4 near = {};   // segments: keys visible to any row of the group, and to all of them
+
+    __device__ __forceinline__ void clamp_to_segments(const Problem& p, i32 first) {
+        if constexpr (D::ON) {
+            const int2 span = ids.template span<BM>(first, p.t);
+            begin = max(begin, span.x / BN * BN);
+            end = min(end, span.y);
+            near = ids.at(top, p.t);
+        }
+    }
+    // In tiles.
+    __device__ __forceinline__ i32 steps() const { return max(end - begin + BN - 1, 0) / BN; }
+};
+
+// Rows are queries.
+template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D>
+struct KeyRange : MaskRange<BM, BN, D> {
+    using MaskRange<BM, BN, D>::begin, MaskRange<BM, BN, D>::end, MaskRange<BM, BN, D>::top, MaskRange<BM, BN, D>::near, MaskRange<BM, BN, D>::ids;
+
+    __device__ __forceinline__ KeyRange(const Problem& p, const D& segments, i32 batch, i32 first, i32 top_) {
+        top = top_;
+        const i32 last = min(first + BM, p.t) - 1;
+        end = CAUSAL ? min(p.s, last + 1) : p.s;
+        begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+        ids = segments.of(batch, p);
+        this->clamp_to_segments(p, first);
+    }
+    // Whether any row of the group sees any key of the tile.
+    __device__ __forceinline__ bool sees(const Problem& p, i32 key) const {
+        return (!CAUSAL || key <= top + ROWS - 1) && (!WINDOW || key + BN - 1 > top - p.window) &&
+               (!D::ON || (key < near.y && key + BN > near.x));
+    }
+    // Tiles up to the last that the group sees, and those of these before the first.
+    __device__ __forceinline__ i32 steps_to_last() const {
+        i32 own = CAUSAL ? min(end, top + ROWS) : end;
+        if (D::ON) own = min(own, near.y);
+        return max(own - begin + BN - 1, 0) / BN;
+    }
+    __device__ __forceinline__ i32 steps_to_first(const Problem& p, i32 to_last) const {
+        i32 y = WINDOW ? min(max(top - p.window + 1 - begin, 0) / BN, to_last) : 0;
+        if (D::ON) y = max(y, min(max(near.x - begin, 0) / BN, to_last));
+        return y;
+    }
+    // Sets scores of keys that a query does not see to -inf: 16 MT of the group's rows from `row` on, N keys of the tile from
+    // `mine` on.
+    template <int MT, int N>
+    __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 key, i32 row, i32 mine) const {
+        if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + ROWS - 1 - p.window))
+            apply_mask<CAUSAL, WINDOW, MT, N>(x, row, mine, p.s, p.window);
+        if constexpr (D::ON)
+            if (key < near.z || key + BN > near.w) ids.template apply_mask<MT, N>(x, row, mine, -infinity());
+    }
+};
+
+// Rows are keys.
+template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D>
+struct QueryRange : MaskRange<BM, BN, D> {
+    using MaskRange<BM, BN, D>::begin, MaskRange<BM, BN, D>::end, MaskRange<BM, BN, D>::top, MaskRange<BM, BN, D>::near, MaskRange<BM, BN, D>::ids;
+
+    __device__ __forceinline__ QueryRange(const Problem& p, const D& segments, i32 batch, i32 first, i32 top_) {
+        top = top_;
+        const i32 last = min(first + BM, p.s) - 1;
+        begin = CAUSAL ? first / BN * BN : 0;
+        end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
+        ids = segments.of(batch, p);
+        this->clamp_to_segments(p, first);
+    }
+    // Whether any query of the tile sees any row of the group.
+    __device__ __forceinline__ bool sees(const Problem& p, i32 query) const {
+        return (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < top + ROWS - 1) &&
+               (!D::ON || (query < near.y && query + BN > near.x));
+    }
+    // Sets weights of keys that a query does not see to 0: 16 MT of the group's rows from `row` on, N queries of the tile from `mine` on.
+    // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
+    template <int MT, int N>
+    __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 query, i32 row, i32 mine) const {
+        if ((CAUSAL && query < top + ROWS - 1) || (WINDOW && query + BN - 1 - p.window >= top)) {
+            const i32 tid = read_tid(), r0 = row + tid % 32 / 4, c0 = mine + tid % 4 * 2;
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+#pragma unroll
+                for (int j = 0; j < N / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const i32 r = r0 + m * 16 + i / 2 * 8, c = c0 + j * 8 + (i & 1);
+                        const bool seen = (!CAUSAL || r <= c) && (!WINDOW || r > c - p.window);
+                        x[m][j][i] = seen ? x[m][j][i] : 0.0f;
+                    }
+        }
+        if constexpr (D::ON)
+            if (query < near.z || query + BN > near.w) ids.template apply_mask<MT, N>(x, row, mine, 0.0f);
+    }
+};
+
+}  // namespace attention

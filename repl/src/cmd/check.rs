@@ -1,0 +1,167 @@
+//! `perilune check`: finds mistakes of a recipe before a run.
+//!
+//! It builds data, model and optimizer, takes one step, evaluates one batch of each split, and discards the result. Nothing is
+//! written. A plain script is only parsed, because loading it would run it.
+
+use super::check_against::against;
+use crate::console_out::{ConsoleOut, Mode};
+use crate::device::{DeviceArgs, key_value};
+use crate::diagnostics;
+use crate::failure::Failure;
+use crate::format::{bytes, grouped, metrics};
+use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_train::{Source, calls_recipe, mentions, params};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+#[derive(clap::Args, Debug)]
+pub struct CheckArgs {
+    /// The recipe, a .lua file
+    recipe: PathBuf,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Say what a run in this directory would become if it went on with the recipe as it is now
+    #[arg(long, value_name = "RUN_DIR")]
+    against: Option<PathBuf>,
+}
+
+/// Params that the training loop reads by itself.
+const OF_THE_LOOP: [&str; 8] =
+    ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
+
+/// Checks a recipe, or a script by its syntax.
+pub fn check(args: CheckArgs) -> Result<(), Failure> {
+    let source = Source::read(&args.recipe)?;
+    let backend = args.device.open()?;
+    let screen = Rc::new(ConsoleOut::new(Mode::Human));
+    let print = {
+        let screen = screen.clone();
+        move |text: &str| screen.note(text)
+    };
+    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    let runtime = Runtime::new(options)?;
+    diagnostics::plans(&runtime, &screen);
+    if let Some(dir) = &args.against {
+        return against(&runtime, &source, dir, &args.device, &screen);
+    }
+    let report = Report { screen, source: &source };
+    if !calls_recipe(&source.text) {
+        runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
+        report.row("script", "a plain script: its syntax is right; `perilune run` runs it");
+        return Ok(());
+    }
+    match source.load(&runtime)? {
+        Loaded::Script => {
+            report.row("script", "a plain script: it has run without an error");
+            Ok(())
+        }
+        Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
+    }
+}
+
+struct Report<'a> {
+    screen: Rc<ConsoleOut>,
+    source: &'a Source,
+}
+
+impl Report<'_> {
+    fn row(&self, name: &str, text: &str) {
+        self.screen.line(&format!("  {:<12}{text}", name));
+    }
+
+    fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, args: &DeviceArgs) -> Result<(), Failure> {
+        let params = recipe.params()?;
+        self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
+        if !params.is_empty() {
+            let list: Vec<String> = params.iter().map(|(name, v)| format!("{name} {}", params::literal(v))).collect();
+            self.row("params", &list.join(", "));
+        }
+        let reads = recipe.track_params()?;
+        let run = recipe.start(None, args.precision.as_deref(), args.memory_budget)?;
+        self.built(&run)?;
+        self.dry_step(runtime, &run)?;
+        self.dry_evaluation(&run)?;
+        let mut warnings = self.params(&params, &reads);
+        warnings.append(&mut runtime.host().engine.borrow_mut().diagnostics.notices.take());
+        for text in &warnings {
+            self.screen.warn(text);
+        }
+        let verdict = match warnings.len() {
+            0 => "no mistakes found".to_string(),
+            1 => "no mistakes found, 1 warning".to_string(),
+            n => format!("no mistakes found, {n} warnings"),
+        };
+        self.screen.line(&verdict);
+        Ok(())
+    }
+
+    fn built(&self, run: &Run) -> Result<(), Failure> {
+        let model =
+            format!("{} parameters, {} States with the optimizer's", grouped(run.num_parameters()), run.num_states()?);
+        self.row("model", &model);
+        for split in run.splits() {
+            let samples = run.samples(&split).map(|n| format!("{} samples", grouped(n)));
+            let batches = run.batches(&split).map(|n| format!("{} batches an epoch", grouped(n)));
+            let text: Vec<String> = [samples, batches].into_iter().flatten().collect();
+            self.row(&split, &text.join(", "));
+        }
+        self.row("steps", &grouped(run.steps()));
+        Ok(())
+    }
+
+    fn dry_step(&self, runtime: &Runtime, run: &Run) -> Result<(), Failure> {
+        let before = runtime.host().engine.borrow().stats();
+        let numbers = run.read(&run.step()?)?;
+        let stats = runtime.host().engine.borrow().stats();
+        let mut values = vec![("loss".to_string(), numbers.loss)];
+        values.extend(numbers.metrics);
+        self.row("step", &format!("{} · {} kernels", metrics(&values), grouped(stats.kernels as u64)));
+        if !numbers.loss.is_finite() {
+            self.screen.warn("the loss of the first step is not a finite number");
+        }
+        if stats.splits > before.splits {
+            let n = stats.splits - before.splits;
+            self.screen
+                .warn(&format!("the step reads values {n} times while it is recorded; each read waits for the device"));
+        }
+        let data = stats.held_bytes.saturating_sub(stats.state_bytes + stats.output_bytes);
+        let total = stats.state_bytes + stats.arena_bytes + data + stats.output_bytes;
+        self.row(
+            "memory",
+            &format!(
+                "{} in all: States {}, intermediate values {}, data {}",
+                bytes(total),
+                bytes(stats.state_bytes),
+                bytes(stats.arena_bytes),
+                bytes(data + stats.output_bytes),
+            ),
+        );
+        let engine = runtime.host().engine.borrow();
+        for (k, line) in engine.show_owners(&engine.memory(), 4).iter().enumerate() {
+            self.row(if k == 0 { "owners" } else { "" }, line);
+        }
+        Ok(())
+    }
+
+    fn dry_evaluation(&self, run: &Run) -> Result<(), Failure> {
+        for split in ["valid", "test"] {
+            if run.has_split(split) && run.can_evaluate() {
+                let values = run.evaluate_batches(split, Some(1))?;
+                self.row("evaluation", &format!("{split} {} (first batch)", metrics(&values)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists params that nothing reads.
+    fn params(&self, params: &[(String, ParamValue)], reads: &ParamReads) -> Vec<String> {
+        let (reads, text) = (reads.borrow(), &self.source.text);
+        let unread = |name: &str| !reads.contains(name) && !OF_THE_LOOP.contains(&name) && !mentions(text, name);
+        let path = self.source.path.display();
+        let names = params.iter().map(|(name, _)| name).filter(|name| unread(name));
+        names.map(|name| format!("param '{name}' is read nowhere in {path}")).collect()
+    }
+}

@@ -1,0 +1,118 @@
+//! Defines the commands of `perilune`, one file each, and selects one by the command line.
+//!
+//! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
+
+mod bench;
+mod check;
+mod check_against;
+mod ckpt;
+mod completions;
+mod doctor;
+mod init;
+mod plot;
+mod profile;
+mod reference;
+mod repl;
+mod replay;
+mod run;
+mod stubs;
+
+use crate::failure::Failure;
+use crate::log;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
+
+#[derive(Parser)]
+#[command(name = "perilune", version, about = "A runtime for training recipes in Lua", arg_required_else_help = true)]
+#[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
+Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 4 refused (a damaged checkpoint), 75 asks to be\nstarted again, 130 and 143 interrupted.")]
+struct Cli {
+    /// Write a log of what happens inside to FILE; PERILUNE_LOG says how much (debug, or perilune_engine=trace)
+    #[arg(long, global = true, value_name = "FILE")]
+    log: Option<std::path::PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a recipe, or run a plain script
+    Run(Box<run::RunArgs>),
+    /// Explore: a prompt with completion and help, with a recipe's run if one is named
+    Repl(repl::ReplArgs),
+    /// Find mistakes in a recipe before they cost a run: one dry step, no training
+    Check(check::CheckArgs),
+    /// Say what the machine offers, what is missing and how to get it
+    Doctor(doctor::DoctorArgs),
+    /// Say where the time of a training step goes, kernel by kernel
+    Profile(profile::ProfileArgs),
+    /// List, inspect, compare, verify and export checkpoints
+    #[command(subcommand)]
+    Ckpt(ckpt::CkptArgs),
+    /// Time ours and PyTorch's for the same work, on the same device
+    Bench(bench::BenchArgs),
+    /// Draw the curves of runs, in the terminal or as SVG or PNG
+    Plot(plot::PlotArgs),
+    /// Repeat a run with the edits that it had, and compare its weights
+    Replay(replay::ReplayArgs),
+    /// Begin a recipe in a new directory, with what an editor needs
+    Init(init::InitArgs),
+    /// Print the reference of all tensor operations (Markdown)
+    Reference,
+    /// Print type stubs for lua-language-server (LuaCATS)
+    Stubs,
+    /// Print a completion script
+    Completions { shell: clap_complete::Shell },
+}
+
+/// Commands of the design that are not built yet.
+const LATER: [&str; 1] = ["bundle"];
+
+/// Parses the recorded command line of a run; `None` if it is not one of this release.
+fn recorded_run(mut words: Vec<String>) -> Option<run::RunArgs> {
+    // `perilune FILE.lua` was recorded without the command.
+    if words.get(1).is_some_and(|w| w != "run") {
+        words.insert(1, "run".into());
+    }
+    match Cli::try_parse_from(words).ok()?.command {
+        Command::Run(args) => Some(*args),
+        _ => None,
+    }
+}
+
+/// Returns the arguments, with `run` put before a file name.
+fn arguments() -> Result<Vec<OsString>, Failure> {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    let Some(first) = args.get(1).map(|a| a.to_string_lossy().into_owned()) else { return Ok(args) };
+    if LATER.contains(&first.as_str()) {
+        return Err(Failure::Usage(format!("`perilune {first}` is not in this version yet; it comes in a later one")));
+    }
+    let known = Cli::command().get_subcommands().any(|c| c.get_name() == first) || first == "help";
+    let file = std::path::Path::new(&first);
+    let is_script = file.extension().is_some_and(|e| e == "lua") || (first.contains('/') && file.is_file());
+    if !known && !first.starts_with('-') && is_script {
+        args.insert(1, "run".into());
+    }
+    Ok(args)
+}
+
+/// Parses the arguments of the process and runs the command.
+pub fn dispatch() -> Result<(), Failure> {
+    let cli = Cli::parse_from(arguments()?);
+    log::start(cli.log.as_deref())?;
+    match cli.command {
+        Command::Run(args) => run::run(*args),
+        Command::Repl(args) => repl::repl(args),
+        Command::Check(args) => check::check(args),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Profile(args) => profile::profile(args),
+        Command::Ckpt(args) => ckpt::ckpt(&args),
+        Command::Bench(args) => bench::bench(args),
+        Command::Plot(args) => plot::plot(&args),
+        Command::Replay(args) => replay::replay(args),
+        Command::Init(args) => init::init(&args),
+        Command::Reference => reference::reference(),
+        Command::Stubs => stubs::stubs(),
+        Command::Completions { shell } => completions::completions(shell, &mut Cli::command()),
+    }
+}

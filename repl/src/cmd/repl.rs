@@ -1,0 +1,80 @@
+//! `perilune repl`: a prompt. On a terminal with a line editor; otherwise it runs the lines of stdin and prints their results, and
+//! the exit status is 3 if one of them raised.
+
+use crate::console_out;
+use crate::device::{DeviceArgs, key_value};
+use crate::diagnostics;
+use crate::failure::Failure;
+use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
+use perilune_lua::{Console, Runtime, RuntimeOptions};
+use std::cell::RefCell;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+#[derive(clap::Args, Debug)]
+pub struct ReplArgs {
+    /// A recipe to explore: its run is there as `run`
+    recipe: Option<PathBuf>,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    /// The seed of all random numbers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
+    seed: Option<i64>,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Runs the prompt until it is left.
+pub fn repl(args: ReplArgs) -> Result<(), Failure> {
+    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let backend = args.device.open()?;
+    let print = |text: &str| drop(console_out::say(text));
+    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    let runtime = Runtime::new(options)?;
+    diagnostics::gpu_source(&runtime);
+    {
+        let mut engine = runtime.host().engine.borrow_mut();
+        // Every line is something new.
+        engine.switches.report_misses = false;
+        if let Some(seed) = args.seed {
+            engine.recorder.seed(seed as u64);
+        }
+    }
+    runtime.offer_params(args.seed.map(|n| ("seed".to_string(), n.to_string())).into_iter().collect());
+    let console = Console::new(&runtime, if terminal { "prompt" } else { "stdin" })?;
+    let mut session = Prompt::bare(terminal && console_out::color(true));
+    if let Some(path) = args.recipe {
+        session.training = Some(RefCell::new(Training::new(&runtime, path, args.seed, args.device)));
+    }
+    let interrupts = if terminal { Some(Rc::new(Interrupts::install()?)) } else { None };
+    let around = Rc::new(AtPrompt(interrupts.clone()));
+    let editor = SharedEditor::default();
+    *runtime.host().pause.borrow_mut() = Some(prompt::pause(around.clone(), None, editor.clone()));
+    if terminal {
+        let banner = format!("perilune {} · Lua 5.4 · {} · ? for help", version(), backend.describe());
+        session.say(&session.dim(&banner));
+    }
+    if let Some(training) = &session.training {
+        let mut built = Ok(String::new());
+        around.during(&mut || built = training.borrow_mut().build(&console));
+        match built {
+            Ok(said) if terminal => session.say(&session.dim(&said)),
+            Ok(_) => {}
+            // At a terminal it can be mended: :edit, :reload.
+            Err(e @ Failure::Recipe(_)) if terminal => commands::complain(&e),
+            Err(e) => return Err(e),
+        }
+    }
+    let outcome =
+        if terminal { prompt::typed(&session, &console, &*around, &editor) } else { prompt::piped(&session, &console) };
+    *runtime.host().pause.borrow_mut() = None;
+    outcome
+}
+
+/// Returns the version without a last zero: `0.1` of `0.1.0`.
+fn version() -> &'static str {
+    let all = env!("CARGO_PKG_VERSION");
+    all.strip_suffix(".0").unwrap_or(all)
+}

@@ -1,0 +1,45 @@
+//! `perilune replay`: repeats a recorded run with the edits it had, and compares the weights.
+//!
+//! It parses the command line of `run.json` again and adds the versions of the recorded history.
+
+use super::{recorded_run, run};
+use crate::console_out;
+use crate::failure::Failure;
+use perilune_train::{Replay, record_of};
+use serde_json::Value;
+use std::path::PathBuf;
+
+#[derive(clap::Args, Debug)]
+pub struct ReplayArgs {
+    /// The directory of the run to repeat
+    run: PathBuf,
+    /// Where results go; a new directory below runs/ by default
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Print events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Print only results and what the recipe prints
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+}
+
+/// Repeats the run; fails if the weights differ.
+pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
+    let record = record_of(&args.run)?;
+    let shown = args.run.display();
+    let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
+    let command = words.filter_map(|w| w.as_str().map(String::from)).collect();
+    let mut again = recorded_run(command)
+        .ok_or_else(|| Failure::Refused(format!("{shown}/run.json: command: is no `perilune run` of this version")))?;
+    let here = std::env::current_dir().map(|d| d.display().to_string()).unwrap_or_default();
+    if let Some(was) = record.get("directory").and_then(Value::as_str)
+        && was != here
+    {
+        let text = format!("the run was started in {was}: paths are taken from {here} now");
+        console_out::complain("warning", &text);
+    }
+    again.again(args.run_dir, args.json, args.quiet);
+    again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
+    run::run(again)
+}

@@ -1,0 +1,137 @@
+//! `perilune run`: trains a recipe, or runs a plain script.
+
+use crate::console_out::{ConsoleOut, Mode};
+use crate::device::{DeviceArgs, key_value};
+use crate::diagnostics;
+use crate::failure::Failure;
+use crate::prompt;
+use crate::retention::RetentionArgs;
+use crate::run_printer::RunPrinter;
+use crate::signals::{self, Signals};
+use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_train::{Control, End, Replay, RunSpec, StartOptions, Trainer};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+#[derive(clap::Args, Debug)]
+pub struct RunArgs {
+    /// The recipe or script, a .lua file
+    recipe: PathBuf,
+    /// Set a param of the recipe; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Train this many steps, whatever the recipe says
+    #[arg(long, value_name = "N")]
+    steps: Option<u32>,
+    /// The seed of all random numbers
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
+    seed: Option<i64>,
+    /// Where results go; runs/NAME-DATE-TIME by default
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Print events as JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Print only results and what the recipe prints
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    /// Write a checkpoint every N steps; one is written at the end, and when a signal stops the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    checkpoint_every: Option<u64>,
+    #[command(flatten)]
+    retention: RetentionArgs,
+    /// Go on from the last checkpoint of the run in --run-dir, or of the recipe's newest run
+    #[arg(long)]
+    resume: bool,
+    /// With --resume: the recipe was edited since; apply that as --watch would, with its own params and the States that fit
+    #[arg(long, requires = "resume")]
+    edited: bool,
+    /// Apply edits of the recipe and of the files it requires while it trains
+    #[arg(long)]
+    watch: bool,
+    /// When the loss or the norm of the gradients is NaN or infinite: stop, skip the update, or warn and go on
+    #[arg(long, value_name = "stop|skip|warn", value_parser = ["stop", "skip", "warn"], hide_possible_values = true)]
+    on_nan: Option<String>,
+    /// When the loss leaps far above what it was: warn, skip the update, stop, or nothing (off)
+    #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
+    on_spike: Option<String>,
+    /// What `perilune replay` repeats.
+    #[arg(skip)]
+    pub replay: Option<Replay>,
+}
+
+impl RunArgs {
+    /// Returns the path of the recipe.
+    pub fn recipe(&self) -> &Path {
+        &self.recipe
+    }
+
+    /// Makes these the arguments of the same run from its start, in another directory.
+    pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
+        (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
+        (self.resume, self.edited, self.watch) = (false, false, false);
+    }
+
+    fn mode(&self) -> Mode {
+        match (self.json, self.quiet) {
+            (true, _) => Mode::Json,
+            (_, true) => Mode::Quiet,
+            _ => Mode::Human,
+        }
+    }
+
+    fn spec(&self) -> RunSpec {
+        RunSpec {
+            recipe: self.recipe.clone(),
+            params: self.set.clone(),
+            start: StartOptions {
+                seed: self.seed,
+                precision: self.device.precision.clone(),
+                steps: self.steps,
+                memory_budget: self.device.memory_budget,
+            },
+            run_dir: self.run_dir.clone(),
+            checkpoint_every: self.checkpoint_every,
+            retention: self.retention.policy(),
+            resume: self.resume,
+            edited: self.edited,
+            watch: self.watch,
+            on_nan: self.on_nan.clone(),
+            on_spike: self.on_spike.clone(),
+            replay: self.replay.clone(),
+            command: std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect(),
+            threads: self.device.threads(),
+        }
+    }
+}
+
+/// Runs a recipe or script. The exit status of a run that a signal stopped is that of the signal.
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let out = Rc::new(ConsoleOut::new(args.mode()));
+    let control = Control::default();
+    let signals = Signals::install(&control)?;
+    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone()));
+    let trainer = Trainer::new(args.spec(), control, printer.clone());
+    let outcome = trainer.run(|spec| {
+        let print = {
+            let out = out.clone();
+            move |text: &str| out.print(text)
+        };
+        let backend = args.device.open()?;
+        let params = spec.params.clone();
+        let runtime = Runtime::new(RuntimeOptions { backend, params, strict: true, print: Rc::new(print) })?;
+        diagnostics::plans(&runtime, &out);
+        diagnostics::notices(&runtime, printer);
+        let at_breakpoint =
+            prompt::pause(prompt::InRun::new(&signals), Some(out.clone()), prompt::SharedEditor::default());
+        *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
+        Ok(runtime)
+    })?;
+    match outcome.end {
+        End::Finished => Ok(()),
+        End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
+        End::LeftBreakpoint => Err(Failure::Signal(130)),
+    }
+}

@@ -1,0 +1,178 @@
+//! Routes text to stdout and stderr: results and progress to stdout, warnings and errors to stderr; with `--json` only events
+//! go to stdout.
+//!
+//! A closed pipe (`| head`) neither panics nor stops a training run: further output is dropped. Colour follows NO_COLOR,
+//! CLICOLOR_FORCE and TERM=dumb.
+
+use indicatif::ProgressBar;
+use serde_json::Value;
+use std::cell::{Cell, RefCell};
+use std::io::{ErrorKind, IsTerminal, Write};
+
+/// Selects what goes to stdout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    Human,
+    Quiet,
+    Json,
+}
+
+/// The output of a command.
+pub struct ConsoleOut {
+    pub mode: Mode,
+    /// A progress line is rewritten in place.
+    pub live: bool,
+    pub color: bool,
+    bar: RefCell<Option<ProgressBar>>,
+    /// The pipe of stdout is closed.
+    lost: Cell<bool>,
+    /// Training has begun: a closed pipe does not end it.
+    pub training: Cell<bool>,
+}
+
+fn set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|v| !v.is_empty())
+}
+
+fn dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|t| t == "dumb")
+}
+
+/// Whether a stream takes colour (no-color.org, bixense.com/clicolors).
+pub fn color(is_terminal: bool) -> bool {
+    if set("NO_COLOR") {
+        return false;
+    }
+    let forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|v| !v.is_empty() && v != "0");
+    forced || (is_terminal && !dumb())
+}
+
+/// Prints `word: text` on stderr, the word in colour.
+pub fn complain(word: &str, text: &str) {
+    let mut err = std::io::stderr().lock();
+    let code = if word == "warning" { 33 } else { 31 };
+    let _ = match (word, color(std::io::stderr().is_terminal())) {
+        ("", _) => writeln!(err, "{text}"),
+        (word, true) => writeln!(err, "\x1b[1;{code}m{word}:\x1b[0m {text}"),
+        (word, false) => writeln!(err, "{word}: {text}"),
+    };
+}
+
+/// Prints a whole text; a closed pipe is no error.
+pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
+    let mut out = std::io::stdout().lock();
+    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(crate::failure::Failure::System(format!("cannot write to stdout: {}", crate::failure::plain(&e))))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl ConsoleOut {
+    /// Creates the output; colour and the live line depend on the terminal.
+    pub fn new(mode: Mode) -> ConsoleOut {
+        let terminal = std::io::stdout().is_terminal();
+        ConsoleOut {
+            mode,
+            live: mode == Mode::Human && terminal && !dumb(),
+            color: color(terminal),
+            bar: RefCell::new(None),
+            lost: Cell::new(false),
+            training: Cell::new(false),
+        }
+    }
+
+    /// Sets the progress bar that other output has to avoid.
+    pub fn set_bar(&self, bar: Option<ProgressBar>) {
+        *self.bar.borrow_mut() = bar;
+    }
+
+    /// Runs `f` while the progress line is hidden.
+    fn aside(&self, f: impl FnOnce()) {
+        let bar = self.bar.borrow().clone();
+        match bar {
+            Some(bar) => bar.suspend(f),
+            None => f(),
+        }
+    }
+
+    /// Runs `f`, which prints directly, while there is no progress line.
+    pub fn without_bar<T>(&self, f: impl FnOnce() -> T) -> T {
+        let bar = self.bar.borrow_mut().take();
+        let out = match &bar {
+            Some(bar) => bar.suspend(f),
+            None => f(),
+        };
+        self.set_bar(bar);
+        out
+    }
+
+    fn out(&self, text: &str) {
+        if self.lost.get() {
+            return;
+        }
+        self.aside(|| {
+            let mut out = std::io::stdout().lock();
+            if let Err(e) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+                if e.kind() != ErrorKind::BrokenPipe {
+                    complain("warning", &format!("cannot write to stdout: {}", crate::failure::plain(&e)));
+                } else if !self.training.get() {
+                    std::process::exit(0);
+                }
+                self.lost.set(true);
+            }
+        });
+    }
+
+    /// Prints a line of progress: not with `--quiet` or `--json`.
+    pub fn line(&self, text: &str) {
+        if self.mode == Mode::Human {
+            self.out(text);
+        }
+    }
+
+    /// Prints a result: not with `--json`.
+    pub fn result(&self, text: &str) {
+        if self.mode != Mode::Json {
+            self.out(text);
+        }
+    }
+
+    /// Prints output of the recipe.
+    pub fn print(&self, text: &str) {
+        if self.mode == Mode::Json {
+            let _ = writeln!(std::io::stderr().lock(), "{text}");
+        } else {
+            self.out(text);
+        }
+    }
+
+    /// Prints an event, with `--json` only.
+    pub fn event(&self, event: &Value) {
+        if self.mode == Mode::Json {
+            self.out(&event.to_string());
+        }
+    }
+
+    /// Prints a warning on stderr.
+    pub fn warn(&self, text: &str) {
+        self.aside(|| complain("warning", text));
+    }
+
+    /// Prints text on stderr without a word before it.
+    pub fn note(&self, text: &str) {
+        self.aside(|| complain("", text));
+    }
+
+    /// Returns `text` dimmed, where there is colour.
+    pub fn dim(&self, text: &str) -> String {
+        if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
+    }
+
+    /// Returns `text` in bold, where there is colour.
+    pub fn bold(&self, text: &str) -> String {
+        if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_string() }
+    }
+}

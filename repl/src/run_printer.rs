@@ -1,0 +1,163 @@
+//! Prints the events of a run: lines and a progress bar for people, objects with `--json`.
+
+use crate::console_out::{ConsoleOut, Mode};
+use crate::format::{grouped, metrics};
+use crate::progress::Progress;
+use crate::signals::{self, Signals};
+use perilune_train::{Event, Listener};
+use serde_json::Map;
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+/// The listener of `perilune run`.
+pub struct RunPrinter {
+    out: Rc<ConsoleOut>,
+    signals: Signals,
+    /// Made by the first version that trains.
+    progress: RefCell<Option<Progress>>,
+}
+
+impl RunPrinter {
+    /// Creates a printer, which prepares `signals` for training when that begins.
+    pub fn new(out: Rc<ConsoleOut>, signals: Signals) -> RunPrinter {
+        RunPrinter { out, signals, progress: RefCell::new(None) }
+    }
+
+    /// Reports a warning that belongs to no step.
+    pub fn warning(&self, message: &str) {
+        tracing::warn!("{message}");
+        self.event(&Event::Warning { step: None, message, details: &Map::new() });
+    }
+
+    fn with_progress(&self, f: impl FnOnce(&mut Progress)) {
+        if let Some(progress) = self.progress.borrow_mut().as_mut() {
+            f(progress);
+        }
+    }
+
+    fn lines(&self, event: &Event<'_>) {
+        let out = &self.out;
+        match event {
+            Event::Recipe { name, device, parameters, samples, seed } => {
+                out.line(&header(&out.bold(name), device, *parameters, samples, *seed));
+            }
+            Event::Resumed { step, dir, changed, states } => {
+                out.line(&format!("going on from step {} of {}", grouped(*step), dir.display()));
+                if !changed.is_empty() {
+                    out.line(&format!("changed since: {}", changed.join(", ")));
+                }
+                if let Some(text) = states {
+                    out.line(text);
+                }
+            }
+            Event::PeriodicEvaluation { step, split, metrics: values } => {
+                out.line(&format!("step {step:>5} · {split} {}", metrics(values)));
+            }
+            Event::ReloadWaits { step } => {
+                out.line(&format!("step {step} · an edit waits for its kernels, which are being compiled"));
+            }
+            Event::Applied { step, changed, plans, ms, states } => {
+                let what = if changed.is_empty() { "no change of the text".into() } else { changed.join(", ") };
+                let next = step + 1;
+                out.line(&format!(
+                    "step {step} · {what} · applied at step {next} · {plans} plans compiled · {ms:.0} ms"
+                ));
+                if let Some(text) = states {
+                    out.line(&format!("step {step} · {text}"));
+                }
+            }
+            Event::Refused { step, back_to, error } => {
+                let what = match step - back_to.unwrap_or(*step) {
+                    0 => "the version before goes on".to_string(),
+                    1 => format!("the version before goes on from step {}: 1 step is repeated", step - 1),
+                    n => format!("the version before goes on from step {}: {n} steps are repeated", step - n),
+                };
+                out.warn(&format!("step {step} · {} · {what}", error.lines().next().unwrap_or_default()));
+            }
+            Event::Warning { message, details, .. } => {
+                // The recipe's line comes first, unless the message has it.
+                let file = details.get("file").and_then(|f| f.as_str());
+                let place = file.zip(details.get("line").and_then(|l| l.as_u64())).map(|(f, l)| format!("{f}:{l}"));
+                let place = place.filter(|p| !message.contains(p.as_str())).map(|p| format!("{p}: "));
+                out.warn(&format!("{}{message}", place.unwrap_or_default()));
+            }
+            Event::Finished { steps, evaluations, run_dir } => {
+                let mut lines: Vec<String> =
+                    evaluations.iter().map(|(split, values)| format!("{split} {}", metrics(values))).collect();
+                if lines.is_empty() {
+                    lines.push(format!("trained {} step{}", grouped(*steps), if *steps == 1 { "" } else { "s" }));
+                }
+                if let Some(last) = lines.last_mut() {
+                    *last = beside(last, run_dir, out);
+                }
+                lines.iter().for_each(|line| out.result(line));
+            }
+            Event::Failed { run_dir: Some(dir), .. } => {
+                out.line(&out.dim(&format!("the record of the failed run is in {}", dir.display())));
+            }
+            Event::Reproduced => out.line("the weights are those of the run"),
+            _ => {}
+        }
+    }
+
+    fn progress(&self, event: &Event<'_>) {
+        match event {
+            Event::Version { steps, tokens_per_sample, peak } => {
+                let mut progress = self.progress.borrow_mut();
+                let progress = progress.get_or_insert_with(|| Progress::new(self.out.clone(), *steps));
+                progress.set_total(*steps);
+                progress.begin(*tokens_per_sample, *peak);
+            }
+            Event::Issued { seconds, data_seconds, flops, .. } => {
+                self.with_progress(|p| p.took(*seconds, *data_seconds, *flops));
+            }
+            Event::Step { step, loss, samples, .. } => self.with_progress(|p| p.update(*step, *loss, *samples)),
+            Event::System { readings, .. } => self.with_progress(|p| p.set_readings(readings)),
+            Event::LoopEnded => self.with_progress(Progress::finish),
+            _ => {}
+        }
+    }
+}
+
+impl Listener for RunPrinter {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Training => {
+                self.out.training.set(true);
+                if let Err(failure) = self.signals.begin_training() {
+                    self.warning(&failure.message());
+                }
+            }
+            Event::Stopped { code, step, steps } => {
+                let name = signals::name(*code);
+                self.warning(&format!("{name}: stopped after step {step} of {steps}"));
+            }
+            _ => {}
+        }
+        if self.out.mode == Mode::Json
+            && let Some(json) = event.json()
+        {
+            self.out.event(&json);
+        }
+        self.lines(event);
+        self.progress(event);
+    }
+}
+
+/// Formats the first line: `digits · cpu (2 threads, AVX-512) · 26,122 parameters · 1,438 train / 359 valid · seed 1`.
+fn header(name: &str, device: &str, parameters: u64, samples: &[(String, u64)], seed: i64) -> String {
+    let sizes: Vec<String> = samples.iter().map(|(split, n)| format!("{} {split}", grouped(*n))).collect();
+    let mut parts = vec![name.to_string(), device.to_string(), format!("{} parameters", grouped(parameters))];
+    if !sizes.is_empty() {
+        parts.push(sizes.join(" / "));
+    }
+    parts.push(format!("seed {seed}"));
+    parts.join(" · ")
+}
+
+/// Puts the run directory at the right end of a result, dimmed.
+fn beside(text: &str, dir: &Path, out: &ConsoleOut) -> String {
+    let pad = 79usize.saturating_sub(text.chars().count()).max(4);
+    format!("{text}{}{}", " ".repeat(pad), out.dim(&dir.display().to_string()))
+}

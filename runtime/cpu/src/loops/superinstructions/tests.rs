@@ -1,0 +1,89 @@
+//! Compares every entry of the list with the interpreter, bit for bit.
+
+use super::step::MAX;
+use super::*;
+use crate::memory::Block;
+
+/// Numbers of moderate size, with zeros, infinities and NaN among them.
+fn fill(block: &Block, n: usize, seed: u32) {
+    let mut state = seed.wrapping_mul(747_796_405) | 1;
+    for i in 0..n {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let x = match state >> 24 {
+            0 => 0.0,
+            1 => f32::NAN,
+            2 => f32::INFINITY,
+            _ => (state >> 8) as f32 / 4e6 - 1.7,
+        };
+        // SAFETY: the block has `n` elements.
+        unsafe { *block.ptr().cast::<f32>().add(i) = x };
+    }
+}
+
+fn bits(block: &Block, n: usize) -> Vec<u32> {
+    // SAFETY: the block has `n` elements.
+    let x = unsafe { std::slice::from_raw_parts(block.ptr().cast::<f32>(), n) };
+    x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+}
+
+/// The operands after a run, each in memory of its own, `shift` elements off cache-line alignment.
+fn after(run: FusedLoop, ops: &[FusedOp], rows: usize, cols: usize, shift: usize) -> Vec<Vec<u32>> {
+    let n = rows * cols;
+    let blocks: Vec<Block> = (0..ops.len()).map(|_| Block::new(4 * (n + 32)).expect("memory")).collect();
+    blocks.iter().enumerate().for_each(|(k, b)| fill(b, n + 32, k as u32 + 1));
+    let view = |(op, block): (&FusedOp, &Block)| {
+        let step = if matches!(op.operand, Operand::RowBroadcast(_) | Operand::Sum(..)) { 1 } else { cols as isize };
+        Arg { ptr: block.ptr().wrapping_add(4 * shift), step }
+    };
+    let views: Vec<Arg> = ops[prefetch_len(ops)..].iter().zip(&blocks).map(view).collect();
+    // SAFETY: every view has its rows and columns.
+    unsafe { run(ops, &views, rows, cols) };
+    blocks.iter().map(|b| bits(b, n + 32)).collect()
+}
+
+#[test]
+fn entries_give_the_bits_of_the_interpreter() {
+    for (name, entry) in ALL {
+        assert!(entry.len() <= MAX, "{name} has too many ops");
+        for (stream, ahead) in [(false, false), (true, true)] {
+            let ops: Vec<FusedOp> = entry
+                .iter()
+                .enumerate()
+                .map(|(i, &(opcode, local))| {
+                    let v = i as u16;
+                    let operand = match (opcode, local) {
+                        (Opcode::Sum, k) => Operand::Sum(k.expect("a sum has a number"), v),
+                        (_, Some(k)) => Operand::Local(k),
+                        (opcode, _) if opcode.is_broadcast() => Operand::RowBroadcast(v),
+                        _ => Operand::View(v),
+                    };
+                    let opcode = if opcode == Opcode::StoreNt && !stream { Opcode::Store } else { opcode };
+                    FusedOp { opcode, operand }
+                })
+                .collect();
+            let prefetches = [
+                FusedOp { opcode: Opcode::PrefetchNext, operand: Operand::View(0) },
+                FusedOp { opcode: Opcode::PrefetchNear, operand: Operand::View(0) },
+            ];
+            let ops: Vec<FusedOp> = if ahead { prefetches.into_iter().chain(ops).collect() } else { ops };
+            let other: Vec<Isa> =
+                if Isa::detect() == Isa::Avx512 { vec![Isa::Avx2, Isa::Avx512] } else { vec![Isa::detect()] };
+            for isa in other.into_iter().filter(|i| *i != Isa::Baseline) {
+                let compiled = find(isa, &ops).expect("it is listed");
+                for (rows, cols) in [(1, 5), (1, 64), (3, 128), (4, 100), (5, 16), (9, 131), (8, 7), (1, 1003)] {
+                    for shift in [0, 1] {
+                        let want = after(
+                            fused_interpreter::interpreter(isa).expect("a vector class"),
+                            &ops,
+                            rows,
+                            cols,
+                            shift,
+                        );
+                        let got = after(compiled, &ops, rows, cols, shift);
+                        assert!(got == want, "{name} on {isa:?}, {rows} x {cols}, stream {stream}, shift {shift}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Builds the launches of one attention call: picks kernels, lays out the workspace and fills in kernel arguments.
+
+use super::preprocess::{bits_of, copy};
+use super::strides::Strides;
+use super::{Mask, MmaTile, Pass, SIZES, Tf32, WarpgroupTile, bug, function, mask, warpgroup};
+use crate::launch::{Arg, Launch, Props, Work};
+use perilune_core::error::{Error, Result};
+use perilune_core::ops::real;
+use perilune_core::{DType, Layout, Shape};
+use perilune_plan::ir::{Library, Operand, Program, ValueId};
+use std::sync::Arc;
+
+/// What a launch runs.
+#[derive(Clone, Copy)]
+pub(super) enum Kernel {
+    MmaTile(MmaTile),
+    Tf32(Tf32),
+    /// With the head size that it is made for.
+    WarpgroupTile(u32, WarpgroupTile),
+}
+
+/// What both passes start from.
+pub(super) struct Builder<'a> {
+    program: &'a Program,
+    l: &'a Library,
+    pub props: &'a Props,
+    pub work: Work,
+    /// B, H, G, T, S, D, E.
+    pub b: usize,
+    pub h: usize,
+    pub g: usize,
+    pub t: usize,
+    pub s: usize,
+    pub d: usize,
+    pub e: usize,
+    /// The head size of the kernels.
+    pub size: u32,
+    mask: Mask,
+    /// 0 for none.
+    window: i32,
+    /// Labels and bounds, where there are documents.
+    documents: Vec<Arg>,
+    scale: f32,
+    pub dtype: DType,
+    /// TF32 products for one of f32.
+    products: u32,
+}
+
+/// The fields of `attention::Problem` that differ between tensors.
+#[derive(Default)]
+pub(super) struct Tensors {
+    pub q: Strides,
+    pub k: Strides,
+    pub v: Strides,
+    pub out: Strides,
+    pub grad: Strides,
+    pub dq: Strides,
+    pub dk: Strides,
+    pub dv: Strides,
+}
+
+impl<'a> Builder<'a> {
+    pub fn new(program: &'a Program, l: &'a Library, props: &'a Props) -> Result<Builder<'a>> {
+        let [q, k, v] = [0, 1, 2].map(|i| l.inputs[i].shape());
+        let n = q.rank();
+        let heads = |s: Shape| if n > 2 { s.dims()[n - 3] } else { 1 };
+        let (d, e) = (q.dims()[n - 1], v.dims()[n - 1]);
+        let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
+        let size = SIZES.into_iter().find(|&c| c as usize >= d.max(e));
+        let whole = 16 / l.dtypes[0].size();
+        let Some(size) = size.filter(|_| d % whole == 0 && e % whole == 0 && l.attrs.len() == 6) else {
+            return Err(bug(format!("no attention kernel for head sizes {d} and {e}")));
+        };
+        let lead = n.saturating_sub(3);
+        let window = if l.attrs[2] > 0 && l.attrs[2] < t as i64 { l.attrs[2] as i32 } else { 0 };
+        // One number for all positions is no choice.
+        let documents = l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
+        let mut b = Builder {
+            program,
+            l,
+            props,
+            work: Work::default(),
+            b: q.dims()[..lead].iter().product(),
+            h: heads(q),
+            g: heads(k),
+            t,
+            s,
+            d,
+            e,
+            size,
+            mask: Mask { causal: l.attrs[0] != 0 || l.attrs[2] > 0, window: window > 0, documents },
+            window,
+            documents: Vec::new(),
+            scale: real(l.attrs[1]) as f32,
+            dtype: l.dtypes[0],
+            products: if l.tf32 { 1 } else { 3 },
+        };
+        b.bounds()?;
+        Ok(b)
+    }
+
+    /// Launches what makes labels and bounds of the documents' numbers.
+    pub fn bounds(&mut self) -> Result<()> {
+        let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
+            return Ok(());
+        };
+        let stretches = self.t.div_ceil(mask::BOUND_BLOCK);
+        if self.b * self.padded() > i32::MAX as usize {
+            let message = format!("{} rows of {} positions are more than documents can be told of", self.b, self.t);
+            return Err(Error::system("scaled_dot_product_attention", message));
+        }
+        let labels = self.scratch(self.b * self.padded() * 4);
+        let bounds = self.scratch(self.b * stretches * 16);
+        self.documents = vec![labels.clone(), bounds.clone()];
+        if self.b * stretches > 0 {
+            let ids = Arg::Value(ids, layout.offset as i64 * 8);
+            self.work.launches.push(mask::bounds([ids, labels, bounds], &layout, self.t, self.padded()));
+        }
+        Ok(())
+    }
+
+    /// Room in the workspace.
+    pub fn scratch(&mut self, bytes: usize) -> Arg {
+        let at = self.work.scratch_bytes;
+        self.work.scratch_bytes = (at + bytes).next_multiple_of(256);
+        Arg::Scratch(at)
+    }
+
+    /// Input `i` as the kernels read it, copied first if they cannot read it as it is.
+    pub fn input(&mut self, i: usize) -> (Arg, Strides) {
+        let operand = self.l.inputs[i];
+        let (shape, bytes) = (operand.shape(), self.dtype.size());
+        let (from, layout, fill) = match operand {
+            Operand::View(v, layout) => {
+                let from = Arg::Value(v, layout.offset as i64 * bytes as i64);
+                if let Some(strides) = Strides::of(&layout, self.dtype) {
+                    return (from, strides);
+                }
+                (from, layout, 0)
+            }
+            Operand::Constant(bits, ..) => (Arg::I64(0), Layout::contiguous(shape), bits_of(bits, self.dtype)),
+        };
+        let to = self.scratch(shape.numel() * bytes);
+        self.work.launches.push(copy(self.dtype, from, &layout, fill, to.clone()));
+        let n = shape.rank();
+        let heads = if n > 2 { shape.dims()[n - 3] } else { 1 };
+        (to, Strides::contiguous(heads, shape.dims()[n - 2], shape.dims()[n - 1]))
+    }
+
+    /// Input `i`, which is contiguous f32: the logarithms that the forward pass saved.
+    pub fn saved(&mut self, i: usize) -> Result<Arg> {
+        match self.l.inputs[i] {
+            Operand::View(v, layout) if layout.is_dense() => Ok(Arg::Value(v, layout.offset as i64 * 4)),
+            _ => Err(bug("attention: the saved row sums are no plain buffer".into())),
+        }
+    }
+
+    /// Rows of `numbers` a head has: whole steps of any kernel, wherever the last begins.
+    pub fn padded(&self) -> usize {
+        self.t.next_multiple_of(128) + 128
+    }
+
+    /// `attention::Problem`.
+    pub fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
+        let mut bytes = Vec::with_capacity(240);
+        for s in [x.q, x.k, x.v, x.out, x.grad, x.dq, x.dk, x.dv] {
+            bytes.extend(s.0.into_iter().flat_map(i64::to_le_bytes));
+        }
+        let group = self.h / self.g.max(1);
+        for n in [self.t, self.s, self.d, self.e, self.h, self.g, group.max(1)] {
+            bytes.extend((n as i32).to_le_bytes());
+        }
+        for n in [self.window, pairs as i32, section as i32] {
+            bytes.extend(n.to_le_bytes());
+        }
+        bytes.extend(self.scale.to_le_bytes());
+        bytes.extend((self.padded() as i32).to_le_bytes());
+        Arg::Bytes(bytes)
+    }
+
+    /// The kernel of warps, or for f32, for this problem.
+    pub fn tile(&self, pass: Pass) -> Result<Kernel> {
+        let tile = match self.dtype {
+            DType::F32 => Tf32::of(pass, self.size, self.products, self.props).map(Kernel::Tf32),
+            _ => MmaTile::of(pass, self.size, self.props, self.mask).map(Kernel::MmaTile),
+        };
+        tile.ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
+    }
+
+    /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
+    /// the tensor maps that it takes for them.
+    pub fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
+        let (size, tile) =
+            WarpgroupTile::of(pass, self.size, self.props, self.mask).filter(|_| self.dtype != DType::F32)?;
+        let dims = [
+            [self.b, self.h, self.t, self.d],
+            [self.b, self.g, self.s, self.d],
+            [self.b, self.g, self.s, self.e],
+            [self.b, self.h, self.t, self.e],
+        ];
+        let maps =
+            inputs.iter().zip([x.q, x.k, x.v, x.grad]).zip(dims).enumerate().map(|(i, ((arg, strides), dims))| {
+                // A block keeps its rows, and takes those of the other side a step at a time.
+                let kept = matches!(i, 1 | 2) == (pass == Pass::BackwardKv);
+                let rows = if kept { tile.rows() } else { tile.bn };
+                Some(Arg::Map(Box::new(arg.clone()), warpgroup::tma_desc(strides, dims, rows, self.dtype)?))
+            });
+        Some((Kernel::WarpgroupTile(size, tile), maps.collect::<Option<_>>()?))
+    }
+
+    pub fn launch(&mut self, pass: Pass, kernel: Kernel, x: &Tensors, mut args: Vec<Arg>) -> Result<()> {
+        // Rows a block has, and elements that the blocks of one pair read over and over.
+        let (pairs, rows, again) = match pass {
+            Pass::BackwardKv => (self.b * self.g, self.s, self.t * (self.h / self.g.max(1))),
+            _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
+        };
+        let (block, size, shared_bytes, blocks, function) = match kernel {
+            Kernel::MmaTile(t) => (
+                t.rows(),
+                32 * t.warps,
+                t.shared_bytes(pass, self.size),
+                t.split,
+                function(pass, self.size, t, self.dtype, self.mask),
+            ),
+            Kernel::Tf32(t) => (
+                t.rows(),
+                32 * t.warps,
+                t.shared_bytes(pass, self.size),
+                1,
+                t.function(pass, self.size, self.products, self.mask),
+            ),
+            Kernel::WarpgroupTile(size, t) => {
+                (t.rows(), 128 * t.groups, t.shared_bytes(pass, size), 1, t.function(pass, size, self.dtype, self.mask))
+            }
+        };
+        let tiles = rows.div_ceil(block as usize);
+        if pairs * tiles == 0 {
+            return Ok(());
+        }
+        if pairs * tiles > i32::MAX as usize || rows.max(self.t).max(self.s) > i32::MAX as usize / 2 {
+            let message = format!("{pairs} heads of {rows} positions are more than one launch can take");
+            return Err(Error::system("scaled_dot_product_attention", message));
+        }
+        let section = (SECTION_BYTES / (again * (self.d + self.e) * self.dtype.size()).max(1)).clamp(1, pairs);
+        // Query heads of one key head stay together.
+        let section = match pass {
+            Pass::BackwardKv => section,
+            _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
+        };
+        args.extend(self.documents.iter().cloned());
+        args.push(self.problem(x, pairs, section));
+        self.work.launches.push(Launch {
+            function: Arc::new(function),
+            grid: [(pairs * tiles) as u32, blocks, 1],
+            block: [size, 1, 1],
+            shared_bytes,
+            args,
+        });
+        Ok(())
+    }
+
+    /// Output `i` and the strides it is written through, if the program has it.
+    pub fn output(&self, i: usize) -> Result<Option<(Arg, Strides)>> {
+        let Some(&v) = self.l.outputs.get(i).filter(|v| **v != ValueId::NONE) else { return Ok(None) };
+        debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
+        let layout = self.l.layouts[i];
+        let strides =
+            Strides::of(&layout, self.dtype).ok_or_else(|| bug("attention cannot write its output there".into()))?;
+        Ok(Some((Arg::Value(v, layout.offset as i64 * self.dtype.size() as i64), strides)))
+    }
+
+    /// The same, or workspace for an output that the program does not have.
+    pub fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
+        let contiguous = Strides::contiguous(heads, rows, width);
+        let found = self.output(i)?;
+        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * self.dtype.size()), contiguous)))
+    }
+}
+
+/// What heads that are worked on together read: well inside the L2 cache of an A100 (40 MB) or H100 (50 MB).
+const SECTION_BYTES: usize = 16 << 20;

@@ -1,0 +1,128 @@
+//! Lists the tiles of attention with wgmma and TMA (sm_90a) and emits its kernels (`kernels/attention/*_sm90.cuh`).
+
+use super::strides::Strides;
+use super::{Mask, Pass, When, element};
+use crate::launch::{Function, Props, TmaDesc};
+use perilune_core::DType;
+
+/// The tile of one wgmma kernel: 64 rows for each of `groups` warpgroups, steps of `bn` along the other side, with `stages` buffers for
+/// them; `lean`: fewer registers for less overlap; `blocks` as in [`MmaTile`](super::MmaTile).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WarpgroupTile {
+    pub groups: u32,
+    pub bn: u32,
+    pub stages: u32,
+    pub lean: bool,
+    pub blocks: u32,
+}
+
+const fn groups(groups: u32, bn: u32, stages: u32, lean: bool, blocks: u32) -> WarpgroupTile {
+    WarpgroupTile { groups, bn, stages, lean, blocks }
+}
+
+/// (pass, head size, when, tile) of the kernels of warpgroups; the first that holds is taken. Windows and documents need
+/// registers that some tiles have not left (`When::Large`, which holds on every sm_90 without these).
+#[rustfmt::skip]
+pub const WARPGROUP_TILES: &[(Pass, u32, When, WarpgroupTile)] = &[
+    (Pass::Forward, 64, When::Always, groups(2, 64, 4, false, 2)),
+    (Pass::Forward, 128, When::Mixed, groups(3, 64, 4, false, 1)),
+    (Pass::Forward, 128, When::Always, groups(3, 96, 3, false, 1)),
+    (Pass::BackwardQ, 64, When::Large, groups(2, 64, 4, true, 2)),
+    (Pass::BackwardQ, 64, When::Always, groups(2, 48, 4, true, 2)),
+    (Pass::BackwardQ, 128, When::Large, groups(3, 64, 3, true, 1)),
+    (Pass::BackwardQ, 128, When::Always, groups(2, 64, 3, false, 1)),
+    (Pass::BackwardKv, 64, When::Always, groups(1, 64, 3, true, 3)),
+    (Pass::BackwardKv, 128, When::Always, groups(2, 64, 3, false, 1)),
+];
+
+impl WarpgroupTile {
+    /// For heads of `size` columns (see `mma::SIZES`), with the head size that the kernel is made for.
+    pub fn of(pass: Pass, size: u32, props: &Props, mask: Mask) -> Option<(u32, WarpgroupTile)> {
+        // 32 would waste half of each product, and 256 has no room. 96 fills three quarters of 128; it was not timed against
+        // the tiles of warps.
+        let made_for = match size {
+            64 => 64,
+            96 | 128 => 128,
+            _ => return None,
+        };
+        if props.arch != (9, 0) {
+            return None;
+        }
+        let fits = |t: &&(Pass, u32, When, WarpgroupTile)| t.0 == pass && t.1 == made_for && t.2.holds(props, mask);
+        WARPGROUP_TILES.iter().find(fits).map(|t| (t.1, t.3))
+    }
+
+    /// Rows of a block.
+    pub fn rows(&self) -> u32 {
+        64 * self.groups
+    }
+
+    pub fn shared_bytes(&self, pass: Pass, size: u32) -> u32 {
+        let (rows, step) = (self.rows() * size * 2, self.bn * size * 2);
+        match pass {
+            Pass::Forward => rows + self.stages * (2 * step + 32) + 8,
+            Pass::BackwardQ => 2 * rows + self.stages * (2 * step + 16) + 8,
+            Pass::BackwardKv => 2 * rows + self.stages * (2 * step + self.bn * 8 + 16) + 8,
+        }
+    }
+
+    /// The text of one kernel.
+    pub fn function(&self, pass: Pass, size: u32, dtype: DType, mask: Mask) -> Function {
+        let t = element(dtype);
+        let (name, plan, pointers) = match pass {
+            Pass::Forward => ("forward", "ForwardSm90Plan", vec![(format!("{t}*"), "out"), ("f32*".into(), "lse")]),
+            Pass::BackwardQ => {
+                let row = format!("const {t}*");
+                let made = [("float2*".into(), "stats"), (format!("{t}*"), "dq")];
+                let rows = [(row.clone(), "grads"), (row, "out"), ("const f32*".into(), "lse")];
+                ("backward_q", "BackwardQSm90Plan", rows.into_iter().chain(made).collect())
+            }
+            Pass::BackwardKv => (
+                "backward_kv",
+                "BackwardKVSm90Plan",
+                vec![("const float2*".into(), "stats"), (format!("{t}*"), "dk"), (format!("{t}*"), "dv")],
+            ),
+        };
+        let maps: &[&str] = if pass == Pass::Forward { &["q", "k", "v"] } else { &["q", "k", "v", "grad"] };
+        let params: Vec<String> = maps
+            .iter()
+            .map(|m| format!("const __grid_constant__ attention::TensorMap {m}"))
+            .chain(pointers.iter().map(|(kind, name)| format!("{kind} {name}")))
+            .collect();
+        let args: Vec<&str> = maps.iter().copied().chain(pointers.iter().map(|p| p.1)).collect();
+        let WarpgroupTile { groups, bn, stages, lean, blocks } = *self;
+        let lean = if pass == Pass::Forward { String::new() } else { format!(", {lean}") };
+        let Mask { causal, window, .. } = mask;
+        let (more, documents) = mask.documents_text();
+        let text = format!(
+            "#include \"attention/{name}_sm90.cuh\"\n\
+             extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({}, {more}\
+             const __grid_constant__ attention::Problem p) {{\n    \
+             attention::{name}_sm90<{t}, attention::{plan}<{size}, {groups}, {bn}, {stages}{lean}>, {causal}, {window}>({}, p{documents});\n}}\n",
+            128 * groups,
+            params.join(", "),
+            args.join(", ")
+        );
+        Function { label: format!("attention_{name}_sm90_d{size}_{t}{}", mask.name()), text }
+    }
+}
+
+/// The tensor map of boxes of `rows` rows and 64 columns over (batch, heads, length, width) through `strides`. `None` where TMA does not
+/// support it: a dim of 0, or a stride that is no positive multiple of 16 bytes (of a dim above 1).
+pub(super) fn tma_desc(strides: Strides, dims: [usize; 4], rows: u32, dtype: DType) -> Option<TmaDesc> {
+    let [batch, heads, length, width] = dims;
+    let mut bytes = [0; 3];
+    for (to, (stride, n)) in
+        bytes.iter_mut().zip([(strides.0[2], length), (strides.0[1], heads), (strides.0[0], batch)])
+    {
+        *to = match (n, stride) {
+            (0, _) => return None,
+            (1, _) => 16,
+            (_, s) if s > 0 && s % 8 == 0 && s < 1 << 38 => s as u64 * 2,
+            _ => return None,
+        };
+    }
+    let sizes = [width, length, heads, batch];
+    let fits = width > 0 && sizes.iter().all(|n| *n <= u32::MAX as usize);
+    fits.then(|| TmaDesc { dtype, dims: sizes.map(|n| n as u64), strides: bytes, shape: [64, rows, 1, 1] })
+}

@@ -1,0 +1,134 @@
+//! Copies asynchronously between host and device, through pinned buffers and a second stream.
+//!
+//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results are copied on a
+//! stream of their own, after the work that made them but not after work queued since: a training loop reads the loss of the
+//! previous step while a step runs.
+//!
+//! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
+//! program. A result waits for the first event that is not older than its number.
+
+use super::{Address, Device, Event, Pinned, check, sys};
+use perilune_core::error::Result;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// Bytes of a pinned piece for inputs, and how many there are at most.
+const PIECE: usize = 4 << 20;
+const PIECES: usize = 4;
+/// The driver copies smaller inputs into its own buffer at once, without waiting.
+const TAKEN_ALONG: usize = 16 << 10;
+/// The largest result that uses the second stream.
+const SMALL: usize = 64 << 10;
+/// Marks that are kept: of the last programs.
+const MARKS: usize = 8;
+
+/// Copies of a device that do not wait for its compute stream.
+pub struct CopyStreams {
+    device: Rc<Device>,
+    stream: sys::CUstream,
+    /// Where results land.
+    landing: Pinned,
+    /// Each with the event behind which it is free again; oldest first.
+    pieces: RefCell<VecDeque<(Pinned, Event)>>,
+    /// The number of what was queued last.
+    queued: Cell<u64>,
+    /// Oldest first.
+    marks: RefCell<VecDeque<(u64, Event)>>,
+}
+
+impl CopyStreams {
+    pub fn new(device: &Rc<Device>) -> Result<CopyStreams> {
+        let landing = Pinned::new(device, SMALL)?;
+        let mut stream = null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: out-pointer to a local.
+        check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
+        let (pieces, marks) = Default::default();
+        Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: Cell::new(0), marks })
+    }
+
+    /// The number of what is queued next, which goes to the buffers that it writes.
+    pub fn number(&self) -> u64 {
+        self.queued.set(self.queued.get() + 1);
+        self.queued.get()
+    }
+
+    /// Leaves a mark behind all that was queued.
+    pub fn mark(&self) -> Result<()> {
+        let mut marks = self.marks.borrow_mut();
+        let event = match if marks.len() == MARKS { marks.pop_front() } else { None } {
+            Some((_, event)) => event,
+            None => Event::untimed(&self.device)?,
+        };
+        event.again()?;
+        marks.push_back((self.queued.get(), event));
+        Ok(())
+    }
+
+    /// Copies from memory that was last written by what has the number `written`; false if this way is not open.
+    pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<bool> {
+        let marks = self.marks.borrow();
+        let mark = marks.iter().find(|m| m.0 >= written);
+        let (Some((_, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(false) };
+        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before the mark
+        // writes there later than it, and the copy is over when this stream is idle.
+        unsafe {
+            check(sys::cuStreamWaitEvent(self.stream, mark.event, 0), "waiting for a result")?;
+            let to = self.landing.ptr.cast();
+            check(sys::cuMemcpyDtoHAsync_v2(to, from, bytes.len(), self.stream), "copying from the GPU")?;
+            check(sys::cuStreamSynchronize(self.stream), "waiting for the GPU")?;
+            bytes.copy_from_slice(std::slice::from_raw_parts(self.landing.ptr, bytes.len()));
+        }
+        Ok(true)
+    }
+
+    /// Queues a copy to the device, of bytes that may change as soon as this returns.
+    pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        if bytes.len() < TAKEN_ALONG {
+            return self.device.upload(to, bytes);
+        }
+        for (k, part) in bytes.chunks(PIECE).enumerate() {
+            let (piece, event) = self.piece()?;
+            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is handed back below; `to` has
+            // room for the bytes (callers check sizes).
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
+            let from = piece.ptr.cast_const().cast();
+            let at = to + (k * PIECE) as u64;
+            // SAFETY: as above; whoever takes the piece next waits for the event first.
+            let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream) };
+            let queued = check(status, "copying to the GPU").and_then(|()| event.again());
+            self.pieces.borrow_mut().push_back((piece, event));
+            queued?;
+        }
+        Ok(())
+    }
+
+    /// A piece that nothing reads any more.
+    fn piece(&self) -> Result<(Pinned, Event)> {
+        let mut pieces = self.pieces.borrow_mut();
+        let free = pieces.front().is_some_and(|p| p.1.is_over());
+        if !free && pieces.len() < PIECES {
+            return Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?));
+        }
+        match pieces.pop_front() {
+            Some((piece, event)) => {
+                event.wait()?;
+                Ok((piece, event))
+            }
+            None => Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?)),
+        }
+    }
+}
+
+impl Drop for CopyStreams {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; the pieces may still be read by the device's stream.
+        unsafe {
+            sys::cuStreamSynchronize(self.device.stream);
+            sys::cuStreamSynchronize(self.stream);
+            sys::cuStreamDestroy_v2(self.stream);
+        }
+    }
+}

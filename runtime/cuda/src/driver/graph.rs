@@ -1,0 +1,49 @@
+//! Captures a sequence of launches as a CUDA graph and replays it with one call.
+
+use super::{Device, check, sys};
+use perilune_core::error::Result;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// A recorded sequence of launches that replays as one.
+pub struct Replay {
+    device: Rc<Device>,
+    exec: sys::CUgraphExec,
+}
+
+impl Replay {
+    /// Records what `f` queues instead of running it.
+    pub fn capture(device: &Rc<Device>, f: impl FnOnce() -> Result<()>) -> Result<Replay> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is the device's; a capture that began is always ended.
+        unsafe {
+            check(sys::cuStreamBeginCapture_v2(device.stream, mode), "starting a capture")?;
+            let done = f();
+            let mut graph = null_mut();
+            let ended = check(sys::cuStreamEndCapture(device.stream, &mut graph), "ending a capture");
+            if let Err(e) = done.and(ended) {
+                if !graph.is_null() {
+                    sys::cuGraphDestroy(graph);
+                }
+                return Err(e);
+            }
+            let mut exec = null_mut();
+            let made = check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0), "making a graph");
+            sys::cuGraphDestroy(graph);
+            made?;
+            Ok(Replay { device: device.clone(), exec })
+        }
+    }
+
+    pub fn launch(&self) -> Result<()> {
+        // SAFETY: instantiated above.
+        check(unsafe { sys::cuGraphLaunch(self.exec, self.device.stream) }, "replaying a step")
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        // SAFETY: instantiated by `capture`; the driver keeps what a running launch needs.
+        unsafe { sys::cuGraphExecDestroy(self.exec) };
+    }
+}

@@ -1,0 +1,43 @@
+//! Wraps the CUDA driver: devices, streams, memory, modules, events and graphs, each freed on drop.
+//!
+//! All `unsafe` calls of the driver are in this directory. Every block relies on three facts: `Device::open` loaded the driver's
+//! library and made its primary context current on this thread; handles are used on that thread only (they are not `Send`)
+//! and freed once.
+
+mod alloc;
+mod copy_streams;
+mod device;
+mod graph;
+mod module;
+mod snapshot;
+mod stream;
+
+pub use alloc::{CudaBuffer, Heap, Pinned, Range};
+pub use copy_streams::CopyStreams;
+pub use device::Device;
+pub use graph::Replay;
+pub use module::{Entry, Module, TensorMap};
+pub use snapshot::{Snapshots, snapshot};
+pub use stream::Event;
+
+use cudarc::driver::sys;
+use perilune_core::error::{Error, Result};
+use std::ffi::CStr;
+use std::ptr::null;
+
+/// A device address.
+pub type Address = u64;
+
+/// Turns a status into an error that names the call.
+pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<()> {
+    if status as u32 == 0 {
+        return Ok(());
+    }
+    let mut name: *const std::ffi::c_char = null();
+    // SAFETY: the driver fills in a pointer to a static string, or leaves it null.
+    let text = unsafe {
+        sys::cuGetErrorString(status, &mut name);
+        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+    };
+    Err(Error::system("cuda", format!("{what} failed: {text} (CUDA error {})", status as u32)))
+}

@@ -1,0 +1,124 @@
+//! Loads machine code, launches its kernels and encodes the tensor maps of TMA.
+
+use super::{Address, Device, check, sys};
+use crate::launch::TmaDesc;
+use perilune_core::DType;
+use perilune_core::error::{Error, Result};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+/// Loaded machine code.
+pub struct Module {
+    _device: Rc<Device>,
+    module: sys::CUmodule,
+}
+
+/// A function of a module, valid as long as it.
+#[derive(Clone)]
+pub struct Entry {
+    _module: Rc<Module>,
+    pub(crate) function: sys::CUfunction,
+}
+
+impl Module {
+    pub fn load(device: &Rc<Device>, cubin: &[u8]) -> Result<Rc<Module>> {
+        let mut module = null_mut();
+        // SAFETY: the image is a whole CUBIN: NVRTC made it, and the cache checks its hash.
+        check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) }, "loading a kernel")?;
+        Ok(Rc::new(Module { _device: device.clone(), module }))
+    }
+
+    pub fn entry(self: &Rc<Module>, name: &str) -> Result<Entry> {
+        let text = CString::new(name).map_err(|_| Error::system("cuda", "this is a bug: a kernel's name holds a 0"))?;
+        let mut function = null_mut();
+        // SAFETY: the module is loaded; the name ends in 0.
+        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr()) };
+        check(status, &format!("finding the kernel {name}"))?;
+        Ok(Entry { _module: self.clone(), function })
+    }
+}
+
+impl Entry {
+    /// Lets a block have that much dynamic shared memory.
+    pub fn allow_shared(&self, nbytes: u32) -> Result<()> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        let status = unsafe { sys::cuFuncSetAttribute(self.function, attribute, nbytes as i32) };
+        check(status, "asking for shared memory")
+    }
+
+    /// Queues a launch. Each argument is the bytes of one parameter.
+    pub fn launch(
+        &self,
+        device: &Device,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: `args` point to as many values as the kernel has parameters, of their sizes (whoever made the launch
+        // made the kernel's text); the driver copies them before it returns.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                grid[0],
+                grid[1],
+                grid[2],
+                block[0],
+                block[1],
+                block[2],
+                shared,
+                device.stream,
+                args.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        check(status, "launching a kernel")
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: entries hold the module; queued launches are over or finish first (the driver waits).
+        unsafe { sys::cuModuleUnload(self.module) };
+    }
+}
+
+/// What a kernel gives to the copy engine to find a tensor.
+pub struct TensorMap(sys::CUtensorMap);
+
+impl TensorMap {
+    pub fn new(address: Address, boxes: &TmaDesc) -> Result<TensorMap> {
+        let dtype = match boxes.dtype {
+            DType::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => return Err(Error::system("cuda", format!("this is a bug: a tensor map over {other}"))),
+        };
+        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have as many places as dims.
+        unsafe {
+            let mut map: sys::CUtensorMap = std::mem::zeroed();
+            let status = sys::cuTensorMapEncodeTiled(
+                &mut map,
+                dtype,
+                4,
+                address as *mut c_void,
+                boxes.dims.as_ptr(),
+                boxes.strides.as_ptr(),
+                boxes.shape.as_ptr(),
+                [1u32; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            );
+            check(status, "making a tensor map")?;
+            Ok(TensorMap(map))
+        }
+    }
+
+    /// For `Entry::launch`, while the map lives.
+    pub fn pointer(&self) -> *mut c_void {
+        std::ptr::from_ref(&self.0).cast_mut().cast()
+    }
+}

@@ -1,0 +1,121 @@
+//! Emits CUDA C++ for fused regions.
+//!
+//! A region becomes one or more launches. Strategies: `map` (elementwise), `row` (row reductions in registers), `row_smem` (long rows in
+//! shared memory), `split_row` (a row over several blocks), `col` (column reductions), `row_col_reduce` (both in one pass). Shared parts:
+//! `emitter` (names and sizes), `load` (reads), `loop_nest` (loops over a thread's elements), `cp_async`, `register_prefetch`,
+//! `smem_intermediates`, `half2` and `one_hot`. `launch_template` turns text into launches, of one region or of many. The order of
+//! additions comes from `schedule::reduction_order`.
+
+mod col;
+mod cp_async;
+mod emitter;
+mod expr;
+mod half2;
+mod launch_template;
+mod load;
+mod loop_nest;
+mod map;
+mod one_hot;
+mod register_prefetch;
+mod row;
+mod row_col_reduce;
+mod row_smem;
+mod smem_intermediates;
+mod split_row;
+mod writer;
+
+pub use expr::function;
+
+use crate::launch::{Props, Work};
+use crate::schedule::region_analysis::{RegionAnalysis, overlap};
+use launch_template::LaunchTemplate;
+use perilune_core::error::Result;
+use perilune_plan::ir::{Code, Level, Program, Region};
+use std::collections::BTreeSet;
+
+/// The launches of regions with one body: one region, or the many of a `Kernel::Multi`.
+pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<Work> {
+    let mut work = Work::default();
+    let many = regions.len() > 1;
+    let mut all: Vec<Vec<LaunchTemplate>> = Vec::new();
+    for r in regions.iter().filter(|r| r.numel() > 0 && !r.stores.is_empty()) {
+        all.push(lower(&RegionAnalysis::new(program, r), props, many, &mut work.scratch_bytes));
+    }
+    if !many {
+        work.launches = all.iter().flatten().map(LaunchTemplate::single).collect();
+        return Ok(work);
+    }
+    // Stage by stage: what one leaves in the workspace the next one reads. Regions whose texts differ after all (in
+    // alignment, say) take a launch each.
+    let depth = all.iter().map(Vec::len).max().unwrap_or(0);
+    for k in 0..depth {
+        let mut groups: Vec<Vec<&LaunchTemplate>> = Vec::new();
+        for s in all.iter().filter_map(|list| list.get(k)) {
+            match groups.iter_mut().find(|g| g[0].alike(s)) {
+                Some(g) => g.push(s),
+                None => groups.push(vec![s]),
+            }
+        }
+        work.launches.extend(groups.into_iter().map(|g| match g[..] {
+            [one] => one.single(),
+            _ => LaunchTemplate::many(&g),
+        }));
+    }
+    Ok(work)
+}
+
+fn lower(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usize) -> Vec<LaunchTemplate> {
+    let by_col = analysis.has(Level::Col);
+    // Zeros behind a row are the row's business, too.
+    let by_row = analysis.has(Level::Row) || (!by_col && analysis.full_stores().any(|k| analysis.pitch(k).is_some()));
+    match (by_row, by_col) {
+        (false, false) => map::lower(analysis, props, many),
+        (true, false) => row::lower(analysis, props, many, &BTreeSet::new(), scratch),
+        (false, true) => {
+            let stores: Vec<usize> = analysis.full_stores().collect();
+            col::lower(analysis, &stores, &split_row::Saved::new(), scratch)
+        }
+        (true, true) => {
+            let both = if many { None } else { row_col_reduce::lower(analysis, props, scratch) };
+            both.unwrap_or_else(|| rows_then_columns(analysis, props, many, scratch))
+        }
+    }
+}
+
+/// Rows first; then columns, which compute again what they reduce from the saved results of row reductions. Stores over
+/// something that the columns load wait for them.
+fn rows_then_columns(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usize) -> Vec<LaunchTemplate> {
+    let program = analysis.program;
+    let cols: Vec<usize> = analysis.needed().into_iter().filter(|i| analysis.level(*i) == Level::Col).collect();
+    let loaded: Vec<_> = split_row::dependencies(analysis, cols.iter().copied())
+        .into_iter()
+        .filter_map(|i| match analysis.code(i) {
+            Code::Load { source: perilune_plan::ir::Source::Value(v), .. } => Some(*v),
+            _ => None,
+        })
+        .collect();
+    let late: Vec<usize> = analysis
+        .full_stores()
+        .filter(|k| loaded.iter().any(|v| overlap(program, *v, analysis.region.stores[*k].1)))
+        .collect();
+    let late_roots = late.iter().map(|k| analysis.region.stores[*k].0 as usize);
+    let saved: BTreeSet<usize> = split_row::dependencies(analysis, cols.into_iter().chain(late_roots))
+        .into_iter()
+        .filter(|i| matches!(analysis.code(*i), Code::ReduceRow(..)))
+        .collect();
+    let mut first = analysis.region.clone();
+    first.stores = (0..analysis.region.stores.len())
+        .filter(|k| !late.contains(k) && analysis.level(analysis.region.stores[*k].0 as usize) != Level::Col)
+        .map(|k| analysis.region.stores[k])
+        .collect();
+    // What is saved counts as needed, though no store asks for it.
+    let first = RegionAnalysis { roots: saved.clone(), ..RegionAnalysis::new(program, &first) };
+    let at = *scratch;
+    let mut out = row::lower(&first, props, many, &saved, scratch);
+    let places = saved
+        .iter()
+        .enumerate()
+        .map(|(n, i)| (*i, split_row::cell(at, n, analysis.region.batch * analysis.region.rows)));
+    out.extend(col::lower(analysis, &late, &places.collect(), scratch));
+    out
+}

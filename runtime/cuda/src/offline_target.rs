@@ -1,0 +1,136 @@
+//! Plans and prints kernels for a GPU that is not there: a backend that compiles and runs nothing.
+
+use crate::launch::{Arg, Props, Work};
+use crate::library::fp8;
+use crate::library::source::{ENTRY, OWN};
+use crate::{conv, emit, executable, library, nvrtc};
+use perilune_core::Layout;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use perilune_plan::ir::{Kernel, Program};
+use perilune_plan::{Backend, Buffer, Executable};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// A GPU that plans and writes texts, and computes nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct OfflineTarget(pub Props);
+
+impl Default for OfflineTarget {
+    fn default() -> Self {
+        OfflineTarget(Props::H200)
+    }
+}
+
+fn nothing<T>() -> Result<T> {
+    Err(Error::system("cuda", "this is a bug: an offline target was asked to compute"))
+}
+
+impl Backend for OfflineTarget {
+    fn name(&self) -> &str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        let (major, minor) = self.0.arch;
+        format!("a GPU (sm_{major}{minor}, {} SMs)", self.0.sms)
+    }
+
+    fn has_kernel(&self, node: &Node) -> bool {
+        executable::has_kernel(node, &self.0)
+    }
+
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        crate::attention::can_store_layout(node, output, layout)
+    }
+
+    fn row_bytes(&self) -> Option<usize> {
+        Some(crate::blas::ALIGNMENT as usize)
+    }
+
+    fn fills_rows(&self) -> bool {
+        true
+    }
+
+    fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
+        Some(text(program, k, &self.0))
+    }
+
+    fn alloc(&self, _: usize) -> Result<Buffer> {
+        nothing()
+    }
+
+    fn upload(&self, _: &[u8]) -> Result<Buffer> {
+        nothing()
+    }
+
+    fn download(&self, _: &Buffer, _: usize) -> Result<Vec<u8>> {
+        nothing()
+    }
+
+    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
+        nothing()
+    }
+
+    fn compile(&self, _: Arc<Program>) -> Result<Box<dyn Executable>> {
+        nothing()
+    }
+}
+
+/// What kernel `k` of a program takes: a line about the product that cuBLASLt does or the convolution that cuDNN does, if
+/// one does, and launches.
+pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String>, Vec<Work>)> {
+    let (mut product, mut works) = (None, Vec::new());
+    let regions = match &program.kernels[k] {
+        Kernel::Library(l) if conv::is(l.op) => {
+            let conv::Parts { before, call, after } = conv::parts(l)?;
+            product = call.map(|_| format!("cuDNN: {}", l.op.name));
+            works.extend([before, after]);
+            &[]
+        }
+        Kernel::Library(l) if fp8::is(l.op) => {
+            let (before, operands) = fp8::parts(program, l)?;
+            product = Some(format!("cuBLASLt: {}", operands.problem.describe(false)));
+            works.push(before);
+            &[]
+        }
+        Kernel::Library(l) => match executable::product(program, l) {
+            Some(p) => {
+                let inside = l.epilogue.as_ref().is_some_and(|r| executable::epilogue(program, l, r, &p).is_some());
+                let tail = if inside { ", and what follows" } else { "" };
+                product = Some(format!("cuBLASLt: {}{tail}", p.problem.describe(l.tf32)));
+                if inside { &[] } else { l.epilogue.as_slice() }
+            }
+            None => {
+                works.push(library::routine(program, l, props)?);
+                l.epilogue.as_slice()
+            }
+        },
+        other => other.regions(),
+    };
+    if !regions.is_empty() {
+        works.push(emit::regions(program, regions, props)?);
+    }
+    Ok((product, works))
+}
+
+/// The launches of kernel `k` and the text of each; a product that cuBLASLt does is a line.
+pub fn text(program: &Program, k: usize, props: &Props) -> Result<String> {
+    let (product, works) = work(program, k, props)?;
+    let mut out = product.map_or_else(String::new, |line| format!("// {line}\n"));
+    works.iter().for_each(|w| launches(&mut out, w));
+    Ok(out)
+}
+
+fn launches(out: &mut String, work: &Work) {
+    for l in &work.launches {
+        let shared = if l.shared_bytes > 0 { format!(", {} bytes shared", l.shared_bytes) } else { String::new() };
+        let tables = l.args.iter().filter(|a| matches!(a, Arg::Table(_))).count();
+        let tables = if tables > 0 { ", operands in a table" } else { "" };
+        let _ = writeln!(out, "// {:?} blocks of {:?}{shared}{tables}", l.grid, l.block);
+        let own = l.function.text.starts_with(OWN);
+        let text = l.function.text.replace(if own { ENTRY } else { "KERNEL" }, &nvrtc::name(&l.function));
+        out.push_str(text.trim_end());
+        out.push('\n');
+    }
+}

@@ -1,0 +1,309 @@
+//! Plans requests and runs them: the plan cache, the tracer and the device.
+
+use crate::engine::{Engine, Fault};
+use crate::memory::Role;
+use crate::profile::Bound;
+use crate::recorder::{Handle, Value};
+use crate::state::StateId;
+use crate::step::PrintPlan;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_plan::InputBuffer;
+use perilune_plan::ir::{Program, Root};
+use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
+use smallvec::SmallVec;
+use std::rc::Rc;
+use std::thread::JoinHandle;
+
+/// The machine code of a step that has not been run.
+#[derive(Debug, Default)]
+pub enum Code {
+    /// Nothing was asked about it.
+    #[default]
+    Unknown,
+    /// Its plan is there, so the code is.
+    Known,
+    /// There is none that takes long to make.
+    Ready,
+    Making(JoinHandle<()>),
+}
+
+/// The device with its compiled plans.
+pub struct Executor {
+    pub(crate) backend: Rc<dyn Backend>,
+    pub(crate) cache: Cache,
+    pub(crate) tracer: Tracer,
+    /// FLOP of all products run so far.
+    pub products: f64,
+    /// Bytes of device memory that a step may take: above it values are recomputed, or the step is an error.
+    pub memory_budget: Option<usize>,
+    /// The plan run with the largest arena.
+    pub(crate) largest: Option<PlannedStep>,
+    /// The plan that is about to run, has failed to, or would exceed the budget.
+    pub(crate) attempt: Option<PlannedStep>,
+}
+
+impl Executor {
+    pub(crate) fn new(backend: Rc<dyn Backend>) -> Executor {
+        Executor {
+            backend,
+            cache: Cache::default(),
+            tracer: Tracer::default(),
+            products: 0.0,
+            memory_budget: None,
+            largest: None,
+            attempt: None,
+        }
+    }
+}
+
+impl Engine {
+    /// Copies a tensor from host memory to the device.
+    pub fn from_host(&mut self, t: &HostTensor) -> Result<NodeId> {
+        let buffer = self.executor.backend.upload(&t.bytes).map_err(|e| {
+            self.executor.attempt = None;
+            self.explain(e.into()).error
+        })?;
+        let value = self.recorder.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.recorder.graph.modes.loc);
+        Ok(self.recorder.leaf(value))
+    }
+
+    /// Records a call of `op`; functions of the host evaluate their tensors first.
+    pub fn call(&mut self, op: &'static Op, args: &Args) -> std::result::Result<SmallVec<[NodeId; 2]>, Fault> {
+        let Class::Host(f) = op.class else {
+            let before = self.recorder.graph.len();
+            return ops::call(&mut self.recorder.graph, op, args).map_err(|e| {
+                self.recorder.graph.truncate(before);
+                e.into()
+            });
+        };
+        let mut inputs = Vec::new();
+        for v in &args.values {
+            if let Arg::Tensor(id) = v {
+                inputs.push(self.read_node(*id)?);
+            }
+        }
+        let mut values = args.values.clone();
+        for t in f(&inputs, args)? {
+            values.push(Arg::Tensor(self.from_host(&t)?));
+        }
+        Ok(ops::call(&mut self.recorder.graph, op, &Args { op, values })?)
+    }
+
+    /// Makes the values of `ids` and keeps them with their nodes. No State changes.
+    pub fn evaluate(&mut self, ids: &[NodeId]) -> std::result::Result<(), Fault> {
+        let roots: Vec<NodeId> = ids
+            .iter()
+            .copied()
+            .filter(|id| self.recorder.value(*id).is_none())
+            .filter(|id| !self.recorder.is_plain_leaf(*id))
+            .collect();
+        if roots.is_empty() {
+            return Ok(());
+        }
+        if self.step.depth > 0 {
+            self.stats.splits += 1;
+        }
+        self.run(&Request { roots, ..Request::default() })
+    }
+
+    pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
+        self.executor.tracer.budgeted = false;
+        self.executor.tracer.run(&self.recorder.graph, request, known);
+    }
+
+    pub(crate) fn tracer(&self) -> &Tracer {
+        &self.executor.tracer
+    }
+
+    /// Plans and runs a request; afterwards its roots have values. If memory runs out, nothing has changed.
+    pub(crate) fn run(&mut self, request: &Request) -> std::result::Result<(), Fault> {
+        self.executor.attempt = None;
+        let result = self.run_plan(request);
+        let result = result.map_err(|fault| self.explain(fault));
+        if let Some(ran) = self.executor.attempt.take().filter(|_| result.is_ok())
+            && self.executor.largest.as_ref().is_none_or(|l| l.program.arena_bytes < ran.program.arena_bytes)
+        {
+            self.executor.largest = Some(ran);
+        }
+        result
+    }
+
+    pub(crate) fn options(&self) -> perilune_plan::Options {
+        perilune_plan::Options { fusion: self.switches.fusion, budget: self.executor.memory_budget }
+    }
+
+    fn run_plan(&mut self, request: &Request) -> std::result::Result<(), Fault> {
+        let begun = std::time::Instant::now();
+        self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
+        self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
+        let options = self.options();
+        let steady = self.step.warm() && !request.state_writes.is_empty();
+        let difference =
+            steady.then(|| self.executor.cache.first_difference(&self.recorder.graph, &self.executor.tracer)).flatten();
+        let found = self.executor.cache.get(
+            &self.recorder.graph,
+            &self.executor.tracer,
+            request,
+            options,
+            &*self.executor.backend,
+        );
+        let notices = self.executor.backend.take_notices();
+        notices.into_iter().for_each(|text| self.diagnostics.notices.say(text));
+        let (plan, hit) = match found {
+            Ok(found) => found,
+            Err((error, sketch)) => {
+                self.executor.attempt = sketch;
+                return Err(error.into());
+            }
+        };
+        let PlannedStep { program, source_map, .. } = &plan.step;
+        if !hit {
+            let p = program;
+            let (kernels, arena) = (p.kernels.len(), p.arena_bytes);
+            let ms = begun.elapsed().as_secs_f64() * 1e3;
+            tracing::debug!(kernels, nodes = self.executor.tracer.trace.order.len(), arena, ms, "compiled a plan");
+        }
+        if hit {
+            self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
+        } else {
+            if let Some((loc, what)) = difference.filter(|_| self.switches.report_misses) {
+                self.diagnostics
+                    .notices
+                    .say(format!("new plan: first difference is {what} at {}", self.recorder.source_map.show(loc)));
+            }
+            match self.switches.print_plan {
+                PrintPlan::Off => {}
+                PrintPlan::Kernels => {
+                    self.diagnostics.plans_shown.say(show::show(program, source_map, &self.recorder.source_map));
+                }
+                PrintPlan::Source => {
+                    let text = self.sources(request, program, source_map)?;
+                    self.diagnostics.plans_shown.say(text);
+                }
+            }
+        }
+        perilune_core::interrupt::check()?;
+        self.executor.attempt = Some(plan.step.clone());
+        let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
+        for source in &self.executor.tracer.trace.inputs {
+            inputs.push(match source {
+                InputBuffer::State(k) => self.states.buffer(StateId(*k), &*self.executor.backend)?,
+                InputBuffer::Leaf(uid) => match self.recorder.live(*uid) {
+                    Some(v) => v.buffer.clone(),
+                    None => return Err(Error::system("plan", "this is a bug: a leaf lost its buffer").into()),
+                },
+            });
+        }
+        let mut outputs: Vec<Buffer> = Vec::with_capacity(program.outputs.len());
+        for nbytes in &program.outputs {
+            outputs.push(self.executor.backend.alloc(*nbytes)?);
+        }
+        let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
+        let start = std::time::Instant::now();
+        let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
+        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, times) {
+            // The line as it is now: a cached plan may have been made for another recipe line.
+            let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
+            return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });
+        }
+        self.stats.runs += 1;
+        self.executor.products += plan.products;
+        self.stats.run_ms += start.elapsed().as_secs_f64() * 1e3;
+        self.stats.arena_bytes = program.arena_bytes;
+        self.stats.live_bytes = program.live_bytes;
+        self.stats.kernels = program.kernels.len();
+        self.stats.output_bytes = program.outputs.iter().sum();
+        for (root, found) in request.roots.iter().zip(&program.results) {
+            let buffer = match found {
+                Root::Output(k) => outputs[*k as usize].clone(),
+                Root::Input(k) => inputs[*k as usize].clone(),
+            };
+            self.recorder.set_value(*root, buffer);
+        }
+        Ok(())
+    }
+
+    /// The value of a node, evaluated if need be.
+    pub(crate) fn value_of(&mut self, id: NodeId) -> std::result::Result<Value, Fault> {
+        self.evaluate(&[id])?;
+        if let Some(v) = self.recorder.value(id) {
+            return Ok(v.clone());
+        }
+        let payload = self.recorder.graph.node(id).payload;
+        match self.recorder.live(payload) {
+            Some(v) => Ok(v.clone()),
+            None => Err(Error::system("eval", "this is a bug: an evaluated node has no value").into()),
+        }
+    }
+
+    /// A node's value in host memory.
+    pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
+        let v = self.value_of(id)?;
+        self.bring(&v.buffer, v.shape, v.dtype)
+    }
+
+    /// What a buffer holds, in host memory. The wait is noted if it is in the middle of a step.
+    pub(crate) fn bring(
+        &mut self,
+        buffer: &Buffer,
+        shape: Shape,
+        dtype: DType,
+    ) -> std::result::Result<HostTensor, Fault> {
+        let start = std::time::Instant::now();
+        let bytes = self.executor.backend.download(buffer, shape.numel() * dtype.size())?;
+        if let (Some(stalls), true) = (&mut self.diagnostics.host_stalls, self.step.depth > 0) {
+            stalls.add(Bound::Sync, self.recorder.graph.modes.loc, start.elapsed().as_secs_f64());
+        }
+        Ok(HostTensor::new(dtype, shape, bytes))
+    }
+
+    /// A handle's value in host memory.
+    pub fn read(&mut self, h: Handle) -> std::result::Result<HostTensor, Fault> {
+        if h.generation == self.recorder.generation() {
+            return self.read_node(h.id);
+        }
+        let v = self.recorder.carried(h)?.clone();
+        self.bring(&v.buffer, v.shape, v.dtype)
+    }
+
+    /// Traces what evaluating `ids` and writing the pending assignments takes.
+    pub(crate) fn trace_step(&mut self, ids: &[NodeId]) -> Result<Request> {
+        let mut request = self.states.request(ids.to_vec());
+        self.add_copies(&mut request)?;
+        self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
+        self.executor.tracer.run(&self.recorder.graph, &request, self.recorder.known());
+        Ok(request)
+    }
+
+    /// Plans what was traced last; nothing is compiled or run.
+    pub(crate) fn plan_traced(&self, request: &Request) -> Result<Program> {
+        perilune_plan::pipeline::plan(
+            &self.recorder.graph,
+            &self.executor.tracer,
+            request,
+            self.options(),
+            &*self.executor.backend,
+        )
+    }
+
+    /// The kernels that ending the open step with these results would run; nothing runs.
+    pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
+        let roots = self.recorder.roots(ids);
+        let request = self.trace_step(&roots)?;
+        Ok(Fingerprint::of(&self.plan_traced(&request)?))
+    }
+
+    /// Begins to make the machine code that ending the open step with these results would have to wait for.
+    pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
+        let roots = self.recorder.roots(ids);
+        let request = self.trace_step(&roots)?;
+        if self.executor.cache.has(&self.executor.tracer, self.options()) {
+            return Ok(Code::Known);
+        }
+        let making = self.executor.backend.prepare(&self.plan_traced(&request)?)?;
+        Ok(making.map_or(Code::Ready, Code::Making))
+    }
+}

@@ -1,0 +1,258 @@
+//! Defines the events of a run and reports them: to the listener of the caller, and to the log in the run directory.
+//!
+//! [`Event::json`] is the one place that makes the JSON objects, so `metrics.jsonl` and `--json` cannot differ.
+
+use crate::checkpoints::Stall;
+use crate::error::{Error, Result};
+use crate::monitor;
+use crate::numbers::{self, object};
+use crate::rundir::RunDir;
+use perilune_lua::StepNumbers;
+use perilune_plan::Readings;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Version of the JSON objects; it changes when a field changes its meaning or is removed.
+pub const SCHEMA: u32 = 1;
+
+/// Receives the events of a run, in order, on the thread that trains.
+pub trait Listener {
+    fn event(&self, event: &Event<'_>);
+}
+
+impl<F: Fn(&Event<'_>)> Listener for F {
+    fn event(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+/// One event of a run. Steps count from 1; an event belongs to the step before it unless it says otherwise.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The recipe has been built and will train: stop requests are honoured between steps from here on.
+    Training,
+    /// The run directory exists. `fields` describe the run, as in `run.json`.
+    Start { fields: &'a Map<String, Value> },
+    /// What is trained: sizes for people; `samples` are those of each split.
+    Recipe { name: &'a str, device: &'a str, parameters: u64, samples: &'a [(String, u64)], seed: i64 },
+    /// The run continues from a checkpoint; `changed` lists params and lines that differ from the version that wrote it.
+    Resumed { step: u64, dir: &'a Path, changed: &'a [String], states: Option<&'a str> },
+    /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.
+    Version { steps: u64, tokens_per_sample: Option<u64>, peak: Option<f64> },
+    /// A step has been issued. Seconds that it took, those of them spent on making batches, FLOP of its matrix products.
+    Issued { step: u64, seconds: f64, data_seconds: f64, flops: f64 },
+    /// The numbers of a step have been read, one step after it was issued.
+    Step { step: u64, seconds: f64, loss: f64, metrics: &'a [(String, f64)], samples: u64 },
+    /// Sensors of the device.
+    System { step: u64, seconds: f64, readings: &'a Readings },
+    /// A split was evaluated; names carry the split, as in `valid/loss`.
+    Evaluation { step: u64, seconds: f64, metrics: &'a [(String, f64)] },
+    /// The evaluation that is due every so many steps, without the name of its split in front.
+    PeriodicEvaluation { step: u64, split: &'a str, metrics: &'a [(String, f64)] },
+    /// A checkpoint is complete on the disk; `stalled` is how long the loop waited for it.
+    Checkpoint { step: u64, path: &'a Path, stalled: f64, note: Option<&'a str> },
+    /// A new version waits for machine code that is compiled in the background.
+    ReloadWaits { step: u64 },
+    /// A new version was applied after `step`, and has taken its first step.
+    Applied { step: u64, changed: &'a [String], plans: u64, ms: f64, states: Option<&'a str> },
+    /// A new version was refused at `step`. With `back_to` the steps after that one are void and will be repeated.
+    Refused { step: u64, back_to: Option<u64>, error: &'a str },
+    /// Something to look at; `details` are further fields of the JSON object.
+    Warning { step: Option<u64>, message: &'a str, details: &'a Map<String, Value> },
+    /// The loop has ended, with or without an error; no step follows.
+    LoopEnded,
+    /// The recipe's last evaluations, by split.
+    Finished { steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
+    /// A stop request ended the run.
+    Stopped { code: usize, step: u64, steps: u64 },
+    /// The run failed; `run_dir` has its record, if it got that far.
+    Failed { error: &'a Error, run_dir: Option<&'a Path> },
+    /// The last event of a run that has not failed.
+    Done { status: &'a str, steps: u64, seconds: f64, metrics: &'a [(String, f64)], weights: Option<&'a str> },
+    /// A replay reproduced the weights of the original run.
+    Reproduced,
+}
+
+impl Event<'_> {
+    /// Returns the JSON object of an event; `None` for events that only a person needs.
+    pub fn json(&self) -> Option<Value> {
+        Some(match self {
+            Event::Start { fields } => with(json!({ "event": "start" }), fields),
+            Event::Step { step, seconds, loss, metrics, .. } => json!({
+                "event": "step", "step": step, "seconds": plain(*seconds), "loss": numbers::json(*loss),
+                "metrics": object(metrics),
+            }),
+            Event::System { step, seconds, readings } => json!({
+                "event": "system", "step": step, "seconds": plain(*seconds),
+                "metrics": object(&monitor::metrics(readings)), "throttled": readings.throttled,
+            }),
+            Event::Evaluation { step, seconds, metrics } => {
+                json!({ "event": "eval", "step": step, "seconds": plain(*seconds), "metrics": object(metrics) })
+            }
+            Event::Checkpoint { step, path, stalled, note } => {
+                let ms = (stalled * 1e5).round() / 1e2;
+                let mut event = json!({
+                    "event": "checkpoint", "step": step, "path": path.display().to_string(), "stalled_ms": ms,
+                });
+                if let Some(note) = note {
+                    event["note"] = (*note).into();
+                }
+                event
+            }
+            Event::Applied { step, changed, plans, ms, states } => json!({
+                "event": "reload", "step": step, "ok": true, "changed": changed, "error": null,
+                "plans": plans, "ms": numbers::json(*ms), "states": states,
+            }),
+            Event::Refused { step, back_to, error } => {
+                let at = back_to.unwrap_or(*step);
+                let mut event = json!({ "event": "reload", "step": at, "ok": false, "changed": [], "error": error });
+                if let Some(n) = back_to {
+                    (event["back_to"], event["repeated"]) = ((*n).into(), (step - n).into());
+                }
+                event
+            }
+            Event::Warning { step: Some(step), message, details } => {
+                with(json!({ "event": "warning", "step": step, "message": message }), details)
+            }
+            Event::Warning { step: None, message, details } => {
+                with(json!({ "event": "warning", "message": message }), details)
+            }
+            Event::Failed { error: Error::Recipe(e), .. } => json!({
+                "event": "error", "message": e.message, "file": e.file, "line": e.line, "hint": e.hint, "stack": e.stack,
+            }),
+            Event::Failed { error, .. } => {
+                json!({ "event": "error", "message": error.to_string(), "file": null, "line": null })
+            }
+            Event::Done { status, steps, seconds, metrics, weights } => json!({
+                "event": "done", "status": status, "steps": steps, "seconds": numbers::json(*seconds),
+                "metrics": object(metrics), "weights": weights,
+            }),
+            _ => return None,
+        })
+    }
+}
+
+fn plain(v: f64) -> Value {
+    serde_json::Number::from_f64(v).map_or(Value::Null, Value::Number)
+}
+
+fn with(mut event: Value, more: &Map<String, Value>) -> Value {
+    if let Value::Object(event) = &mut event {
+        event.extend(more.clone());
+    }
+    event
+}
+
+/// Makes the events of one run, and passes them on.
+pub(crate) struct Reporter {
+    listener: Rc<dyn Listener>,
+    pub dir: Option<RunDir>,
+    /// The last value of every metric, for the last event.
+    pub latest: Vec<(String, f64)>,
+    /// When training began in this process, and the seconds of training in earlier processes of the run.
+    begun: Instant,
+    before: f64,
+}
+
+impl Reporter {
+    pub fn new(listener: Rc<dyn Listener>) -> Reporter {
+        Reporter { listener, dir: None, latest: Vec::new(), begun: Instant::now(), before: 0.0 }
+    }
+
+    /// Starts the clock of the events' `seconds`, at what earlier processes of the run have taken.
+    pub fn begin(&mut self, before: f64) {
+        (self.begun, self.before) = (Instant::now(), before);
+    }
+
+    /// Seconds of training so far, to the millisecond.
+    fn seconds(&self) -> f64 {
+        ((self.before + self.begun.elapsed().as_secs_f64()) * 1e3).round() / 1e3
+    }
+
+    fn remember(&mut self, values: &[(String, f64)]) {
+        for (name, v) in values {
+            match self.latest.iter_mut().find(|(n, _)| n == name) {
+                Some(known) => known.1 = *v,
+                None => self.latest.push((name.clone(), *v)),
+            }
+        }
+    }
+
+    /// Passes an event to the listener alone.
+    pub fn tell(&self, event: &Event<'_>) {
+        self.listener.event(event);
+    }
+
+    /// Passes an event to the listener and writes it to the log, with the values that curves are drawn of.
+    fn log(&mut self, event: &Event<'_>, step: u64, values: &[(String, f64)]) -> Result<()> {
+        self.tell(event);
+        let (Some(dir), Some(json)) = (self.dir.as_mut(), event.json()) else { return Ok(()) };
+        dir.log(&json, step, values)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.dir.as_mut().map_or(Ok(()), RunDir::flush)
+    }
+
+    pub fn step(&mut self, step: u64, n: &StepNumbers) -> Result<()> {
+        let mut values = vec![("loss".to_string(), n.loss)];
+        values.extend(n.metrics.iter().cloned());
+        self.remember(&values);
+        let seconds = self.seconds();
+        let event = Event::Step { step, seconds, loss: n.loss, metrics: &n.metrics, samples: n.samples };
+        self.log(&event, step, &values)
+    }
+
+    pub fn system(&mut self, step: u64, readings: &Readings) -> Result<()> {
+        let event = Event::System { step, seconds: self.seconds(), readings };
+        self.log(&event, step, &monitor::metrics(readings))
+    }
+
+    /// Reports metrics of a split, whose name is put before theirs.
+    pub fn evaluation(&mut self, step: u64, split: &str, metrics: &[(String, f64)]) -> Result<()> {
+        tracing::info!(step, split, "evaluated");
+        let values: Vec<(String, f64)> = metrics.iter().map(|(name, v)| (format!("{split}/{name}"), *v)).collect();
+        self.remember(&values);
+        self.log(&Event::Evaluation { step, seconds: self.seconds(), metrics: &values }, step, &values)?;
+        self.flush()
+    }
+
+    pub fn checkpoint(&mut self, step: u64, path: &Path, stall: &Stall) -> Result<()> {
+        let ms = (stall.seconds * 1e5).round() / 1e2;
+        tracing::info!(step, path = %path.display(), stalled_ms = ms, note = stall.note, "checkpoint");
+        self.log(&Event::Checkpoint { step, path, stalled: stall.seconds, note: stall.note.as_deref() }, step, &[])
+    }
+
+    /// Reports a version that was applied or refused, under the step that it was applied after or the run goes back to.
+    pub fn reload(&mut self, event: &Event<'_>) -> Result<()> {
+        let step = match event {
+            Event::Applied { step, changed, .. } => {
+                tracing::info!(step, changed = ?changed, error = None::<&str>, "reload");
+                *step
+            }
+            Event::Refused { step, back_to, error } => {
+                let step = back_to.unwrap_or(*step);
+                tracing::info!(step, changed = ?[""; 0], error, "reload");
+                step
+            }
+            _ => return Ok(()),
+        };
+        self.log(event, step, &[])
+    }
+
+    /// Reports a warning that belongs to no step.
+    pub fn warning(&self, message: &str) {
+        tracing::warn!("{message}");
+        self.tell(&Event::Warning { step: None, message, details: &Map::new() });
+    }
+
+    /// Reports a warning about a step, which the log of the run keeps too.
+    pub fn warning_at(&mut self, step: u64, message: &str, details: &Map<String, Value>) -> Result<()> {
+        tracing::warn!(step, "{message}");
+        self.log(&Event::Warning { step: Some(step), message, details }, step, &[])?;
+        self.flush()
+    }
+}

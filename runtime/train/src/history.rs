@@ -1,0 +1,362 @@
+//! Records the version history of a run: every version of the recipe that was applied or refused, every return to an
+//! earlier one, every resume.
+//!
+//! `ledger.jsonl` has one line for each; the files of an applied version are in `recipe@STEP/`. Together with the start in
+//! `run.json` and `recipe/` they tell a replay which version ran from which step on.
+
+use crate::error::{Error, Result, disk};
+use crate::params::{self, Params};
+use perilune_lua::Run;
+use serde_json::{Map, Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The files of a version with their texts, the recipe itself first.
+pub type Files = Vec<(PathBuf, String)>;
+
+/// Returns the directory of a path; `.` for a bare file name.
+pub fn dir_of(path: &Path) -> PathBuf {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// Says what happened to a version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// An edit, or the return to the version before one. `from_trial`: the States of before the trial were still in memory.
+    /// `owed`: the evaluation that was due after the step had not been done.
+    Applied { from_trial: bool, owed: bool },
+    /// It was refused or reverted; with a step, the steps after that one are void.
+    Refused { back_to: Option<u64> },
+    /// The run continued from the checkpoint of this step; the steps after it are void.
+    Resumed,
+}
+
+/// One line of the history.
+pub(crate) struct HistoryEntry<'a> {
+    pub step: u64,
+    pub kind: Change,
+    pub changed: &'a [String],
+    /// The version that ran before, and this one.
+    pub before: &'a Files,
+    pub files: &'a Files,
+    /// How many States were kept, for people.
+    pub states: Option<String>,
+    pub error: Option<&'a str>,
+    /// The run that continues with it, and its params.
+    pub run: Option<(&'a Run, &'a Params)>,
+    pub device: Option<&'a str>,
+}
+
+impl<'a> HistoryEntry<'a> {
+    /// Returns the entry of an applied version; the caller sets the other fields.
+    pub fn new(files: &'a Files) -> HistoryEntry<'a> {
+        let (step, kind, changed) = (0, Change::Applied { from_trial: false, owed: false }, &[] as &[String]);
+        HistoryEntry { step, kind, changed, before: files, files, states: None, error: None, run: None, device: None }
+    }
+}
+
+/// Finds the lines that differ between two texts: the index where they begin in both, the old lines, the new ones.
+fn difference<'a>(old: &'a str, new: &'a str) -> Option<(usize, Vec<&'a str>, Vec<&'a str>)> {
+    let (a, b): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
+    let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+    if same == a.len() && same == b.len() {
+        return None;
+    }
+    let rest = a.len().min(b.len()) - same;
+    let tail = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(x, y)| x == y).count();
+    Some((same, a[same..a.len() - tail].to_vec(), b[same..b.len() - tail].to_vec()))
+}
+
+/// Lists the changed lines of each file that differs, as in `recipe.lua:12` or `recipe.lua:12-14`, by lines of the new text.
+pub fn places(before: &Files, files: &Files) -> Vec<String> {
+    let mut out = Vec::new();
+    for (path, text) in files {
+        let was = before.iter().find(|(p, _)| p == path).map_or("", |(_, t)| t);
+        if let Some((at, _, new)) = difference(was, text) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let (first, last) = (at + 1, at + new.len().max(1));
+            out.push(if first == last { format!("{name}:{first}") } else { format!("{name}:{first}-{last}") });
+        }
+    }
+    out
+}
+
+/// Returns the differences as `-` and `+` lines, for the history.
+fn diff(before: &Files, files: &Files, inside: impl Fn(&Path) -> String) -> Vec<Value> {
+    let of = |path: &PathBuf, text: &str| {
+        let was = before.iter().find(|(p, _)| p == path).map_or("", |(_, t)| t);
+        let (at, old, new) = difference(was, text)?;
+        let minus = old.iter().map(|l| format!("-{l}"));
+        let lines: Vec<String> = minus.chain(new.iter().map(|l| format!("+{l}"))).collect();
+        Some(json!({ "path": inside(path), "line": at + 1, "lines": lines }))
+    };
+    // A file that this version no longer requires has no lines left.
+    let gone = before.iter().filter(|(path, _)| !files.iter().any(|f| f.0 == *path));
+    let gone = gone.filter_map(|(path, _)| of(path, ""));
+    files.iter().filter_map(|(path, text)| of(path, text)).chain(gone).collect()
+}
+
+/// Returns names and hashes of files, as `run.json` and the history list them.
+pub fn hashes(files: &Files, home: &Path) -> Value {
+    let one = |(path, text): &(PathBuf, String)| {
+        let inside = path.strip_prefix(home).unwrap_or(path).display().to_string();
+        json!({ "path": inside, "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() })
+    };
+    files.iter().map(one).collect()
+}
+
+/// Returns a free folder name for the files of a version: `recipe@57`, `recipe@57-2`.
+fn folder(dir: &Path, step: u64) -> String {
+    let names = (1..).map(|k| if k == 1 { format!("recipe@{step}") } else { format!("recipe@{step}-{k}") });
+    names.into_iter().find(|name| !dir.join(name).exists()).unwrap_or_default()
+}
+
+/// Appends a line to the history of the run in `dir`, and stores the files of an applied version.
+pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
+    let at = dir.join("ledger.jsonl");
+    let home = dir_of(&e.files.first().map(|f| f.0.clone()).unwrap_or_default());
+    let inside = |p: &Path| p.strip_prefix(&home).unwrap_or(p).display().to_string();
+    let ok = !matches!(e.kind, Change::Refused { .. });
+    let mut line = Map::new();
+    let mut put = |key: &str, value: Value| line.insert(key.into(), value);
+    put("step", e.step.into());
+    put("time", crate::rundir::now().into());
+    put("ok", ok.into());
+    put("changed", e.changed.into());
+    put("diff", diff(e.before, e.files, inside).into());
+    put("error", e.error.into());
+    match e.kind {
+        Change::Refused { back_to: Some(n) } => put("back_to", n.into()),
+        Change::Resumed => put("resumed", true.into()),
+        Change::Applied { from_trial, owed } => {
+            for (key, _) in [("from_trial", from_trial), ("owed", owed)].iter().filter(|f| f.1) {
+                put(key, true.into());
+            }
+            None
+        }
+        _ => None,
+    };
+    if let Some(text) = &e.states {
+        put("states", text.as_str().into());
+    }
+    if let Some((run, params)) = e.run {
+        put("params", params::to_json(params));
+        put("steps", run.steps().into());
+        put("seed", run.seed().into());
+        put("precision", run.precision().into());
+    }
+    if let Some(device) = e.device {
+        put("device", device.into());
+    }
+    put("files", hashes(e.files, &home));
+    if ok {
+        let name = folder(dir, e.step);
+        for (path, text) in e.files {
+            let to = dir.join(&name).join(inside(path));
+            let parent = dir_of(&to);
+            std::fs::create_dir_all(&parent).map_err(disk("create", &parent))?;
+            std::fs::write(&to, text).map_err(disk("write", &to))?;
+        }
+        put("dir", name.into());
+    }
+    repair(&at)?;
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&at).map_err(disk("write to", &at))?;
+    writeln!(file, "{}", Value::Object(line)).map_err(disk("write to", &at))
+}
+
+/// Removes an incomplete last line: the process that wrote it may have been killed.
+fn repair(at: &Path) -> Result<()> {
+    let Ok(text) = std::fs::read_to_string(at) else { return Ok(()) };
+    if text.is_empty() || text.ends_with('\n') {
+        return Ok(());
+    }
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    std::fs::write(at, whole).map_err(disk("write to", at))
+}
+
+/// A version that ran from a step on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Version {
+    /// The step that it was applied after.
+    pub since: u64,
+    pub files: Files,
+    /// The run was resumed here: States that edits had dropped were gone.
+    pub resumed: bool,
+    /// The return from a version on trial; and before the evaluation of the step.
+    pub from_trial: bool,
+    pub owed: bool,
+    /// As recorded, where the history has them.
+    pub params: Option<Map<String, Value>>,
+    pub steps: Option<u64>,
+    pub seed: Option<i64>,
+    pub precision: Option<String>,
+}
+
+impl Version {
+    /// Returns a version of these files that starts as the run did.
+    pub fn of(files: Files) -> Version {
+        Version {
+            since: 0,
+            files,
+            resumed: false,
+            from_trial: false,
+            owed: false,
+            params: None,
+            steps: None,
+            seed: None,
+            precision: None,
+        }
+    }
+}
+
+/// Reads the listed files below `dir` and checks their hashes.
+fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
+    let names =
+        listed.as_array().into_iter().flatten().filter_map(|f| Some((f["path"].as_str()?, f["blake3"].as_str()?)));
+    let mut out = Files::new();
+    for (name, hash) in names {
+        let at = dir.join(name);
+        let text = crate::rundir::text_of(&at)?;
+        if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
+            return Err(Error::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
+        }
+        out.push((home.join(name), text));
+    }
+    Ok(out)
+}
+
+/// Reads the files that a run began with, and the versions after them in the order in which they ran.
+pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(Files, Vec<Version>)> {
+    let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
+    let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
+    let at = dir.join("ledger.jsonl");
+    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
+    let device = record.get("device").and_then(Value::as_str);
+    let mut applied: Vec<(u64, Value)> = Vec::new();
+    let lines: Vec<&str> = ledger.lines().collect();
+    for (k, line) in lines.iter().enumerate() {
+        let entry: Value = serde_json::from_str(line).unwrap_or_default();
+        let (Some(step), Some(ok)) = (entry["step"].as_u64(), entry["ok"].as_bool()) else {
+            // The last line may be incomplete: its process may have been killed.
+            if k + 1 == lines.len() && !ledger.ends_with('\n') {
+                break;
+            }
+            return Err(Error::Refused(format!("{}: is no ledger: {line}", at.display())));
+        };
+        if let Some(now) = entry["device"].as_str()
+            && let Some(was) = device
+            && now != was
+        {
+            let dir = dir.display();
+            return Err(Error::Usage(format!(
+                "{dir}: the run went from {was} to {now} at step {step}; what can be repeated stays on one device"
+            )));
+        }
+        if !ok {
+            // The run returned to the step of the last edit.
+            if entry["back_to"].is_u64() {
+                applied.pop();
+            }
+            continue;
+        }
+        // A resume makes void what came after its checkpoint. Older histories store one folder a step: the last version.
+        let resumed = entry["resumed"] == true;
+        applied.retain(|v| v.0 < step || (v.0 == step && !resumed && v.1["dir"].is_string()));
+        applied.push((step, entry));
+    }
+    let version = |(since, e): (u64, Value)| {
+        let folder = e["dir"].as_str().map_or_else(|| format!("recipe@{since}"), String::from);
+        if folder.contains(['/', '\\']) || folder.starts_with('.') {
+            return Err(Error::Refused(format!("{}: dir: is no folder of the run: {folder}", at.display())));
+        }
+        Ok(Version {
+            since,
+            files: files_below(&dir.join(folder), &e["files"], &home)?,
+            resumed: e["resumed"] == true,
+            from_trial: e["from_trial"] == true,
+            owed: e["owed"] == true,
+            params: e["params"].as_object().cloned(),
+            steps: e["steps"].as_u64(),
+            seed: e["seed"].as_i64(),
+            precision: e["precision"].as_str().map(String::from),
+        })
+    };
+    let versions = applied.into_iter().map(version).collect::<Result<_>>()?;
+    Ok((files, versions))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_lines() {
+        let lines = |a, b| {
+            let at = |text: &str| vec![(PathBuf::from("x"), text.to_string())];
+            places(&at(a), &at(b)).pop()
+        };
+        assert_eq!(lines("a\nb\nc", "a\nb\nc"), None);
+        assert_eq!(lines("a\nb\nc", "a\nx\nc").as_deref(), Some("x:2"));
+        assert_eq!(lines("a\nb\nc", "a\nx\ny\nc").as_deref(), Some("x:2-3"));
+        assert_eq!(lines("a\nb\nc", "a\nc").as_deref(), Some("x:2"));
+        assert_eq!(lines("", "a").as_deref(), Some("x:1"));
+        assert_eq!(lines("a\na\na", "a\na").as_deref(), Some("x:3"));
+        assert_eq!(difference("a\nb\nc", "a\nx\nc"), Some((1, vec!["b"], vec!["x"])));
+    }
+
+    /// A diff includes files that were added or removed.
+    #[test]
+    fn changed_files() {
+        let files =
+            |list: &[(&str, &str)]| list.iter().map(|(p, t)| (PathBuf::from(p), t.to_string())).collect::<Files>();
+        let (before, after) = (files(&[("a", "1\n2"), ("b", "3")]), files(&[("a", "1\n4"), ("c", "5")]));
+        let said = diff(&before, &after, |p| p.display().to_string());
+        let said: Vec<String> = said.iter().map(|d| format!("{}:{} {}", d["path"], d["line"], d["lines"])).collect();
+        assert_eq!(said, [r#""a":2 ["-2","+4"]"#, r#""c":1 ["+5"]"#, r#""b":1 ["-3"]"#]);
+    }
+
+    /// Later lines make earlier ones void: another version at the same step, a return, a resume.
+    #[test]
+    fn what_ran_from_which_step() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let put = |at: &str, text: &str| {
+            let at = dir.path().join(at);
+            std::fs::create_dir_all(at.parent().expect("a parent")).expect("made");
+            std::fs::write(at, text).expect("written");
+        };
+        let file = |text: &str| json!([{ "path": "a.lua", "blake3": blake3::hash(text.as_bytes()).to_hex().as_str() }]);
+        put("recipe/a.lua", "one");
+        let record = json!({ "files": file("one"), "steps_done": 9, "weights": "w", "device": "cpu" });
+        let record = record.as_object().expect("an object").clone();
+        let recipe = Path::new("here/a.lua");
+        let versions = |lines: &[Value]| {
+            let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+            put("ledger.jsonl", &lines.join("\n"));
+            let (files, versions) = read(dir.path(), &record, recipe)?;
+            assert_eq!(files, [(recipe.to_path_buf(), "one".to_string())]);
+            Ok(versions.into_iter().map(|v| (v.since, v.files[0].1.clone(), v.resumed)).collect::<Vec<_>>())
+        };
+        let entry = |step: u64, text: &str| json!({ "step": step, "ok": true, "files": file(text) });
+        put("recipe@7/a.lua", "three");
+        let bad = json!({ "step": 7, "ok": false, "files": file("bad") });
+        let two = [entry(7, "two"), bad, entry(7, "three")];
+        assert_eq!(versions(&two).map_err(|e: Error| e.to_string()), Ok(vec![(7, "three".into(), false)]));
+        put("recipe@9/a.lua", "four");
+        let back = json!({ "step": 12, "ok": false, "back_to": 9, "files": file("four") });
+        let gone = [entry(7, "three"), entry(9, "four"), back]; // the last one is void
+        assert_eq!(versions(&gone).map_err(|e| e.to_string()), Ok(vec![(7, "three".into(), false)]));
+        put("recipe@8/a.lua", "two");
+        let resumed = json!({ "step": 8, "ok": true, "resumed": true, "dir": "recipe@8", "files": file("two") });
+        let twice = [entry(7, "three"), entry(9, "four"), resumed];
+        let said = vec![(7, "three".into(), false), (8, "two".into(), true)];
+        assert_eq!(versions(&twice).map_err(|e| e.to_string()), Ok(said));
+        let fails = |lines: &[Value], text: &str| {
+            let e = versions(lines).expect_err("refused").to_string();
+            assert!(e.contains(text), "{e}");
+        };
+        fails(&[json!({ "step": 8, "ok": true, "device": "cuda:0", "files": [] })], "from cpu to cuda:0 at step 8");
+        fails(&[json!({ "step": 8, "ok": true, "dir": "../x", "files": [] })], "is no folder of the run");
+        put("recipe@7/a.lua", "other");
+        fails(&two, "recipe@7/a.lua: is not the file that ran");
+    }
+}

@@ -1,0 +1,66 @@
+//! Trains a recipe: steps, evaluations, checkpoints, hot reload, resume and replay.
+//!
+//! A [`RunSpec`] describes a run as plain data. A [`Trainer`] drives it in a [`perilune_lua::Runtime`] that the caller opens,
+//! and reports every [`Event`] to a [`Listener`]. Another thread, or a signal handler, makes requests through a [`Control`],
+//! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process; what it writes
+//! lies in the run directory (`rundir.rs`).
+//!
+//! ```no_run
+//! use perilune_lua::{Runtime, RuntimeOptions};
+//! use perilune_train::{Control, Event, RunSpec, Trainer};
+//! use std::rc::Rc;
+//!
+//! # fn main() -> perilune_train::Result<()> {
+//! let spec = RunSpec { recipe: "recipes/digits.lua".into(), checkpoint_every: Some(100), ..RunSpec::default() };
+//! let control = Control::default();
+//! let listener = Rc::new(|event: &Event<'_>| {
+//!     if let Event::Step { step, loss, .. } = event {
+//!         println!("{step} {loss}");
+//!     }
+//! });
+//! let outcome = Trainer::new(spec, control, listener).run(|spec| {
+//!     let backend = Rc::new(perilune_cpu::Cpu::new(None));
+//!     let print = Rc::new(|text: &str| println!("{text}"));
+//!     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
+//! })?;
+//! println!("{:?} after {} steps", outcome.end, outcome.steps);
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(unsafe_code)]
+
+mod anomaly;
+mod cancel;
+mod checkpoints;
+mod error;
+mod events;
+mod git;
+pub mod history;
+mod hot_reload;
+mod monitor;
+pub mod numbers;
+pub mod params;
+mod replay;
+mod resume;
+mod retention;
+mod rundir;
+mod source;
+mod spec;
+mod tensorboard;
+mod trainer;
+mod training_loop;
+mod weights;
+
+pub use cancel::Control;
+pub use error::{Error, Result, disk, plain};
+pub use events::{Event, Listener, SCHEMA};
+pub use hot_reload::{Candidate, NextVersion, Reloader, StartOptions};
+pub use replay::Replay;
+pub use resume::{Resume, record_of};
+pub use retention::Retention;
+pub use source::{Source, calls_recipe, mentions};
+pub use spec::RunSpec;
+pub use trainer::{Outcome, Trainer};
+pub use training_loop::End;
+pub use weights::weights_hash;

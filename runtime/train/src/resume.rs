@@ -1,0 +1,205 @@
+//! Restores a run from its last checkpoint.
+
+use crate::error::{Error, Result};
+use crate::events::{Event, Reporter};
+use crate::history::{self, Change, Files, HistoryEntry};
+use crate::params::{self, Params};
+use perilune_checkpoint::{Snapshot, list, read};
+use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const MODEL: &str = "model.";
+
+/// A run to continue: its directory, its `run.json`, its last checkpoint.
+pub struct Resume {
+    pub dir: PathBuf,
+    pub record: Map<String, Value>,
+    snapshot: Snapshot,
+    path: PathBuf,
+}
+
+/// Reads the `run.json` of a run.
+pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
+    let at = dir.join("run.json");
+    match serde_json::from_str(&crate::rundir::text_of(&at)?) {
+        Ok(Value::Object(map)) => Ok(map),
+        _ => Err(Error::Refused(format!("{}: is not the record of a run", at.display()))),
+    }
+}
+
+/// Finds the run below `runs/` of this recipe file that was started last.
+fn newest(recipe: &Path) -> Option<PathBuf> {
+    let dirs = std::fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
+    let wanted = recipe.display().to_string();
+    let runs = dirs.filter_map(|dir| {
+        let record = record_of(&dir).ok()?;
+        let ours = record.get("path").and_then(Value::as_str) == Some(&wanted);
+        let started = record.get("started").and_then(Value::as_str).unwrap_or_default().to_string();
+        ours.then_some((started, dir))
+    });
+    runs.max().map(|r| r.1)
+}
+
+impl Resume {
+    /// Reads the last checkpoint of the run in `given`, or else of the newest run of this recipe below `runs/`.
+    pub fn find(given: Option<&Path>, recipe: &Path) -> Result<Resume> {
+        let dir = match given {
+            Some(dir) => dir.to_path_buf(),
+            None => newest(recipe).ok_or_else(|| {
+                let name = recipe.display();
+                Error::Usage(format!(
+                    "--resume: there is no run of {name} below runs/; name its directory with --run-dir"
+                ))
+            })?,
+        };
+        Resume::of(dir, "--resume")
+    }
+
+    /// Reads the last checkpoint of the run in `dir`; messages begin with `op`.
+    pub fn of(dir: PathBuf, op: &str) -> Result<Resume> {
+        let checkpoints = dir.join("checkpoints");
+        let found = list(&checkpoints)?;
+        let Some(newest) = found.last() else {
+            return Err(Error::Usage(format!(
+                "{op}: there is no checkpoint in {}; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+                checkpoints.display()
+            )));
+        };
+        let snapshot = read(&newest.path).map_err(|e| match Error::from(e) {
+            Error::Refused(text) if found.len() > 1 => Error::Refused(format!(
+                "{text}\n  hint: remove {} to go on from step {}",
+                newest.path.display(),
+                found[found.len() - 2].step
+            )),
+            other => other,
+        })?;
+        let record = record_of(&dir)?;
+        Ok(Resume { dir, record, path: newest.path.clone(), snapshot })
+    }
+
+    /// Returns the step of the checkpoint.
+    pub fn step(&self) -> u64 {
+        self.snapshot.step
+    }
+
+    fn object(&self, key: &str) -> Map<String, Value> {
+        self.record.get(key).and_then(Value::as_object).cloned().unwrap_or_default()
+    }
+
+    /// Returns the params of the run as `--set` would give them.
+    pub fn params(&self) -> Vec<(String, String)> {
+        params::as_given(&self.object("params"))
+    }
+
+    /// Returns the params that were given explicitly.
+    pub fn given(&self) -> Vec<(String, String)> {
+        params::as_given(&self.object("set"))
+    }
+
+    /// Returns the defaults that the params of its recipe had, as text.
+    pub fn defaults(&self) -> BTreeMap<String, String> {
+        params::as_given(&self.object("defaults")).into_iter().collect()
+    }
+
+    /// Returns the number of steps of the run.
+    pub fn steps(&self) -> Option<u32> {
+        self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+    }
+
+    /// Returns the seed of the run.
+    pub fn seed(&self) -> Option<i64> {
+        self.record.get("seed").and_then(Value::as_i64)
+    }
+
+    /// Returns the precision of the run.
+    pub fn precision(&self) -> Option<String> {
+        self.record.get("precision").and_then(Value::as_str).map(String::from)
+    }
+
+    /// Loads the checkpoint into a freshly built run. Its States must match those of the checkpoint; with `edited` the ones
+    /// that fit are taken, as in a reload.
+    pub fn restore(&self, run: &Run, edited: bool) -> Result<StateMigration> {
+        let refuse = |what: String| Error::Refused(format!("{}: {what}", self.path.display()));
+        let s = &self.snapshot;
+        let cursor = s
+            .record
+            .get("cursor")
+            .and_then(Value::as_object)
+            .ok_or_else(|| refuse("run.json: cursor: is missing".into()))?;
+        let rng = s.record.get("rng").unwrap_or(&Value::Null);
+        let (Some(seed), Some(step)) = (rng["seed"].as_u64(), rng["step"].as_u64().and_then(|n| u32::try_from(n).ok()))
+        else {
+            return Err(refuse("run.json: rng: needs `seed` and `step`".into()));
+        };
+        let mut states: Vec<_> = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone())).collect();
+        states.extend(s.optimizer.iter().cloned());
+        let number = |v: &Value| match v {
+            Value::Bool(b) => Some(ParamValue::Bool(*b)),
+            Value::Number(n) => {
+                Some(n.as_i64().map_or_else(|| ParamValue::Float(n.as_f64().unwrap_or(f64::NAN)), ParamValue::Int))
+            }
+            Value::String(s) => Some(ParamValue::Str(s.clone())),
+            _ => None,
+        };
+        let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
+        let how = if edited { Taking::Fitting } else { Taking::Exact };
+        let source = Source::Values { states: &states, cursor: &cursor };
+        let handover = run.take_over(source, &DroppedStates::default(), how)?;
+        if !edited && !handover.exact() {
+            return Err(refuse(format!(
+                "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
+                handover.misfit(),
+                self.dir.display()
+            )));
+        }
+        run.set_rng((seed, step));
+        Ok(handover)
+    }
+
+    /// Reports the resume and records it in the history, which a replay follows.
+    pub(crate) fn enter(
+        &self,
+        files: &Files,
+        (run, values): (&Run, &Params),
+        handover: &StateMigration,
+        about: &Map<String, Value>,
+        edited: bool,
+        reporter: &mut Reporter,
+    ) -> Result<()> {
+        let name = files.first().map(|f| f.0.clone()).unwrap_or_default();
+        // The version that ran until then; the history of an older release may lack it.
+        let (first, versions) = history::read(&self.dir, &self.record, &name).unwrap_or_default();
+        let before = versions.into_iter().rfind(|v| v.since <= self.step()).map_or(first, |v| v.files);
+        let mut changed: Vec<String> = Vec::new();
+        let was = self.params();
+        for (key, value) in params::as_given(params::to_json(values).as_object().unwrap_or(&Map::new())) {
+            match was.iter().find(|p| p.0 == key) {
+                Some((_, old)) if *old == value => {}
+                Some((_, old)) => changed.push(format!("{key} {old} -> {value}")),
+                None => changed.push(format!("{key} {value}")),
+            }
+        }
+        changed.extend(history::places(&before, files));
+        let step = self.step();
+        let states = handover.show();
+        reporter.tell(&Event::Resumed { step, dir: &self.dir, changed: &changed, states: states.as_deref() });
+        let entry = HistoryEntry {
+            step,
+            kind: Change::Resumed,
+            changed: &changed,
+            before: &before,
+            states,
+            run: Some((run, values)),
+            device: about["device"].as_str(),
+            ..HistoryEntry::new(files)
+        };
+        history::record(&self.dir, &entry)?;
+        let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
+        // An edited default that was not applied is applied by a later resume with `edited`.
+        let waits = !edited && self.record.contains_key("defaults");
+        let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);
+        reporter.dir.as_mut().map_or(Ok(()), |dir| dir.update(fields))
+    }
+}

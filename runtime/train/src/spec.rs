@@ -1,0 +1,76 @@
+//! Describes a run: the plain data that a [`crate::Trainer`] is made of.
+
+use crate::error::{Error, Result};
+use crate::hot_reload::StartOptions;
+use crate::replay::Replay;
+use crate::resume::Resume;
+use crate::retention::Retention;
+use std::path::PathBuf;
+
+/// What to train, and how. Everything but the recipe may be left at its default.
+#[derive(Clone, Debug, Default)]
+pub struct RunSpec {
+    /// The recipe or script, a `.lua` file.
+    pub recipe: PathBuf,
+    /// Params set explicitly, as `--set` gives them; the runtime has to be opened with the same ones.
+    pub params: Vec<(String, String)>,
+    pub start: StartOptions,
+    /// Where results go; `runs/NAME-DATE-TIME` by default. A resume looks for the run here.
+    pub run_dir: Option<PathBuf>,
+    /// Write a checkpoint every so many steps, besides the one at the end.
+    pub checkpoint_every: Option<u64>,
+    pub retention: Retention,
+    /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run.
+    pub resume: bool,
+    /// With `resume`: apply an edited recipe as a hot reload would.
+    pub edited: bool,
+    /// Apply edits of the recipe, and of the files it requires, when they are saved.
+    pub watch: bool,
+    /// `stop`, `skip` or `warn`: what a non-finite loss or gradient norm does.
+    pub on_nan: Option<String>,
+    /// `warn`, `skip`, `stop` or `off`: what a spike of the loss does.
+    pub on_spike: Option<String>,
+    /// Repeat this run instead of what is on the disk.
+    pub replay: Option<Replay>,
+    /// The command line and the number of CPU threads, for `run.json` only.
+    pub command: Vec<String>,
+    pub threads: usize,
+}
+
+impl RunSpec {
+    /// Returns values that a recipe may have params for: `steps` and `seed`, then what a resumed run was given. Unlike
+    /// `params`, a value for which there is no param is not an error.
+    pub(crate) fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>> {
+        let mut out = Vec::new();
+        for (name, value) in [("steps", self.start.steps.map(i64::from)), ("seed", self.start.seed)] {
+            let Some(value) = value else { continue };
+            if self.params.iter().any(|(key, _)| key == name) {
+                return Err(Error::Usage(format!(
+                    "--{name} and --set {name}=… say the same thing twice; give one of them"
+                )));
+            }
+            out.push((name.to_string(), value.to_string()));
+        }
+        for (name, value) in resume.map(Resume::given).unwrap_or_default() {
+            if !out.iter().chain(&self.params).any(|(key, _)| *key == name) {
+                out.push((name, value));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Lists the options given that a plain script does not read; `params` are the names of those that it reads.
+    pub(crate) fn ignored_by_script(&self, params: &[String]) -> Vec<&'static str> {
+        let given = [
+            ("--steps", self.start.steps.is_some() && !params.iter().any(|n| n == "steps")),
+            ("--run-dir", self.run_dir.is_some()),
+            ("--precision", self.start.precision.is_some()),
+            ("--memory-budget", self.start.memory_budget.is_some()),
+            ("--checkpoint-every", self.checkpoint_every.is_some()),
+            ("--watch", self.watch),
+            ("--on-nan", self.on_nan.is_some()),
+            ("--on-spike", self.on_spike.is_some()),
+        ];
+        given.into_iter().chain(self.retention.given()).filter(|o| o.1).map(|o| o.0).collect()
+    }
+}

@@ -1,0 +1,373 @@
+//! Drives a run from start to end: loads the recipe, restores a checkpoint, trains, evaluates, and closes the record.
+
+use crate::cancel::Control;
+use crate::checkpoints::Checkpoints;
+use crate::error::{Error, Result};
+use crate::events::{Event, Listener, Reporter, SCHEMA};
+use crate::history;
+use crate::hot_reload::{Reloader, StartOptions};
+use crate::monitor::Monitor;
+use crate::numbers::{self, object};
+use crate::params;
+use crate::resume::Resume;
+use crate::rundir::{self, LogTail, RunDir};
+use crate::source::Source;
+use crate::spec::RunSpec;
+use crate::training_loop::{End, TrainingLoop};
+use crate::weights::weights_hash;
+use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// A run that is ready to start.
+pub struct Trainer {
+    spec: RunSpec,
+    control: Control,
+    listener: Rc<dyn Listener>,
+}
+
+/// The result of a run that has not failed.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub end: End,
+    /// Steps that the run has taken in all; 0 for a plain script.
+    pub steps: u64,
+    /// The run directory; none for a plain script.
+    pub run_dir: Option<PathBuf>,
+    /// The hash of all States; see [`crate::weights_hash`].
+    pub weights: Option<String>,
+}
+
+impl Trainer {
+    /// Creates a trainer. Requests come through `control`, from any thread; events go to `listener`, on this one.
+    pub fn new(spec: RunSpec, control: Control, listener: Rc<dyn Listener>) -> Trainer {
+        Trainer { spec, control, listener }
+    }
+
+    /// Runs to the end, to a stop request, or to an error. `open` creates the runtime, with the params of the spec, once the
+    /// recipe and the checkpoint have been found. An error is reported to the listener and recorded in `run.json`.
+    pub fn run(self, open: impl FnOnce(&RunSpec) -> Result<Runtime>) -> Result<Outcome> {
+        let begun = Instant::now();
+        let mut reporter = Reporter::new(self.listener.clone());
+        let result = self.start(open, &mut reporter, begun);
+        let error = match result {
+            Ok(outcome) => return Ok(outcome),
+            Err(Error::Recipe(e)) if e.cause == Cause::LeftBreakpoint => {
+                reporter.warning(&e.message);
+                if let Some(dir) = reporter.dir.as_mut() {
+                    dir.flush().and_then(|()| dir.update([("status", Value::from("interrupted"))]))?;
+                }
+                let run_dir = reporter.dir.map(|d| d.path);
+                return Ok(Outcome { end: End::LeftBreakpoint, steps: 0, run_dir, weights: None });
+            }
+            Err(error) => error,
+        };
+        if let Some(dir) = reporter.dir.as_mut() {
+            let fields = [
+                ("status", Value::from("failed")),
+                ("error", Value::from(error.to_string())),
+                ("seconds", json!(begun.elapsed().as_secs_f64())),
+                ("metrics", object(&reporter.latest)),
+            ];
+            // The caller needs to see the first error; a full disk may be its cause.
+            let _ = dir.flush().and_then(|()| dir.update(fields));
+        }
+        let run_dir = reporter.dir.as_ref().map(|d| d.path.as_path());
+        reporter.tell(&Event::Failed { error: &error, run_dir });
+        Err(error)
+    }
+
+    fn start(
+        &self,
+        open: impl FnOnce(&RunSpec) -> Result<Runtime>,
+        reporter: &mut Reporter,
+        begun: Instant,
+    ) -> Result<Outcome> {
+        let spec = &self.spec;
+        let source = match &spec.replay {
+            Some(replay) => Source { path: spec.recipe.clone(), text: replay.text()?.to_string() },
+            None => Source::read(&spec.recipe)?,
+        };
+        let resume = match spec.resume {
+            true => Some(Resume::find(spec.run_dir.as_deref(), &source.path)?),
+            false => None,
+        };
+        let offered = spec.offered(resume.as_ref())?;
+        let seed = spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed));
+        let runtime = open(spec)?;
+        let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
+        runtime.offer_params(offered);
+        if let Some(resume) = &resume {
+            // A resumed run keeps its params, except those that are set now and those whose edited defaults are applied.
+            let baseline = if spec.edited { resume.defaults() } else { Default::default() };
+            runtime.keep_params(resume.params(), baseline);
+        }
+        if let Some(replay) = &spec.replay {
+            runtime.set_texts(&replay.files);
+        }
+        if let Some(seed) = seed {
+            runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
+        }
+        let mut about = about(spec, &source, &runtime);
+        about.insert("set".into(), Value::Object(set));
+        match source.load(&runtime)? {
+            Loaded::Script if spec.resume => Err(Error::Usage(format!(
+                "--resume: {} is a plain script; only recipes have checkpoints",
+                source.path.display()
+            ))),
+            Loaded::Script => {
+                self.finish_script(reporter, &runtime);
+                about.insert("params".into(), json!({}));
+                reporter.tell(&Event::Start { fields: &about });
+                let seconds = begun.elapsed().as_secs_f64();
+                reporter.tell(&Event::Done { status: "done", steps: 0, seconds, metrics: &[], weights: None });
+                Ok(Outcome { end: End::Finished, steps: 0, run_dir: None, weights: None })
+            }
+            Loaded::Recipe(recipe) => {
+                let (runtime, recipe, source) = (&runtime, &recipe, &source);
+                let session = Session { spec, control: &self.control, source, runtime, recipe, begun, seed, resume };
+                session.train(about, reporter)
+            }
+        }
+    }
+
+    /// Warns about options that had no effect on a plain script, which has run.
+    fn finish_script(&self, reporter: &Reporter, runtime: &Runtime) {
+        let idle = self.spec.ignored_by_script(&runtime.params().names);
+        if !idle.is_empty() {
+            let name = self.spec.recipe.display();
+            reporter.warning(&format!("{name} is a plain script: {} had no effect", idle.join(" and ")));
+        }
+    }
+}
+
+/// Returns the fields of `run.json` that are known before the recipe is.
+fn about(spec: &RunSpec, source: &Source, runtime: &Runtime) -> Map<String, Value> {
+    let engine = runtime.host().engine.borrow();
+    let backend = engine.backend();
+    let mut out = Map::new();
+    let name = source.path.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+    put("schema", SCHEMA.into());
+    put("versions", json!({ "perilune": env!("CARGO_PKG_VERSION"), "lua": "5.4" }));
+    put("recipe", name.into());
+    put("path", source.path.display().to_string().into());
+    put("device", backend.name().into());
+    put("device_description", backend.describe().into());
+    put("threads", spec.threads.into());
+    put("precision", spec.start.precision.as_deref().unwrap_or("f32").into());
+    put("started", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
+    out
+}
+
+/// Returns a recipe's file and those it required: path below `recipe/`, text.
+fn own_files(source: &Source, required: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
+    let name = source.path.file_name().map_or_else(|| PathBuf::from("recipe.lua"), PathBuf::from);
+    let mut out = vec![(name, source.text.clone())];
+    let inside = |path: &Path| path.strip_prefix(source.dir()).unwrap_or(path).to_path_buf();
+    out.extend(required.into_iter().map(|(path, text)| (inside(&path), text)));
+    out
+}
+
+/// The run of a recipe that has been loaded.
+struct Session<'a> {
+    spec: &'a RunSpec,
+    control: &'a Control,
+    source: &'a Source,
+    runtime: &'a Runtime,
+    recipe: &'a Recipe,
+    begun: Instant,
+    seed: Option<i64>,
+    resume: Option<Resume>,
+}
+
+impl Session<'_> {
+    /// The number of steps that overrides the recipe's.
+    fn steps(&self) -> Option<u32> {
+        self.spec.start.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
+    }
+
+    /// Builds the run, and restores the checkpoint of a resumed one.
+    fn build(&self) -> Result<(Run, StateMigration)> {
+        if let Some(steps) = self.steps()
+            && !self.runtime.params().names.iter().any(|n| n == "steps")
+        {
+            self.recipe.set_steps(i64::from(steps))?;
+        }
+        let recorded = self.resume.as_ref().and_then(Resume::precision);
+        let precision = self.spec.start.precision.clone().or(recorded);
+        let run = self.recipe.start(self.seed, precision.as_deref(), self.spec.start.memory_budget)?;
+        let mut handover = StateMigration::default();
+        if let Some(resume) = &self.resume {
+            handover = resume.restore(&run, self.spec.edited)?;
+            if self.spec.edited {
+                run.rehearse()?;
+            }
+        }
+        Ok((run, handover))
+    }
+
+    fn train(&self, mut about: Map<String, Value>, reporter: &mut Reporter) -> Result<Outcome> {
+        let values = self.recipe.params()?;
+        let (run, handover) = self.build()?;
+        let samples: Vec<(String, u64)> =
+            run.splits().into_iter().filter_map(|s| Some((s.clone(), run.samples(&s)?))).collect();
+        about.insert("recipe".into(), self.recipe.name().into());
+        about.insert("params".into(), params::to_json(&values));
+        about.insert("defaults".into(), json!(self.runtime.params().defaults));
+        about.insert("seed".into(), run.seed().into());
+        about.insert("precision".into(), run.precision().into());
+        about.insert("steps".into(), run.steps().into());
+        about.insert("parameters".into(), run.num_parameters().into());
+        let sizes = samples.iter().map(|(s, n)| (s.clone(), Value::from(*n))).collect();
+        about.insert("samples".into(), Value::Object(sizes));
+
+        reporter.tell(&Event::Training);
+        let mut checkpoints = self.checkpoints(&about, &run, reporter)?;
+        let mut tail = LogTail::default();
+        if let Some(resume) = &self.resume {
+            let (dir, found) = RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?;
+            (reporter.dir, tail) = (Some(dir), found);
+            about.insert("resumed".into(), resume.step().into());
+        }
+        let dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        about.insert("run_dir".into(), dir.display().to_string().into());
+        reporter.tell(&Event::Start { fields: &about });
+        let device = self.runtime.host().engine.borrow().backend().describe();
+        let (name, parameters) = (self.recipe.name(), run.num_parameters());
+        let seed = run.seed();
+        reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, samples: &samples, seed });
+        if let Some(resume) = &self.resume {
+            let files = own_files(self.source, self.runtime.required());
+            resume.enter(&files, (&run, &values), &handover, &about, self.spec.edited, reporter)?;
+        }
+
+        reporter.begin(tail.seconds);
+        let start = StartOptions {
+            seed: self.seed,
+            precision: Some(run.precision()),
+            steps: self.steps(),
+            memory_budget: self.spec.start.memory_budget,
+        };
+        let replay = self.spec.replay.as_ref();
+        let mut reloader = Reloader::new(self.runtime, self.source, start, self.control.clone(), replay);
+        if self.spec.watch {
+            reloader.watch_files()?;
+        }
+        let run = Rc::new(run);
+        let mut training =
+            TrainingLoop::new(run.clone(), values, reporter, self.control, &mut checkpoints, Some(reloader));
+        training.run.time_data(training.data_time.clone())?;
+        training.announce_version();
+        training.monitor = self.runtime.host().engine.borrow().backend().probe().and_then(Monitor::start);
+        training.set_policies((self.spec.on_nan.clone(), self.spec.on_spike.clone()))?;
+        training.remember(&tail.history);
+        training.evaluated = tail.evaluated.map(|values| (run.count(), values));
+        training.until = replay.map(|r| r.steps);
+        let end = loop {
+            let end = training.train()?;
+            if end != End::Finished {
+                break end;
+            }
+            match self.conclude(&mut training) {
+                Ok(end) => break end,
+                // The version before may have more steps.
+                Err(error) => training.recover(error)?,
+            }
+        };
+        let run = training.run.clone();
+        drop(training);
+        checkpoints.finish(reporter)?;
+        self.close(&run, end, reporter)
+    }
+
+    /// Creates the schedule of checkpoints, and the run directory unless the run is resumed.
+    fn checkpoints(&self, about: &Map<String, Value>, run: &Run, reporter: &mut Reporter) -> Result<Checkpoints> {
+        let fields: Map<String, Value> = ["recipe", "params", "seed", "precision", "versions"]
+            .iter()
+            .map(|k| (k.to_string(), about[*k].clone()))
+            .collect();
+        let create = |dir: &Path, record| {
+            let (every, retention) = (self.spec.checkpoint_every, self.spec.retention.clone());
+            Checkpoints::new(dir, every, retention, fields, run, record)
+        };
+        if let Some(resume) = &self.resume {
+            return create(&resume.dir, Some(&resume.record));
+        }
+        // Wrong options are reported before a directory is made.
+        self.spec.retention.choose(run)?;
+        let dir = self.create_dir(about)?;
+        let out = create(&dir.path, None)?;
+        reporter.dir = Some(dir);
+        Ok(out)
+    }
+
+    fn create_dir(&self, about: &Map<String, Value>) -> Result<RunDir> {
+        let files = own_files(self.source, self.runtime.required());
+        let mut record = about.clone();
+        record.insert("files".into(), history::hashes(&files, Path::new("")));
+        record.insert("command".into(), self.spec.command.clone().into());
+        let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
+        record.insert("directory".into(), here.into());
+        record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
+        record.insert("host".into(), rundir::hostname().into());
+        record.insert("pid".into(), std::process::id().into());
+        RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
+    }
+
+    /// Does the last evaluations and the recipe's own end.
+    fn conclude(&self, training: &mut TrainingLoop<'_>) -> Result<End> {
+        let mut evaluations = Vec::new();
+        for split in ["valid", "test"] {
+            if let Some(code) = self.control.stop_requested() {
+                return Ok(End::Stopped { code });
+            }
+            if training.can_evaluate(split) {
+                evaluations.push((split, training.evaluate(split)?));
+            }
+        }
+        let dir = training.reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        let steps = training.run.count();
+        training.reporter.tell(&Event::Finished { steps, evaluations: &evaluations, run_dir: &dir });
+        training.rng = training.run.rng();
+        training.aside(|run| run.finish())?;
+        Ok(self.control.stop_requested().map_or(End::Finished, |code| End::Stopped { code }))
+    }
+
+    /// Hashes the weights, completes `run.json`, and compares a replay with its original.
+    fn close(&self, run: &Run, end: End, reporter: &mut Reporter) -> Result<Outcome> {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let weights = weights_hash(run)?;
+        let (step, steps) = (run.count(), run.steps());
+        let status = if end == End::Finished { "done" } else { "interrupted" };
+        if let End::Stopped { code } = end {
+            reporter.tell(&Event::Stopped { code, step, steps });
+        }
+        let metrics = object(&reporter.latest);
+        if let Some(dir) = reporter.dir.as_mut() {
+            dir.flush()?;
+            dir.update([
+                ("status", status.into()),
+                ("steps_done", step.into()),
+                ("seconds", numbers::json(seconds)),
+                ("metrics", metrics),
+                ("weights", weights.as_str().into()),
+            ])?;
+        }
+        let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));
+        reporter.tell(&Event::Done { status, steps: step, seconds, metrics, weights: hash });
+        if let Some(was) = self.spec.replay.as_ref().and_then(|r| r.weights.as_ref())
+            && end == End::Finished
+        {
+            if *was != weights {
+                let text = format!("the weights differ from the run's: {weights}, then {was}");
+                return Err(Error::System(text));
+            }
+            reporter.tell(&Event::Reproduced);
+        }
+        let run_dir = reporter.dir.as_ref().map(|d| d.path.clone());
+        Ok(Outcome { end, steps: step, run_dir, weights: Some(weights) })
+    }
+}

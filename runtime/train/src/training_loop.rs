@@ -1,0 +1,331 @@
+//! Runs the training loop: issues steps, reads their numbers one step later, evaluates, and writes checkpoints.
+//!
+//! The numbers of step k are read after step k + 1 has been issued, so that reading never stalls the device. A non-finite
+//! loss is therefore detected one step late, and reported with the step that it belongs to.
+
+use crate::anomaly::{Detector, Finding, Limit, Policy};
+use crate::cancel::Control;
+use crate::checkpoints::Checkpoints;
+use crate::error::Result;
+use crate::events::{Event, Reporter};
+use crate::hot_reload::{Reloader, Trial};
+use crate::monitor::Monitor;
+use perilune_lua::{Failed, ParamValue, Run, StepResult};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// The state of the loop.
+pub(crate) struct TrainingLoop<'a> {
+    pub run: Rc<Run>,
+    pub params: Vec<(String, ParamValue)>,
+    pub reporter: &'a mut Reporter,
+    pub control: &'a Control,
+    pub checkpoints: &'a mut Checkpoints,
+    /// Finds edits; the version on trial.
+    pub reloader: Option<Reloader<'a>>,
+    pub trial: Option<Trial>,
+    /// A step whose evaluation and checkpoint have not been handled yet.
+    pub owed: Option<u64>,
+    /// The random number state before the step or evaluation that runs.
+    pub rng: (u64, u32),
+    /// The last loss that was read is finite.
+    pub sound: bool,
+    /// The pending failure is a non-finite loss; States may be corrupt.
+    pub corrupt: bool,
+    /// Ends the run at this step, whatever the recipe says.
+    pub until: Option<u64>,
+    pub(crate) pending: Option<Pending>,
+    pub(crate) detector: Detector,
+    /// Samples the device's sensors, where it has some.
+    pub monitor: Option<Monitor>,
+    /// The anomaly policies of the caller, for non-finite values and for spikes, and those in force.
+    pub(crate) policies: (Option<String>, Option<String>),
+    pub(crate) on_nan: Policy,
+    pub(crate) on_spike: Policy,
+    /// Steps in a row that were not finite, or skipped; whether the origin of one has been searched.
+    pub(crate) bad: u32,
+    pub(crate) traced: bool,
+    pub(crate) last_loss: Option<f64>,
+    /// Seconds spent on making batches, and how many of them have been reported.
+    pub data_time: Rc<Cell<f64>>,
+    pub data_seen: f64,
+    /// Durations of the last of each.
+    last_step: Option<Duration>,
+    last_evaluation: Option<Duration>,
+    /// The last evaluation of the valid split: step and metrics.
+    pub evaluated: Option<(u64, Vec<(String, f64)>)>,
+}
+
+/// A step whose numbers have not been read.
+pub(crate) struct Pending {
+    pub step: u64,
+    result: StepResult,
+    /// The random number state before it, and the limit of its loss.
+    pub rng: (u64, u32),
+    limit: Option<Limit>,
+}
+
+/// A step or an evaluation may be cancelled once it takes this many times as long as the last of its kind.
+const LONG: u32 = 10;
+/// The shortest duration that this is applied to, and the estimate for the first of its kind.
+const LEAST: Duration = Duration::from_millis(500);
+const FIRST: Duration = Duration::from_secs(6);
+
+/// Says why a run ended without an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    Finished,
+    /// A stop request, with its code.
+    Stopped {
+        code: usize,
+    },
+    /// The person left at a breakpoint.
+    LeftBreakpoint,
+}
+
+impl<'a> TrainingLoop<'a> {
+    pub fn new(
+        run: Rc<Run>,
+        params: Vec<(String, ParamValue)>,
+        reporter: &'a mut Reporter,
+        control: &'a Control,
+        checkpoints: &'a mut Checkpoints,
+        reloader: Option<Reloader<'a>>,
+    ) -> Self {
+        let rng = run.rng();
+        TrainingLoop {
+            run,
+            params,
+            reporter,
+            control,
+            checkpoints,
+            reloader,
+            trial: None,
+            owed: None,
+            rng,
+            sound: true,
+            corrupt: false,
+            until: None,
+            pending: None,
+            detector: Detector::new(),
+            monitor: None,
+            policies: (None, None),
+            on_nan: Policy::Stop,
+            on_spike: Policy::Warn,
+            bad: 0,
+            traced: false,
+            last_loss: None,
+            data_time: Rc::default(),
+            data_seen: 0.0,
+            last_step: None,
+            last_evaluation: None,
+            evaluated: None,
+        }
+    }
+
+    /// Sets the anomaly policies; those of the caller override those of the recipe.
+    pub fn set_policies(&mut self, policies: (Option<String>, Option<String>)) -> Result<()> {
+        self.run.set_policies(policies.0.as_deref(), policies.1.as_deref())?;
+        let (on_nan, on_spike) = self.run.policies();
+        (self.on_nan, self.on_spike) = (Policy::of(&on_nan), Policy::of(&on_spike));
+        self.policies = policies;
+        Ok(())
+    }
+
+    /// Fills the window of losses from the log of a resumed run.
+    pub fn remember(&mut self, history: &[Option<(u64, f64, Option<f64>)>]) {
+        for entry in history {
+            match entry {
+                Some((step, loss, norm)) => {
+                    let limit = self.detector.limit_for(*step);
+                    self.detector.see(*step, *loss, *norm, limit);
+                }
+                None => self.detector.forget(),
+            }
+        }
+    }
+
+    /// Runs until the last step or a stop request.
+    pub fn train(&mut self) -> Result<End> {
+        let result = self.steps();
+        self.reporter.tell(&Event::LoopEnded);
+        result
+    }
+
+    fn steps(&mut self) -> Result<End> {
+        loop {
+            match self.turn() {
+                Ok(Some(end)) => return Ok(end),
+                Ok(None) => {}
+                Err(failure) => self.recover(failure)?,
+            }
+        }
+    }
+
+    /// Does what is due after the last step, then issues the next one.
+    fn turn(&mut self) -> Result<Option<End>> {
+        self.rng = self.run.rng();
+        if let Some(step) = self.owed {
+            // In a replay: the version that the run returned to because of this step's evaluation.
+            while self.reloader.as_ref().is_some_and(|r| r.owed(step)) && self.look()? {}
+            self.after(step)?;
+            self.owed = None;
+        }
+        // A replay may apply several versions at one step, and one of them may have more steps.
+        while self.reloader.as_ref().is_some_and(|r| r.replays()) && self.look()? {}
+        if self.run.finished()? || self.until.is_some_and(|n| self.run.count() >= n) {
+            self.checkpoint()?;
+            return Ok(Some(End::Finished));
+        }
+        if let Some(code) = self.control.stop_requested() {
+            self.checkpoint()?;
+            return Ok(Some(End::Stopped { code }));
+        }
+        self.look()?;
+        self.rng = self.run.rng();
+        let limit = self.detector.limit_for(self.run.count() + 1);
+        if self.on_spike == Policy::Skip {
+            self.run.set_loss_limit(limit.map_or(f64::INFINITY, |l| l.at))?;
+        }
+        let start = Instant::now();
+        let products = self.products();
+        let result = {
+            let _span = tracing::debug_span!("step", step = self.run.count() + 1).entered();
+            // Cancellable Lua code is slower: only the first steps of an edit are.
+            self.cancellable(self.trial.is_some(), self.last_step, Run::step)
+        };
+        let result = result?;
+        self.last_step = Some(start.elapsed());
+        let step = self.run.count();
+        self.owed = Some(step);
+        self.record_applied(step)?;
+        if let Some(before) = self.pending.replace(Pending { step, result, rng: self.rng, limit }) {
+            self.report(before)?;
+        }
+        // Includes the wait for the step before: the device computes while the host records.
+        let (seconds, flops) = (start.elapsed().as_secs_f64(), self.products() - products);
+        let data_seconds = self.data_time.get() - self.data_seen;
+        self.data_seen += data_seconds;
+        self.reporter.tell(&Event::Issued { step, seconds, data_seconds, flops });
+        if let Some(readings) = self.monitor.as_ref().and_then(Monitor::take) {
+            self.reporter.system(step, &readings)?;
+        }
+        Ok(None)
+    }
+
+    /// Returns the FLOP of all matrix products so far.
+    fn products(&self) -> f64 {
+        self.run.host().engine.borrow().executor.products
+    }
+
+    /// Does the evaluation and the checkpoint that are due after a step.
+    fn after(&mut self, step: u64) -> Result<()> {
+        let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
+        let mut best = false;
+        if every.is_some_and(|n| step.is_multiple_of(n)) {
+            self.settle()?;
+            let values = self.evaluate("valid")?;
+            self.reporter.tell(&Event::PeriodicEvaluation { step, split: "valid", metrics: &values });
+            best = self.checkpoints.is_best(step);
+        }
+        if self.checkpoints.due(step) || best { self.checkpoint() } else { self.checkpoints.poll(self.reporter) }
+    }
+
+    /// Writes a checkpoint of the present step, if its loss is finite.
+    fn checkpoint(&mut self) -> Result<()> {
+        self.settle()?;
+        self.drop_parked();
+        self.checkpoints.save(&self.run, self.reporter)
+    }
+
+    /// Reads the numbers of the pending step.
+    pub fn settle(&mut self) -> Result<()> {
+        self.pending.take().map_or(Ok(()), |p| self.report(p))
+    }
+
+    /// Reads and reports the numbers of a step, and handles anomalies.
+    fn report(&mut self, pending: Pending) -> Result<()> {
+        let step = pending.step;
+        let numbers = self.run.read(&pending.result)?;
+        self.reporter.step(step, &numbers)?;
+        let scaled = self.run.precision() == "fp16";
+        let norm = numbers.metrics.iter().find(|m| m.0 == "grad_norm" && !scaled).map(|m| m.1);
+        self.sound = numbers.loss.is_finite();
+        match self.detector.see(step, numbers.loss, norm, pending.limit) {
+            Some(Finding::NotFinite { metric, value }) => {
+                // In a version on trial it is a bad edit, which `recover` reverts.
+                self.corrupt = true;
+                self.not_finite(&pending, metric, value)?;
+                self.corrupt = false;
+            }
+            Some(Finding::Spike { median, limit, z }) if self.on_spike != Policy::Off => {
+                self.spike(step, numbers.loss, median, limit, z)?;
+            }
+            _ => self.bad = 0,
+        }
+        if numbers.loss.is_finite() {
+            self.last_loss = Some(numbers.loss);
+        }
+        self.passed(step)
+    }
+
+    /// Whether the recipe can evaluate a split.
+    pub fn can_evaluate(&self, split: &str) -> bool {
+        self.run.has_split(split) && self.run.can_evaluate()
+    }
+
+    /// Evaluates a split at the current step; the result for `valid` is cached.
+    pub fn evaluate(&mut self, split: &str) -> Result<Vec<(String, f64)>> {
+        let step = self.run.count();
+        if let Some((at, values)) = &self.evaluated
+            && split == "valid"
+            && *at == step
+        {
+            return Ok(values.clone());
+        }
+        self.rng = self.run.rng();
+        let begun = Instant::now();
+        let cancellable = self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::watches_files);
+        let before = self.report_misses(false);
+        let values = self.cancellable(cancellable, self.last_evaluation, |run| run.evaluate(split));
+        self.report_misses(before);
+        let values = values?;
+        self.last_evaluation = Some(begun.elapsed());
+        self.reporter.evaluation(step, split, &values)?;
+        self.checkpoints.evaluated(step, split, &values, self.reporter)?;
+        if split == "valid" {
+            self.evaluated = Some((step, values.clone()));
+        }
+        Ok(values)
+    }
+
+    /// Runs something other than a training step: its plans are not reported as misses.
+    pub fn aside<T>(&self, f: impl FnOnce(&Run) -> std::result::Result<T, Failed>) -> Result<T> {
+        let before = self.report_misses(false);
+        let result = f(&self.run);
+        self.report_misses(before);
+        Ok(result?)
+    }
+
+    /// Sets whether new plans are reported as cache misses, and returns the setting before.
+    pub fn report_misses(&self, on: bool) -> bool {
+        std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on)
+    }
+
+    /// Runs a step or an evaluation; with `cancellable`, a newer save or a stop request ends it once it takes much longer
+    /// than `last`.
+    fn cancellable<T>(
+        &mut self,
+        cancellable: bool,
+        last: Option<Duration>,
+        f: impl FnOnce(&Run) -> std::result::Result<T, Failed>,
+    ) -> Result<T> {
+        let stop = self.control.stop_requested().is_some();
+        let time = last.map_or(FIRST, |t| t.max(LEAST)) * LONG;
+        Ok(match &mut self.reloader {
+            Some(r) if cancellable && !r.replays() => r.cancellable(time, stop, || f(&self.run))?,
+            _ => f(&self.run)?,
+        })
+    }
+}

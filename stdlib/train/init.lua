@@ -1,0 +1,118 @@
+-- train/init.lua: builds training runs from recipes.
+--
+--   local run = train.new(recipe, params, { seed = 1 })
+--   while not run:finished() do run:step() end
+--   print(run:evaluate("valid").loss)
+--
+-- The command line, the prompt and scripts drive a run through the same methods. A run prints nothing and reads no tensor back
+-- except in `evaluate`. Its state at step k is a function of the recipe, the params, the seed and its States: a batch is a
+-- function of its number, a learning rate of the count of updates.
+--
+-- step.lua is the default training step. recipe.lua defines what a recipe may contain, run.lua what a run offers.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local options = require "perilune.train.options"
+local parts = require "perilune.train.recipe"
+local runs = require "perilune.train.run"
+
+local train = {}
+
+local function build_data(recipe, params)
+  local data = parts.part(recipe, "data", true)(params)
+  if type(data) ~= "table" or not parts.is_loader(data.train) then
+    local got = type(data) == "table" and "data.train as " .. check.show(data.train) or check.show(data)
+    parts.fault(recipe, "data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders, which :batch(n) or :windows{} make")
+  end
+  return data
+end
+
+local function build_model(recipe, params, data, precision)
+  local model = parts.part(recipe, "model", true)(params, data)
+  if type(model) ~= "table" or #tree.states(model) == 0 then
+    local got = check.show(model) .. (type(model) == "table" and " without any State" or "")
+    parts.fault(recipe, "model", "it returned " .. got, "return a module: nn.Sequential { ... } or nn.module(t)")
+  end
+  if precision == "fp8" then
+    if not require("perilune.nn.module").is_module(model) then parts.fault(recipe, "model", "it returned a table that is no module", "precision = \"fp8\" needs one: nn.module(t)") end
+    require("perilune.nn.fp8").use_fp8(model)
+  end
+  return model
+end
+
+local function build_optimizer(recipe, params, model)
+  local optimizer = parts.part(recipe, "optimizer", recipe.step == nil)
+  if not optimizer then return nil end
+  local opt = optimizer(params, model)
+  if type(opt) ~= "table" or type(opt.step) ~= "function" then
+    parts.fault(recipe, "optimizer", "it returned " .. check.show(opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
+  end
+  return opt
+end
+
+local function build_ema(recipe, params, model)
+  local ema = recipe.ema
+  if not ema then return nil end
+  if type(ema) == "number" then return require("perilune.optim.ema").EMA(model, ema) end
+  return ema(params, model)
+end
+
+---Builds the data, model and optimizer of a recipe as a run at step 0.
+---All random numbers derive from the seed. Raises if a part of the recipe is missing or has the wrong type.
+---@param recipe perilune.Recipe
+---@param params table? the final value of every param; recipe.params by default
+---@param opts {seed?: integer, precision?: string, memory_budget?: string|integer}? seed: params.seed or 0 by default; precision: recipe.precision or "f32" by default
+---@return perilune.Run
+function train.new(recipe, params, opts)
+  local op = "train.new"
+  if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "give the table that pl.recipe returned") end
+  parts.check_names(recipe)
+  params = params or recipe.params or {}
+  local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
+  local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
+  local precision = o.precision or recipe.precision or "f32"
+  check.word(op, "precision", precision, parts.precisions)
+  local run = { recipe = recipe, params = params, seed = seed, count = 0, stopped = false, early_stop = options.early_stop(recipe),
+                precision = precision, keep = options.keep(recipe) }
+  local budget = o.memory_budget or params.memory_budget or recipe.memory_budget
+  if budget then pl.memory_budget(budget) end
+  if recipe.states ~= nil and type(recipe.states) ~= "table" then
+    pl.error("recipe", "recipe.states is " .. check.show(recipe.states), "write recipe.states = { level = pl.state(pl.zeros {}) }")
+  end
+
+  pl.seed(seed)
+  run.data = build_data(recipe, params)
+  pl.seed(seed) -- random numbers drawn by the data must not change the initial weights
+  run.model = build_model(recipe, params, run.data, precision)
+  run.opt = build_optimizer(recipe, params, run.model)
+  if precision == "fp16" then run.scaler = require("perilune.optim.scaler").LossScaler() end
+  run.ema = build_ema(recipe, params, run.model)
+  local loss = parts.part(recipe, "loss", recipe.step == nil)
+  local loop = recipe.step or loss ---@type any
+  run.place = type(loop) == "function" and pl.native.written_at(loop) or 0
+  options.schedule(run)
+  return runs.new(run)
+end
+
+---Overfits the first training batch, as a test of model and loss.
+---Trains on batch 0 until its loss is at most `threshold`. A model that cannot is wrong in a way that more data will not correct.
+---@param recipe perilune.Recipe
+---@param params table?
+---@param opts {steps?: integer, threshold?: number, seed?: integer}? at most 300 steps, to a loss of 0.05 by default
+---@return {ok: boolean, first: number, last: number, steps: integer}
+function train.memorise(recipe, params, opts)
+  local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })
+  local run = train.new(recipe, params, { seed = o.seed })
+  run.model:train()
+  local first, last, done = math.huge, math.huge, 0
+  while done < o.steps and last > o.threshold do
+    local result = runs.take_step(run, function() return { { run.data.train:batch_at(0) } } end)
+    done = done + 1
+    if done == 1 then first = result.loss:item() end
+    if done % 10 == 0 or done == o.steps then last = result.loss:item() end
+  end
+  return { ok = last <= o.threshold, first = first, last = last, steps = done }
+end
+
+return train

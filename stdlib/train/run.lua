@@ -1,0 +1,167 @@
+-- train/run.lua: drives a recipe one step at a time: the class perilune.Run.
+--
+-- Evaluation, checkpoint state and dry runs are methods in files of their own; see the end of this file.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local format = require "perilune.train.format"
+local record = require "perilune.train.record"
+local scope = require "perilune.train.scope"
+
+---@class (partial) perilune.Run
+---@field recipe perilune.Recipe
+---@field place integer source location of the recipe's loss (or step): that of ops which the loop itself records
+---@field params table
+---@field data table<string, perilune.Loader>
+---@field model perilune.Module
+---@field opt perilune.Optimizer?
+---@field ema perilune.EMA?
+---@field steps integer length of the run
+---@field count integer steps done
+---@field accumulate integer micro-batches of a step
+---@field precision string
+---@field scaler perilune.LossScaler? with precision "fp16"
+---@field eval_every integer?
+---@field seed integer
+---@field on_nan "stop"|"skip"|"warn" with "stop" and "skip" a step whose loss or gradient norm is not finite changes no State
+---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss exceeds `loss_limit` changes no State
+---@field loss_limit number? of the next step; set by the host that drives the run
+---@field looked integer? steps that were searched for States missing from checkpoints
+---@field unfinished (integer?)[]? counters before a step that failed
+---@field stopped boolean whether early stopping has ended the run
+---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
+---@field batch table the training batch at the run's position, recorded at every read
+local Run = {}
+
+local meta = {}
+function meta.__index(run, key)
+  if key == "batch" then return (run.data.train:batch_at(run.count * run.accumulate)) end
+  if key == "optimizer" then return rawget(run, "opt") end
+  return Run[key]
+end
+meta.__methods, meta.__made = Run, { "batch", "optimizer" } -- names for completion
+
+local batch_names = setmetatable({}, { __mode = "k" }) ---@type table<table, string[]>
+
+---Completion of `run.batch.`: the names in one batch, cached.
+meta.__names = {
+  batch = function(run)
+    local names = batch_names[run]
+    if not names then
+      names = {}
+      for name in pairs(run.batch) do
+        if type(name) == "string" then names[#names + 1] = name end
+      end
+      batch_names[run] = names
+    end
+    return names
+  end,
+}
+
+function meta.__tostring(run)
+  return ("run of %s · step %d of %d · %s parameters"):format(run.recipe.name or "a recipe", run.count, run.steps,
+    require("perilune.nn.module").grouped(run.model:num_parameters()))
+end
+
+---@class perilune.StepResult
+---@field step integer steps done, this one included
+---@field loss perilune.Tensor
+---@field metrics table<string, perilune.Tensor>
+---@field samples integer
+
+local step_meta = { __tostring = function(result) return ("step %d · %s"):format(result.step, format.metrics(result.loss:item(), result.metrics)) end }
+
+---Warns of States that the step assigns and no checkpoint would hold. Checks the first two steps: a State may be created
+---when it is first needed.
+local function check_states(run)
+  local looked = run.looked or 0
+  if looked == 2 then return end
+  run.looked = looked + 1
+  local known = {}
+  for _, entry in ipairs(run:states()) do known[#known + 1] = entry.state end
+  if pl.native.unsaved(known) then run.looked = 2 end
+end
+
+---Records and executes one step over the batches that `get_batches` returns.
+---@param run perilune.Run
+---@param get_batches fun(): any[][]
+---@return perilune.StepResult
+local function take_step(run, get_batches)
+  -- A step that failed and was caught (out of memory) changed no State: reset its counters too.
+  local failed = run.unfinished
+  if failed then record.set_counts(run, failed[1], failed[2]) end
+  run.unfinished = { record.counts(run) }
+  if failed then pl.native.at(0) end
+  if run.opt then run.opt.measured = run.on_nan == "skip" end
+  local samples = 0
+  local values = scope.evaluate(function()
+    local _placed <close> = scope.at_place(run)
+    local all, n = record.guarded_step(run, get_batches)
+    samples = n
+    check_states(run)
+    return all
+  end)
+  run.count, run.unfinished = run.count + 1, nil
+  local result = setmetatable({ step = run.count, loss = values.loss, metrics = {}, samples = samples }, step_meta)
+  for name, value in pairs(values) do
+    if name ~= "loss" then result.metrics[name:sub(2)] = value end
+  end
+  return result
+end
+
+---Takes one optimizer step, or `n` of them.
+---@param n integer?
+---@return perilune.StepResult # of the last step; its tensors are not read back
+function Run:step(n)
+  local result ---@type perilune.StepResult
+  self.model:train()
+  for _ = 1, n and check.whole("run:step", "n", n) or 1 do
+    result = take_step(self, function() return record.next_batches(self) end)
+  end
+  return result
+end
+
+---Whether all steps are done, or early stopping has ended the run.
+---@return boolean
+function Run:finished()
+  return self.stopped or self.count >= self.steps
+end
+
+---Lists the samples that step `k`, counted from 1, trained on.
+---@param k integer
+---@return string? what what the numbers count, such as "rows"; nil if the loader does not number its samples
+---@return integer[]? ids
+function Run:samples_of(k)
+  local train, all, what = self.data.train, {}, nil
+  if type(train.ids_at) ~= "function" then return nil end
+  for i = 0, self.accumulate - 1 do
+    local name, ids = train:ids_at((k - 1) * self.accumulate + i)
+    if not name or not ids then return nil end
+    what = name
+    table.move(ids, 1, #ids, #all + 1, all)
+  end
+  return what, all
+end
+
+---Returns the learning rates of the next update, one for each parameter group.
+---@return number[]? rates nil without an optimizer that has groups
+function Run:rates()
+  local opt = self.opt
+  if not (opt and opt.groups and opt.lr) then return nil end
+  local out = {}
+  for i = 1, #opt.groups do out[i] = opt:lr(i) end
+  return out
+end
+
+for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run" } do
+  for name, method in pairs(part.methods) do Run[name] = method end
+end
+
+---Gives the fields of a run its methods.
+---@param fields table
+---@return perilune.Run
+local function new(fields)
+  return setmetatable(fields, meta)
+end
+
+return { new = new, take_step = take_step }

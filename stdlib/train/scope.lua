@@ -1,0 +1,50 @@
+-- train/scope.lua: runs functions as step scopes of the training loop, with clean-up and source locations.
+
+local pl = require "perilune"
+local tree = require "perilune.tree"
+
+local scope = {}
+
+---Calls `fn` when the enclosing block ends, also by an error. An interrupt of the run is delivered after it.
+---  local _back <close> = scope.finally(function() model:train() end)
+---@param fn fun()
+---@return table closer
+function scope.finally(fn)
+  return setmetatable({}, { __close = function() pl.native.undisturbed(fn) end })
+end
+
+---Attributes ops that the loop itself records to `run.place` until the enclosing block ends.
+---No line of the recipe is on the stack then, so the line where the recipe's loss (or step) begins stands for them.
+---@param run perilune.Run
+---@return table closer
+function scope.at_place(run)
+  local before = pl.native.at(run.place)
+  return setmetatable({}, { __close = function() pl.native.at(before) end })
+end
+
+---Splits a table into its names, in order, and the list of its values.
+---@param values table<string, any>
+---@return string[] names
+---@return any[] list
+function scope.unzip(values)
+  local names, list = tree.names(values), {}
+  for i, name in ipairs(names) do list[i] = values[name] end
+  return names, list
+end
+
+---Runs `fn` as a step scope and returns its table of tensors and numbers, evaluated.
+---@param fn fun(): table<string, any>
+---@return table<string, any>
+function scope.evaluate(fn)
+  local names = {} ---@type string[]
+  local results = { pl.step(function()
+    local list
+    names, list = scope.unzip(fn())
+    return table.unpack(list)
+  end) }
+  local out = {}
+  for i, name in ipairs(names) do out[name] = results[i] end
+  return out
+end
+
+return scope
