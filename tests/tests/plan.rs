@@ -98,7 +98,8 @@ fn program(g: &Graph, request: &Request) -> Fallible<Program> {
 fn program_on(g: &Graph, request: &Request, backend: &dyn Backend) -> Fallible<Program> {
     let mut tracer = Tracer::default();
     tracer.run(g, request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, request, Options::default(), backend).map_err(|e| e.to_string())?;
+    let p =
+        perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&p).map_err(|e| e.to_string())?;
     if p.values.len() < 2000 {
         no_overlap(&p)?;

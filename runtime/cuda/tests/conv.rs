@@ -44,7 +44,7 @@ fn plan(g: &Graph, roots: Vec<NodeId>) -> Program {
     let request = Request { roots, state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
-    let p = perilune_plan::cache::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
+    let p = perilune_plan::pipeline::plan(g, &tracer, &request, Options::default(), &gpu()).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }

@@ -18,7 +18,7 @@ fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
     let mut tracer = Tracer::default();
     tracer.run(&s.g, &request, |_| None);
     let gpu = OfflineTarget(Props { arch, ..Props::H200 });
-    let p = perilune_plan::cache::plan(&s.g, &tracer, &request, Options::default(), &gpu).unwrap();
+    let p = perilune_plan::pipeline::plan(&s.g, &tracer, &request, Options::default(), &gpu).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }

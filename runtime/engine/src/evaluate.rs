@@ -10,8 +10,8 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::trace::Source;
 use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
 use smallvec::SmallVec;
 use std::rc::Rc;
@@ -190,8 +190,8 @@ impl Engine {
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
         for source in &self.executor.tracer.trace.inputs {
             inputs.push(match source {
-                Source::State(k) => self.states.buffer(StateId(*k), &*self.executor.backend)?,
-                Source::Leaf(uid) => match self.recorder.live(*uid) {
+                InputBuffer::State(k) => self.states.buffer(StateId(*k), &*self.executor.backend)?,
+                InputBuffer::Leaf(uid) => match self.recorder.live(*uid) {
                     Some(v) => v.buffer.clone(),
                     None => return Err(Error::system("plan", "this is a bug: a leaf lost its buffer").into()),
                 },
@@ -280,7 +280,7 @@ impl Engine {
 
     /// Plans what was traced last; nothing is compiled or run.
     pub(crate) fn plan_traced(&self, request: &Request) -> Result<Program> {
-        perilune_plan::cache::plan(
+        perilune_plan::pipeline::plan(
             &self.recorder.graph,
             &self.executor.tracer,
             request,

@@ -10,7 +10,7 @@ use crate::recorder::Deferred;
 use perilune_core::graph::NodeId;
 use perilune_core::ops::create;
 use perilune_plan::show::{Cost, cost};
-use perilune_plan::{Request, cache};
+use perilune_plan::{Request, pipeline};
 use std::collections::HashSet;
 
 impl Engine {
@@ -72,7 +72,7 @@ impl Engine {
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
         // In primitives, so that every op's work is counted by what it is made of.
-        let program = cache::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
+        let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
         let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), |a, b| Cost {
             read: a.read + b.read,
             written: a.written + b.written,

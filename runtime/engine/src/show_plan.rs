@@ -42,7 +42,7 @@ impl Engine {
             return Ok(show::show_sources(program, places, &self.recorder.source_map, written, source));
         };
         let shown = |graph: &Graph, tracer: &Tracer, places: &[SourceLoc]| -> Result<String> {
-            let program = perilune_plan::cache::plan(graph, tracer, request, self.options(), &**paper)?;
+            let program = perilune_plan::pipeline::plan(graph, tracer, request, self.options(), &**paper)?;
             let text =
                 show::show_sources(&program, places, &self.recorder.source_map, written, |k| paper.source(&program, k));
             Ok(format!("as {} would run it: {text}", paper.describe()))

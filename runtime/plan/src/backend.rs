@@ -1,4 +1,4 @@
-//! Defines the backend trait: what a device must do, and nothing about how.
+//! Defines the interface that a device backend implements.
 
 use crate::ir::Program;
 use perilune_core::Layout;
@@ -20,25 +20,25 @@ pub trait DeviceBuffer: Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Bytes of a device's memory that this process has.
+/// A device's memory as this process uses it, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// In buffers and the arena.
     pub allocated: usize,
-    /// Taken from the device, in use or kept for the next use.
+    /// Allocated from the device, in use or cached.
     pub reserved: usize,
-    /// The most that was ever allocated.
+    /// The maximum of `allocated` so far.
     pub peak: usize,
-    /// What there is, where that is known.
+    /// The device's memory, where that is known.
     pub limit: Option<usize>,
 }
 
-/// How a device fares. What it does not say is none.
+/// Sensor readings of a device; `None` where it reports nothing.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Readings {
     /// Per cent of the time in which some kernel ran.
     pub utilization: Option<f64>,
-    /// Bytes in use by everybody, and those there are.
+    /// Bytes in use by all processes, and the device's total.
     pub memory_used: Option<f64>,
     pub memory_total: Option<f64>,
     /// Watts.
@@ -47,21 +47,21 @@ pub struct Readings {
     /// Degrees Celsius.
     pub temperature: Option<f64>,
     pub clock_mhz: Option<f64>,
-    /// What holds the clocks down.
+    /// Reasons for reduced clocks.
     pub throttled: Vec<&'static str>,
 }
 
-/// Reads a device's sensors; it may be sent to a thread.
+/// Reads a device's sensors; it may move to another thread.
 pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
 
-/// Bytes of buffers as they were when it was taken, whatever is written to them later. It may be sent to a thread.
+/// The contents of buffers at one moment, unaffected by later writes. It may move to another thread.
 pub struct Snapshot {
-    /// Bytes of memory that its copies hold; 0 once they are gone. Whoever drops the bytes that `bytes` gave sets it, if it
-    /// is not 0 by then.
+    /// Bytes of memory that the copies take; 0 once they are freed. The code that drops the result of `bytes` sets it to 0, if
+    /// it is not 0 by then.
     pub held: Arc<AtomicUsize>,
-    /// Why the caller had to wait until the bytes were on the host, on a device that can do without.
+    /// Why the copy was synchronous, on a device that can copy asynchronously.
     pub waited: Option<String>,
-    /// ControlDeps for the device and gives the bytes of each buffer.
+    /// Waits for the device and returns the bytes of each buffer.
     pub bytes: Box<dyn FnOnce() -> Result<Vec<Vec<u8>>> + Send>,
 }
 
@@ -77,24 +77,25 @@ pub trait Backend {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
 
-    /// A line for people: `cpu (2 threads, AVX-512)`.
+    /// A description in one line: `cpu (2 threads, AVX-512)`.
     fn describe(&self) -> String;
 
-    /// Whether this device runs a fused op as one kernel; otherwise the planner takes its decomposition.
+    /// Whether this device runs a fused op as one kernel; otherwise the planner decomposes it.
     fn has_kernel(&self, node: &Node) -> bool;
 
-    /// Whether the kernel of a library op, or of one that it keeps, can write that output through `layout`; in order it always
-    /// can.
+    /// Whether the kernel of a library op or of a fused op can store this output with `layout`; contiguous is always
+    /// supported.
     fn can_store_layout(&self, _node: &Node, _output: usize, _layout: &Layout) -> bool {
         false
     }
 
-    /// Bytes that rows of large products in 16 bits or TF32 had better be a multiple of, if that matters much (see `align`).
+    /// The row alignment in bytes that large products in 16 bits or TF32 need to be fast, if there is one (see
+    /// `passes::pad_gemm`).
     fn row_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Whether what computes rows can store them so, with zeros behind each (see `ir::Region::pitch`).
+    /// Whether regions can store rows padded with zeros (see `ir::Region::pitch`).
     fn fills_rows(&self) -> bool {
         false
     }
@@ -111,13 +112,13 @@ pub trait Backend {
     /// Overwrites the start of a buffer, after all work queued so far.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
 
-    /// The first bytes of buffers, so many of each, after all work queued so far. `room`: what copies of them may take of the
-    /// device's memory, if not all that is free.
+    /// Copies the first bytes of each buffer, after all work queued so far. `room`: bytes of device memory that the copies may
+    /// take, if not all that is free.
     fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
         Ok(Snapshot::of(parts.iter().map(|(buffer, n)| self.download(buffer, *n)).collect::<Result<_>>()?))
     }
 
-    /// What the device's memory holds now.
+    /// How much of the device's memory is in use.
     fn memory(&self) -> Memory {
         Memory::default()
     }
@@ -127,7 +128,7 @@ pub trait Backend {
         None
     }
 
-    /// FLOP/s that the device reaches at most in products of a precision (`f32`, `tf32`, `bf16`, `fp16`), where published.
+    /// The published peak FLOP/s of products in a precision (`f32`, `tf32`, `bf16`, `fp16`).
     fn peak_flops(&self, _precision: &str) -> Option<f64> {
         None
     }
@@ -137,14 +138,13 @@ pub trait Backend {
         None
     }
 
-    /// What the device has to report since the last call, each fault once: a library that is there and failed, and what runs
-    /// in its place.
+    /// Faults since the last call, each reported once: an installed library that failed, and what runs instead.
     fn take_notices(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Begins to make, in a thread of its own, the machine code that `compile` would make anew for this program. `None`: there
-    /// is nothing of the kind to wait for.
+    /// Starts a thread that generates the machine code that `compile` would have to generate for this program. `None`: there is
+    /// nothing to generate.
     fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
@@ -157,10 +157,10 @@ pub trait Backend {
 pub trait Executable {
     /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
     ///
-    /// An error (an index out of range) names the kernel's place as [`Failure`]; inputs that the program state_writes to may
-    /// then be partly written, so backends check before they write where they can.
+    /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
+    /// written, so backends check before they write where they can.
     ///
-    /// With `times`, the seconds each kernel took are added to its entry there (one a kernel, in order).
+    /// With `times`, adds the seconds that each kernel took to its entry (one per kernel, in order).
     fn run(
         &self,
         inputs: &[Buffer],
@@ -175,109 +175,4 @@ pub trait Executable {
 pub struct Failure {
     pub origin: crate::ir::Origin,
     pub error: Error,
-}
-
-/// A device that compiles and never runs: planner tests need no hardware.
-#[derive(Debug, Default)]
-pub struct Null;
-
-#[derive(Debug)]
-struct NullBuffer(usize);
-
-impl DeviceBuffer for NullBuffer {
-    fn nbytes(&self) -> usize {
-        self.0
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-/// The null device with kernels of its own for some fused ops, as a GPU has them.
-#[derive(Clone, Copy, Debug)]
-pub struct NullWith {
-    pub has_kernel: fn(&Node) -> bool,
-    pub can_store_layout: fn(&Node, usize, &Layout) -> bool,
-}
-
-struct NullProgram;
-
-impl Executable for NullProgram {
-    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
-        Ok(())
-    }
-}
-
-impl Backend for Null {
-    fn name(&self) -> &str {
-        "null"
-    }
-
-    fn describe(&self) -> String {
-        "null (plans, runs nothing)".into()
-    }
-
-    fn has_kernel(&self, _: &Node) -> bool {
-        false
-    }
-
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(NullBuffer(nbytes)))
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.alloc(bytes.len())
-    }
-
-    fn download(&self, _: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Ok(vec![0; nbytes])
-    }
-
-    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        crate::check::check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        Ok(Box::new(NullProgram))
-    }
-}
-
-impl Backend for NullWith {
-    fn name(&self) -> &str {
-        Null.name()
-    }
-
-    fn describe(&self) -> String {
-        Null.describe()
-    }
-
-    fn has_kernel(&self, node: &Node) -> bool {
-        (self.has_kernel)(node)
-    }
-
-    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        (self.can_store_layout)(node, output, layout)
-    }
-
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Null.alloc(nbytes)
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        Null.upload(bytes)
-    }
-
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Null.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        Null.write(buffer, bytes)
-    }
-
-    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        Null.compile(program)
-    }
 }

@@ -1,33 +1,18 @@
-//! Caches compiled plans by key, bounded in bytes, and explains a miss.
+//! Caches compiled plans by key: bounded in bytes, least recently used first out, and able to name the cause of a miss.
 
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
-use crate::passes::{budget, remat};
-use crate::trace::{Request, Tracer, digest};
-use crate::{fuse, lower, program_builder};
-use perilune_core::error::{Error, Result};
+use crate::key::{Tracer, digest};
+use crate::pipeline::{Options, try_plan};
+use crate::request::Request;
+use perilune_core::error::Error;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::source_loc::SourceLoc;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How plans are made. Part of the key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Off: every primitive is a kernel of its own. The numbers stay the same.
-    pub fusion: bool,
-    /// Bytes that a step may take with all that it reads, hands out and keeps in between.
-    pub budget: Option<usize>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { fusion: true, budget: None }
-    }
-}
-
-/// What is to run, and where it was recorded.
+/// A planned program and where it was recorded.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
     pub program: Arc<Program>,
@@ -45,23 +30,11 @@ impl PlannedStep {
     }
 }
 
-/// Why there is no plan, and what takes the least memory where that is still too much.
-pub(crate) struct Failed {
-    pub error: Error,
-    pub least: Option<Box<Program>>,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Failed {
-        Failed { error, least: None }
-    }
-}
-
 /// A step ready to run.
 pub struct Plan {
     pub step: PlannedStep,
     pub exec: Box<dyn Executable>,
-    key: Vec<u32>,
+    key: Vec<u64>,
     options: Options,
     /// FLOP of its products, as recorded (see [`crate::show::products`]).
     pub products: f64,
@@ -78,12 +51,12 @@ pub struct Counts {
 
 /// The cache of one device.
 pub struct Cache {
-    plans: HashMap<u128, Vec<Rc<Plan>>>,
+    plans: FxHashMap<u128, Vec<Rc<Plan>>>,
     bytes: usize,
     limit: usize,
     clock: u64,
     pub counts: Counts,
-    /// The last plan looked up, to compare a miss with.
+    /// The last plan looked up: a miss is compared with it.
     last: Option<Rc<Plan>>,
 }
 
@@ -96,7 +69,7 @@ impl Default for Cache {
 impl Cache {
     /// A cache that holds about `limit` bytes of plans.
     pub fn new(limit: usize) -> Cache {
-        Cache { plans: HashMap::new(), bytes: 0, limit, clock: 0, counts: Counts::default(), last: None }
+        Cache { plans: FxHashMap::default(), bytes: 0, limit, clock: 0, counts: Counts::default(), last: None }
     }
 
     pub fn len(&self) -> usize {
@@ -114,7 +87,8 @@ impl Cache {
         self.plans.get(&hash(key, options)).is_some_and(|list| list.iter().any(same))
     }
 
-    /// The plan for what `tracer` traced; compiled now if it is new. With an error comes what did not fit, if anything was planned.
+    /// Looks up the plan for what `tracer` traced; plans and compiles it on a miss. An error comes with the planned step, if
+    /// planning got that far.
     pub fn get(
         &mut self,
         g: &Graph,
@@ -126,7 +100,7 @@ impl Cache {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
-        // A loop does the same again nearly always: one comparison.
+        // Nearly every step repeats the one before it: one comparison.
         if let Some(found) = self.last.as_ref().filter(same) {
             found.last_use.set(self.clock);
             self.counts.hits += 1;
@@ -184,64 +158,23 @@ impl Cache {
         }
     }
 
-    /// Where what was just traced first differs from the plan used before it: the recipe line, and what is there.
+    /// The first node that differs between the trace and the plan used before: its recipe line and description.
     pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
         let last = self.last.as_ref()?;
-        let new = &tracer.trace;
-        if new.key == last.key {
-            return None;
-        }
-        let at = new.key.iter().zip(&last.key).position(|(a, b)| a != b)?;
-        // Find the node whose words hold position `at` by walking nodes until their words pass it.
-        let mut words = 0;
-        for (k, &id) in new.order.iter().enumerate() {
-            let node = g.node(id);
-            words += if new.key.get(words) == Some(&0x1eaf) {
-                4 + 2 * node.shape.rank()
-            } else {
-                let ranked = matches!(node.op.class, perilune_core::ops::Class::Generator(_));
-                2 + 2 * node.attrs.len() + node.inputs.len() + if ranked { 1 + node.shape.rank() } else { 0 }
-            };
-            if words > at {
-                let before = last.step.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
-                let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
-                let loc = if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) };
-                return Some((loc, what));
-            }
-        }
-        None
+        let k = tracer.trace.first_difference(&last.key)?;
+        let id = tracer.trace.order[k];
+        let node = g.node(id);
+        let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
+        let before = last.step.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
+        Some((if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) }, what))
     }
 }
 
-fn hash(key: &[u32], options: Options) -> u128 {
+fn hash(key: &[u64], options: Options) -> u128 {
     digest(key) ^ u128::from(options.fusion)
 }
 
 fn weight(p: &Plan) -> usize {
     let PlannedStep { program, source_map, .. } = &p.step;
-    p.key.len() * 4 + source_map.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
-}
-
-/// Plans a traced request without compiling it.
-pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
-    try_plan(g, tracer, request, options, backend).map_err(|failed| failed.error)
-}
-
-fn try_plan(
-    g: &Graph,
-    tracer: &Tracer,
-    request: &Request,
-    options: Options,
-    backend: &dyn Backend,
-) -> std::result::Result<Program, Failed> {
-    let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
-        let low = lower::lower(g, tracer, request, &remat::Spans::new(g, more), backend)?;
-        let fused = fuse::fuse(&low, options.fusion);
-        Ok(program_builder::build(&low, &fused, &tracer.trace, options.fusion))
-    };
-    let program = with(&[])?;
-    match options.budget {
-        Some(limit) if budget::needs(&program) > limit => budget::fit(g, &tracer.trace.order, program, limit, with),
-        _ => Ok(program),
-    }
+    p.key.len() * 8 + source_map.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
 }

@@ -1,16 +1,16 @@
-//! Verifies the grammar of a program, in debug builds and on the null device.
+//! Verifies that a program follows the grammar of `ir`. Runs in debug builds and on the null device.
 //!
-//! Every rule that `ir.rs` states in words is a test here, so that a wrong pass fails at once and by name.
+//! Every rule that `ir.rs` states is checked here, so that a wrong pass fails at once and by name.
 
-use crate::fuse;
 use crate::ir::*;
+use crate::reading::{Reading, reading};
 use perilune_core::Layout;
 use perilune_core::ops::elementwise::MapFn;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The first broken rule, if any.
 pub fn check(p: &Program) -> Result<(), String> {
-    let mut written: HashSet<ValueId> = HashSet::new();
+    let mut written: FxHashSet<ValueId> = FxHashSet::default();
     for (k, v) in p.values.iter().enumerate() {
         match v.storage {
             Storage::Input(i) => {
@@ -69,7 +69,7 @@ fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {
     Ok(())
 }
 
-/// Values up to this size are gone through element by element.
+/// Values up to this size are checked element by element.
 const SMALL: usize = 1 << 16;
 
 /// The outputs of a library call fill their values, each element once.
@@ -77,7 +77,7 @@ fn outputs(p: &Program, l: &Library) -> Result<(), String> {
     if l.outputs.len() != l.layouts.len() {
         return Err(format!("{} outputs and {} layouts", l.outputs.len(), l.layouts.len()));
     }
-    let mut filled: HashMap<ValueId, Vec<&Layout>> = HashMap::new();
+    let mut filled: FxHashMap<ValueId, Vec<&Layout>> = FxHashMap::default();
     for (v, layout) in l.outputs.iter().zip(&l.layouts).filter(|o| *o.0 != ValueId::NONE) {
         reach(p, *v, layout)?;
         filled.entry(*v).or_default().push(layout);
@@ -97,7 +97,7 @@ fn outputs(p: &Program, l: &Library) -> Result<(), String> {
     Ok(())
 }
 
-/// Where each element of a layout lies.
+/// The position of each element of a layout.
 fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     (0..l.numel()).map(|k| {
         let (mut rest, mut at) = (k, l.offset);
@@ -109,10 +109,10 @@ fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Regions for one launch: alike, and none in the way of another.
+/// Checks regions for one launch: of one kind, and none reads or overwrites what another one writes.
 fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     let Some(first) = list.first() else { return Err("no regions".into()) };
-    let mut written = HashSet::new();
+    let mut written = FxHashSet::default();
     for r in list {
         region(p, r)?;
         if !crate::horizontal_fusion::same(first, r) {
@@ -125,7 +125,7 @@ fn many(p: &Program, list: &[Region]) -> Result<(), String> {
         }
     }
     for r in list {
-        let own: HashSet<Storage> = r.writes().map(|v| place(p, v)).collect();
+        let own: FxHashSet<Storage> = r.writes().map(|v| place(p, v)).collect();
         if let Some(v) = r.reads().find(|v| written.contains(&place(p, *v)) && !own.contains(&place(p, *v))) {
             return Err(format!("value {} is read beside its writer", v.0));
         }
@@ -148,7 +148,7 @@ fn epilogue(p: &Program, l: &Library, r: &Region) -> Result<(), String> {
         match &i.code {
             Code::Load { source: Source::Value(v), layout } if *v == result => {
                 loads += 1;
-                if fuse::reading(layout, r.cols, r.cols) != fuse::Reading::Same {
+                if reading(layout, r.cols, r.cols) != Reading::Same {
                     return Err("the result is not read in order".into());
                 }
             }

@@ -1,13 +1,13 @@
-//! Hashes the kernels of a program without its numbering, so that programs can be compared kernel by kernel.
+//! Hashes the kernels of a program independently of its numbering, to count those that another program lacks.
 //!
-//! Values, slots and recording places are numbered through a whole program, so the kernel of an untouched layer changes its
-//! numbers when something before it does. Here each kernel is written down with numbers of its own.
+//! Values, slots and recording positions are numbered through a whole program, so the kernel of an unchanged layer changes
+//! its numbers when something before it does. Here each kernel is numbered on its own.
 
 use crate::ir::{Kernel, Program};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The kernels of a program, each as a hash that only its work decides; in order.
+/// A hash of each kernel of a program, in order. Equal work has equal hashes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fingerprint {
     pub kernels: Vec<u64>,

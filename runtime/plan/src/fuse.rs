@@ -1,158 +1,39 @@
-//! Groups primitives into clusters by the fusion rules, and decides which values are stored.
+//! Groups primitives into clusters that share a kernel: the fusion rules.
 //!
-//! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more
-//! than the deepest kernel it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its
-//! producers' cluster, and clusters of one depth may merge, whenever everything else it reads lies less deep. Where a
-//! little that a node also reads comes too late (a weight that is cast first, the number of targets that count), a large
-//! cluster *sinks* to wait for it, with those that read the cluster, unless that would close a circle: else it would end
-//! there, and the node's kernel would read again all that the cluster control_deps.
+//! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more than
+//! the deepest kernel that it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its
+//! producers' cluster, and clusters of one depth may merge, whenever everything else the node reads is less deep. Where a
+//! small value that a node also reads comes too late (a weight that is cast first, the number of targets that count), a
+//! large cluster is *delayed* until after it, together with the readers of the cluster, unless that would close a cycle.
+//! Otherwise the cluster would end there, and the node's kernel would load again all that the cluster has in registers.
 //!
 //! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
-//! spread over the row. Any other reading goes through memory. After clustering, a value that crosses clusters is either
-//! stored, or, if it is cheap to compute again from no more bytes than loading it would take (give or take a row's
-//! statistics), computed again by each reader; since every result is rounded as if stored, that changes no bits.
+//! broadcast over the row. Any other reading goes through memory. `recompute` then decides which values are stored.
 //!
-//! Rows that a product wants with zeros behind them are stored so by the cluster that computes them.
+//! Rows that a product needs padded with zeros are stored so by the cluster that computes them.
 
+use crate::cluster::{Assignment, Cluster, Fold, Fusion, Reads, fills, find, fold, reads};
 use crate::ir::Level;
-use crate::lower::Lowered;
-use crate::passes::pad_gemm;
-use perilune_core::graph::{Node, NodeId};
-use perilune_core::ops::{Class, Generator, ReduceFn, movement};
-use perilune_core::{DType, Layout, Shape};
+use crate::lowered::Lowered;
+use crate::reading::{Reading, reading};
+use crate::recompute::decide;
+use perilune_core::Layout;
+use perilune_core::graph::NodeId;
+use perilune_core::ops::Class;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 
 /// Nodes in one cluster: a bound on kernel size, far above what a training step reaches.
 const MAX_NODES: usize = 256;
 /// Readings from memory in one cluster that walks rows, a thread of which keeps much of a row in registers. Norms and losses have
 /// about ten; updates of many States that wait for a loss over rows of their length would have any number.
 const MAX_ROW_LOADS: usize = 12;
-/// Work an element may cost to be computed again instead of stored and loaded (see `MapFn::flops`).
-const MAX_RECOMPUTE: usize = 96;
-/// Work of one random number.
-const UNIFORM_FLOPS: usize = 40;
-/// Part of a value's bytes by which computing it again may read more than loading it would: not storing it is worth more. It
-/// lets a normalised row be made again from the row, its mean and its scale.
-const SLACK: usize = 16;
 /// A cluster waits for a value only if it has at least so many elements for each of the value's.
 const WORTH_WAITING: usize = 8;
-/// Kernels that may be put off at a time.
-const MAX_SINK: usize = 64;
-/// Buffers a recomputed value may depend on.
-const MAX_FRONTIER: usize = 4;
+/// Kernels that one delay may move.
+const MAX_DELAYED: usize = 64;
 
-/// A reduction seen as `outer x reduced x inner`.
-#[derive(Clone, Copy, Debug)]
-pub struct Fold {
-    pub f: ReduceFn,
-    pub outer: usize,
-    pub reduced: usize,
-    pub inner: usize,
-}
-
-pub fn fold(node: &Node, input: Shape) -> Option<Fold> {
-    let Class::Reduce(f) = node.op.class else { return None };
-    let (lo, hi) = (node.attrs[0] as usize, node.attrs[1] as usize);
-    let d = input.dims();
-    let n = |s: &[usize]| s.iter().product();
-    Some(Fold { f, outer: n(&d[..lo]), reduced: n(&d[lo..hi]), inner: n(&d[hi..]) })
-}
-
-#[derive(Clone, Debug)]
-pub struct Cluster {
-    pub depth: u32,
-    /// Elements of the iteration space.
-    pub numel: usize,
-    /// Row length, once a row reduction or spread has fixed it.
-    pub cols: Option<usize>,
-    /// Batches of a column reduction, once one has fixed it.
-    pub batch: Option<usize>,
-    pub nodes: Vec<NodeId>,
-    /// Readings from memory.
-    loads: usize,
-    /// Merged into another cluster.
-    into: Option<usize>,
-}
-
-impl Cluster {
-    /// `batch, rows, cols` of the region.
-    pub fn space(&self) -> (usize, usize, usize) {
-        match self.cols {
-            None => (1, 1, self.numel),
-            Some(c) => {
-                let b = self.batch.unwrap_or(1);
-                (b, self.numel.checked_div(b * c).unwrap_or(0), c)
-            }
-        }
-    }
-
-    fn row_count(&self) -> Option<usize> {
-        self.cols.map(|c| self.numel.checked_div(c).unwrap_or(0))
-    }
-}
-
-/// Where a node runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Assignment {
-    /// Leaf, generator or view: nowhere.
-    None,
-    Library {
-        depth: u32,
-    },
-    Cluster(usize),
-}
-
-/// The outcome: clusters, where each node runs, and which nodes are written to memory.
-#[derive(Debug)]
-pub struct Fusion {
-    pub clusters: Vec<Cluster>,
-    pub assignment: Vec<Assignment>,
-    pub level: Vec<Level>,
-    pub stored: Vec<bool>,
-}
-
-impl Fusion {
-    pub fn cluster_of(&self, id: NodeId) -> Option<usize> {
-        match self.assignment[id.index()] {
-            Assignment::Cluster(k) => Some(find(&self.clusters, k)),
-            _ => None,
-        }
-    }
-}
-
-fn find(clusters: &[Cluster], mut k: usize) -> usize {
-    while let Some(next) = clusters[k].into {
-        k = next;
-    }
-    k
-}
-
-/// How a node of numel `n` reads element positions of a producer with `m` stored elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reading {
-    /// Element for element.
-    Same,
-    /// Each element of the producer for a run of `n / m` neighbours.
-    Broadcast,
-    Other,
-}
-
-pub fn reading(layout: &Layout, n: usize, m: usize) -> Reading {
-    if layout.offset != 0 || n == 0 || m == 0 {
-        return Reading::Other;
-    }
-    let (dims, strides) = (layout.shape.dims(), layout.strides());
-    match dims.len() {
-        0 if n == 1 && m == 1 => Reading::Same,
-        1 if n == m && strides[0] == 1 => Reading::Same,
-        1 if m == 1 && strides[0] == 0 => Reading::Broadcast,
-        2 if dims[0] == m && dims[0] * dims[1] == n && strides == [1, 0] => Reading::Broadcast,
-        _ => Reading::Other,
-    }
-}
-
-/// Groups the lowered step. With `enabled` off every primitive is a kernel of its own.
+/// Groups the nodes of a lowered step. With `enabled` off every primitive is a kernel of its own.
 pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
     let count = low.graph.len();
     let mut f = Fuser {
@@ -163,8 +44,8 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
             level: vec![Level::Full; count],
             stored: vec![false; count],
         },
-        loaders: HashMap::new(),
-        users: HashMap::new(),
+        loaders: FxHashMap::default(),
+        users: FxHashMap::default(),
     };
     for id in low.graph.ids() {
         f.visit(id, enabled);
@@ -178,19 +59,19 @@ struct Fuser<'a> {
     low: &'a Lowered,
     out: Fusion,
     /// The latest cluster that reads all of a base in order, by base.
-    loaders: HashMap<NodeId, usize>,
-    /// Who reads a kernel's values through memory; clusters by the number they had then.
-    users: HashMap<Maker, SmallVec<[Maker; 4]>>,
+    loaders: FxHashMap<NodeId, usize>,
+    /// The kernels that read a kernel's values through memory; clusters by the number they had then.
+    users: FxHashMap<Maker, SmallVec<[Maker; 4]>>,
 }
 
-/// What makes values.
+/// A kernel that computes values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Maker {
     Cluster(usize),
     Library(NodeId),
 }
 
-/// What joining a cluster would ask of it.
+/// The row length and batches that a node needs of its cluster.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Ask {
     cols: Option<usize>,
@@ -198,7 +79,7 @@ struct Ask {
 }
 
 impl Fuser<'_> {
-    /// What makes `base`, if a kernel does.
+    /// The kernel that computes `base`, if one does.
     fn maker(&self, base: NodeId) -> Option<Maker> {
         match self.out.assignment[base.index()] {
             Assignment::None => None,
@@ -234,17 +115,17 @@ impl Fuser<'_> {
         }
     }
 
-    /// The depth that what `id` waits for asks of it.
+    /// The least depth that the control dependencies of `id` allow.
     fn held(&self, id: NodeId) -> u32 {
         self.low.control_deps(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
     }
 
-    /// Puts a cluster off until `depth`, and what reads it until after that, unless one of `before` is among it.
+    /// Delays a cluster to `depth`, and its readers beyond that, unless one of `before` is among them.
     fn delay(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
-        let mut put: HashMap<Maker, u32> = HashMap::new();
+        let mut put: FxHashMap<Maker, u32> = FxHashMap::default();
         let mut queue = vec![(Maker::Cluster(k), depth)];
         while let Some((m, depth)) = queue.pop() {
-            if before.contains(&m) || put.len() >= MAX_SINK {
+            if before.contains(&m) || put.len() >= MAX_DELAYED {
                 return false;
             }
             if self.depth(m) >= depth || put.get(&m).is_some_and(|d| *d >= depth) {
@@ -301,7 +182,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// Lets the cluster that computes rows store them with zeros behind, if that is what `id` is.
+    /// Adds `id` to the cluster that computes its input, if it pads rows with zeros.
     fn fill(&mut self, id: NodeId) -> bool {
         if !fills(self.low, id) || !self.low.control_deps(id).is_empty() {
             return false;
@@ -345,7 +226,7 @@ impl Fuser<'_> {
         let size = |k: usize| (self.out.clusters[k].numel, self.out.clusters[k].depth);
         let large = direct.iter().copied().max_by_key(|d| size(d.0));
         let large = large.filter(|d| small.is_none_or(|n| self.out.clusters[d.0].numel / WORTH_WAITING >= n));
-        // What is held back (`remat`) does not let others wait for it.
+        // A recomputed node with control dependencies does not delay others.
         let mut chosen = match large.filter(|d| held == 0 && self.waits(*d, reads, n, fold.is_some(), ask)) {
             Some((k, level)) => Some((self.unite(&[k], ask), level)),
             None => joined.map(|(peers, level)| {
@@ -354,7 +235,7 @@ impl Fuser<'_> {
             }),
         };
         if chosen.is_none() {
-            // Nothing to join through registers: all readings are loads.
+            // No cluster to join through registers: all readings are loads.
             for (base, _) in reads {
                 wait = wait.max(self.available(*base));
             }
@@ -411,7 +292,7 @@ impl Fuser<'_> {
         };
     }
 
-    /// The deepest of the producers' clusters, to be merged if they are several, where all else that is read lies less
+    /// The deepest of the producers' clusters, to be merged if they are several, where everything else that is read is less
     /// deep.
     fn join(&self, direct: &[(usize, Level)], wait: u32, n: usize, ask: Ask) -> Option<(SmallVec<[usize; 3]>, Level)> {
         let depth_of = |k: usize| self.out.clusters[k].depth;
@@ -423,13 +304,13 @@ impl Fuser<'_> {
         (all && self.compatible(&peers, ask)).then_some((peers, level))
     }
 
-    /// Whole reductions that only meet in a number (the losses of micro-batches, their weights) stay apart: as one kernel
-    /// they would wait for the later one, and hold what both need.
+    /// Full reductions that are only combined as scalars (the losses of micro-batches, their weights) stay apart: one kernel
+    /// would wait for the later one and keep the inputs of both alive.
     fn meets_in_a_number(&self, n: usize, peer: usize) -> bool {
         n == 1 && self.out.clusters[peer].numel > 1
     }
 
-    /// Adds the producers that nobody reads yet through memory: they may as well run as late as the others.
+    /// Adds the producers that no kernel reads through memory yet: they can run as late as the others.
     fn unread(
         &mut self,
         mut peers: SmallVec<[usize; 3]>,
@@ -454,7 +335,7 @@ impl Fuser<'_> {
         peers
     }
 
-    /// Lets a cluster wait for whatever else a node over `n` elements reads that joins it, if that is little.
+    /// Delays a cluster until after everything else that a joining node over `n` elements reads, if that is small.
     fn waits(&mut self, to: (usize, Level), reads: &Reads, n: usize, reduces: bool, ask: Ask) -> bool {
         let c = &self.out.clusters[to.0];
         let (room, mut depth) = (c.numel / WORTH_WAITING, c.depth);
@@ -509,7 +390,7 @@ impl Fuser<'_> {
         nodes <= MAX_NODES && (sum.cols.is_none() || loads <= MAX_ROW_LOADS)
     }
 
-    /// Merges compatible clusters of one depth and fixes what is asked.
+    /// Merges compatible clusters of one depth and fixes rows and batches.
     fn unite(&mut self, peers: &[usize], ask: Ask) -> usize {
         let keep = peers[0];
         let mut sum = ask;
@@ -528,197 +409,5 @@ impl Fuser<'_> {
         c.cols = c.cols.or(sum.cols);
         c.batch = c.batch.or(sum.batch);
         keep
-    }
-}
-
-type Reads = SmallVec<[(NodeId, Layout); 3]>;
-
-/// Whether node `id` is its input with rows that a few zeros fill up, as `align` has them.
-pub fn fills(low: &Lowered, id: NodeId) -> bool {
-    let node = low.graph.node(id);
-    let (Some(word), true) = (low.fills, node.op == &movement::PLACE) else { return false };
-    let (axis, size) = (node.attrs[0] as usize, node.dtype.size());
-    let row = |s: Shape| s.dims().last().map_or(0, |d| d * size);
-    let (from, to) = (row(low.graph.shape(node.inputs[0])), row(node.shape));
-    axis + 1 == node.shape.rank()
-        && node.attrs[1..] == [0, 1, node.attrs[3], 0]
-        && to.is_multiple_of(word)
-        && (from + 1..from + pad_gemm::LINE).contains(&to)
-}
-
-/// Elements of the space that a clustered node works over: its own, or its input's if it reduces or fills up rows.
-pub fn source_numel(low: &Lowered, id: NodeId) -> usize {
-    let node = low.graph.node(id);
-    match node.op.class {
-        Class::Reduce(_) | Class::Library => low.graph.shape(node.inputs[0]).numel(),
-        _ => node.shape.numel(),
-    }
-}
-
-/// The readings of a clustered node.
-pub fn reads(low: &Lowered, id: NodeId) -> Reads {
-    let node = low.graph.node(id);
-    match node.op.class {
-        Class::Reduce(_) | Class::Library => {
-            let x = node.inputs[0];
-            std::iter::once(low.read(x, low.graph.shape(x))).collect()
-        }
-        _ => node.inputs.iter().map(|x| low.read(*x, node.shape)).collect(),
-    }
-}
-
-/// Whether a node of cluster `k` sees `base` as a register of that cluster.
-pub fn in_register(low: &Lowered, f: &Fusion, k: usize, base: NodeId, layout: &Layout, n: usize) -> bool {
-    let m = low.graph.shape(base).numel();
-    f.cluster_of(base) == Some(k)
-        && !fills(low, base)
-        && match (f.level[base.index()], reading(layout, n, m)) {
-            (Level::Full | Level::Row, Reading::Same) => true,
-            (Level::Row, Reading::Broadcast) => n == f.clusters[k].numel,
-            _ => false,
-        }
-}
-
-/// What computing a value again takes.
-#[derive(Clone, Default, Debug)]
-struct Expr {
-    flops: usize,
-    frontier: SmallVec<[NodeId; 4]>,
-    /// Cannot be computed again: a reduction, or through readings that are not element for element.
-    fixed: bool,
-}
-
-/// Decides what is stored.
-fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
-    let g = &low.graph;
-    let mut crossing: HashMap<NodeId, SmallVec<[(usize, bool); 4]>> = HashMap::new();
-    let mut loads: HashMap<usize, Vec<NodeId>> = HashMap::new();
-    // What others wait for must have a kernel of its own to wait for.
-    for id in low.roots.iter().chain(&low.state_writes).chain(low.control_deps.iter().flatten()) {
-        f.stored[id.index()] = true;
-    }
-    for id in g.ids() {
-        match f.assignment[id.index()] {
-            Assignment::Library { .. } => {
-                f.stored[id.index()] = true;
-                for x in &g.node(id).inputs {
-                    f.stored[low.views[x.index()].0.index()] = true;
-                }
-            }
-            Assignment::Cluster(_) => {
-                let Some(k) = f.cluster_of(id) else { continue };
-                let n = source_numel(low, id);
-                f.stored[id.index()] |= fills(low, id);
-                for (base, layout) in reads(low, id) {
-                    if in_register(low, f, k, base, &layout, n) {
-                        continue;
-                    }
-                    if matches!(f.assignment[base.index()], Assignment::Cluster(_)) {
-                        let m = g.shape(base).numel();
-                        crossing.entry(base).or_default().push((k, reading(&layout, n, m) == Reading::Same));
-                    }
-                    loads.entry(k).or_default().push(base);
-                }
-            }
-            Assignment::None => {}
-        }
-    }
-    let mut exprs: Vec<Expr> = Vec::new();
-    exprs.resize(g.len(), Expr::default());
-    for id in g.ids() {
-        if !matches!(f.assignment[id.index()], Assignment::Cluster(_)) {
-            continue;
-        }
-        let mut expr = expression(low, f, &exprs, id);
-        if let Some(users) = crossing.get(&id)
-            && !f.stored[id.index()]
-        {
-            let bytes = |b: NodeId| g.shape(b).numel() * g.dtype(b).size();
-            let cheap = users.iter().all(|(k, same)| {
-                let own = loads.get(k);
-                let extra: usize =
-                    expr.frontier.iter().filter(|b| own.is_none_or(|l| !l.contains(b))).map(|b| bytes(*b)).sum();
-                *same && extra <= bytes(id) + bytes(id) / SLACK
-            });
-            if enabled && !expr.fixed && expr.flops <= MAX_RECOMPUTE && expr.frontier.len() <= MAX_FRONTIER && cheap {
-                // Its readers read its frontier instead.
-                for (k, _) in users {
-                    loads.entry(*k).or_default().extend(expr.frontier.iter().copied());
-                }
-                for b in &expr.frontier {
-                    if matches!(f.assignment[b.index()], Assignment::Cluster(_)) {
-                        f.stored[b.index()] = true;
-                    }
-                }
-            } else if let Some(base) = widened(low, f, id).filter(|_| enabled && users.iter().all(|u| u.1)) {
-                // What it was made of goes to memory, and its readers cast.
-                for (k, _) in users {
-                    loads.entry(*k).or_default().push(base);
-                }
-                f.stored[base.index()] = true;
-                expr = Expr { flops: 1, frontier: SmallVec::from_slice(&[base]), fixed: false };
-            } else {
-                f.stored[id.index()] = true;
-            }
-        }
-        exprs[id.index()] = expr;
-    }
-}
-
-/// What a node in f64 is the cast of, where that is narrower and computed beside it. (The loss's sum over rows is in f64, and a
-/// kernel of long rows has no registers left to make f64 of what it stores.)
-fn widened(low: &Lowered, f: &Fusion, id: NodeId) -> Option<NodeId> {
-    let node = low.graph.node(id);
-    let (base, layout) = reads(low, id).into_iter().next()?;
-    let from = low.graph.node(base);
-    let same = reading(&layout, node.shape.numel(), from.shape.numel()) == Reading::Same;
-    let cast = matches!(node.op.class, Class::Cast) && node.dtype == DType::F64 && from.dtype.size() < 8;
-    (cast && same && f.cluster_of(base).is_some() && low.graph.generator(base).is_none()).then_some(base)
-}
-
-/// What node `id` would take to compute again, given what is stored so far.
-fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
-    let g = &low.graph;
-    let node = g.node(id);
-    let mut out = Expr::default();
-    match node.op.class {
-        Class::Map(m) => out.flops = m.flops(),
-        Class::Cast => out.flops = 1,
-        _ => {
-            out.fixed = true;
-            return out;
-        }
-    }
-    for (base, layout) in reads(low, id) {
-        let b = base.index();
-        if let Some(kind) = g.generator(base) {
-            out.flops += if kind == Generator::Uniform { UNIFORM_FLOPS } else { 0 };
-            continue;
-        }
-        let same = reading(&layout, node.shape.numel(), g.shape(base).numel()) == Reading::Same;
-        let again = matches!(f.assignment[b], Assignment::Cluster(_)) && !f.stored[b] && same && !exprs[b].fixed;
-        if again {
-            out.flops += exprs[b].flops;
-            for &x in &exprs[b].frontier {
-                if !out.frontier.contains(&x) {
-                    out.frontier.push(x);
-                }
-            }
-        } else if !out.frontier.contains(&base) {
-            out.frontier.push(base);
-        }
-    }
-    // A long frontier is not worth carrying.
-    if out.frontier.len() > MAX_FRONTIER || out.flops > MAX_RECOMPUTE {
-        out.fixed = true;
-        out.frontier.clear();
-    }
-    out
-}
-
-impl Fusion {
-    /// The row count of the cluster, if rows are fixed.
-    pub fn rows(&self, k: usize) -> Option<usize> {
-        self.clusters[k].row_count()
     }
 }

@@ -1,90 +1,18 @@
-//! Merges kernels into one launch: maps into the epilogue of the product they follow, and one body over many leaves.
+//! Finds kernels that run as one launch: one body over many leaves (an optimizer's update of every parameter).
 //!
-//! Both are choices about launches only. Every instruction rounds as before and reductions keep their order, so neither
-//! changes a bit.
+//! A choice about launches only. Every instruction rounds as before and reductions keep their order, so no bit changes.
 
-use crate::fuse::{Reading, reading};
 use crate::ir::*;
-use crate::program_builder::ControlDeps;
+use crate::reading::{Reading, reading};
 use perilune_core::Layout;
-use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashSet, FxHasher};
 use std::hash::{Hash, Hasher};
 
-/// A kernel that stores no more than this may run early: holding its results longer costs nothing to speak of.
+/// A kernel that stores no more than this may run early: keeping its results longer costs next to nothing.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// Regions in one launch at most.
 pub const MOST: usize = 1024;
-
-/// Hangs each pure map on the product it reads, where nothing else reads that product and it is not wanted for itself.
-/// Maps that update a State are left to run as one with their like: an optimizer's update of every parameter. The joint
-/// kernel keeps the product's place in the order, so that what the product reads need not live until the map's: a
-/// gradient that is added to that of an earlier micro-batch is added at once.
-///
-/// Contracting such an edge makes no circle: the map's other inputs do not depend on the product, since only the map
-/// reads it.
-pub fn epilogues(
-    kernels: &mut Vec<(u32, Kernel)>,
-    values: &[Value],
-    control_deps: &ControlDeps,
-    roots: &HashSet<ValueId>,
-    state_writes: &HashSet<ValueId>,
-) {
-    let mut readers: HashMap<ValueId, usize> = HashMap::new();
-    let mut products: HashMap<ValueId, usize> = HashMap::new();
-    for (k, (_, kernel)) in kernels.iter().enumerate() {
-        let mut reads = kernel.reads();
-        reads.sort_unstable();
-        reads.dedup();
-        for v in reads {
-            *readers.entry(v).or_default() += 1;
-        }
-        if let Kernel::Library(l) = kernel
-            && l.op.epilogue
-            && !roots.contains(&l.outputs[0])
-            && !state_writes.contains(&l.outputs[0])
-        {
-            products.insert(l.outputs[0], k);
-        }
-    }
-    // Who waits for a product follows it as a reader does.
-    for v in control_deps.values().flatten() {
-        products.remove(v);
-    }
-    let mut gone = vec![false; kernels.len()];
-    for k in 0..kernels.len() {
-        let Kernel::Region(r) = &kernels[k].1 else { continue };
-        if r.writes().any(|v| state_writes.contains(&v)) {
-            continue;
-        }
-        let follows = r.reads().filter(|v| readers[v] == 1 && continues(r, *v, values));
-        // Of several, the one recorded last: the others are there by then.
-        let Some(v) = follows.filter(|v| products.contains_key(v)).max() else { continue };
-        let Some(at) = products.remove(&v) else { continue };
-        let (_, Kernel::Region(r)) = kernels[k].clone() else { continue };
-        if let (_, Kernel::Library(l)) = &mut kernels[at] {
-            l.epilogue = Some(r);
-            gone[k] = true;
-        }
-    }
-    let mut k = 0;
-    kernels.retain(|_| {
-        k += 1;
-        !gone[k - 1]
-    });
-}
-
-/// Whether `r` is a map over all of `v`, read once and in order.
-fn continues(r: &Region, v: ValueId, values: &[Value]) -> bool {
-    let n = values[v.0 as usize].shape.numel();
-    let map = r.batch == 1 && r.rows == 1 && r.cols == n && r.body.iter().all(|i| i.level == Level::Full);
-    let mut loads = r.body.iter().filter_map(|i| match &i.code {
-        Code::Load { source: Source::Value(x), layout } if *x == v => Some(layout),
-        _ => None,
-    });
-    map && loads.next().is_some_and(|l| reading(l, n, n) == Reading::Same) && loads.next().is_none()
-}
 
 /// Whether two regions differ only in the values, slots and, if all they hold is one row that is read in order, in size.
 pub fn same(a: &Region, b: &Region) -> bool {
@@ -112,7 +40,7 @@ pub fn same(a: &Region, b: &Region) -> bool {
         })
 }
 
-/// How a layout that needs no strides reads: all in order, or one element again and again.
+/// How a layout reads that needs no strides: all elements in order, or one element repeated.
 fn plain(l: &Layout) -> Option<Reading> {
     let n = l.numel();
     if reading(l, n, n) == Reading::Same {
@@ -121,9 +49,9 @@ fn plain(l: &Layout) -> Option<Reading> {
     (reading(l, n, 1) == Reading::Broadcast).then_some(Reading::Broadcast)
 }
 
-/// What regions that are [`same`] share.
+/// A hash that is equal for regions that are [`same`].
 pub fn signature(r: &Region) -> u64 {
-    let mut h = DefaultHasher::new();
+    let mut h = FxHasher::default();
     (r.batch * r.rows == 1, r.body.len(), r.stores.len()).hash(&mut h);
     if r.batch * r.rows != 1 {
         (r.batch, r.rows, r.cols).hash(&mut h);
@@ -141,11 +69,11 @@ pub fn signature(r: &Region) -> u64 {
     h.finish()
 }
 
-/// Which kernels may run before their turn, beside one like them: those whose results are small or wanted by no other
-/// kernel, and those that read nothing but the program's inputs (casts of all weights). Two branches of a network that
-/// happen to be alike stay apart: in step, they would hold the activations of both.
+/// Which kernels may run early, in one launch with a like one: those whose results are small or read by no other kernel, and
+/// those that read only the program's inputs (casts of all weights). Like branches of a network stay apart: in one launch,
+/// the activations of both would be alive at once.
 pub fn movable(kernels: &[(u32, Kernel)], values: &[Value]) -> Vec<bool> {
-    let mut read: HashSet<ValueId> = HashSet::new();
+    let mut read: FxHashSet<ValueId> = FxHashSet::default();
     for (_, kernel) in kernels {
         read.extend(kernel.reads());
     }

@@ -1,10 +1,10 @@
-//! Defines the intermediate representation of a plan: a [`Program`] of kernels over values, ready for a backend to compile.
+//! Defines the program of a plan: kernels over values, ready for a backend to compile.
 //!
-//! Device-neutral, and complete: no graph, no Lua line and no pointer is needed to run it. Three kinds of kernel:
+//! It is device-neutral and complete: running it needs no graph, no Lua line and no pointer. Three kinds of kernel:
 //!
 //! - a [`Region`]: fused elementwise work and reductions over one iteration space, as straight-line SSA;
 //! - a [`Library`] call: a routine the backend supplies under an op's name (matmul, sort, scatter …), with an optional
-//!   epilogue: a map over its result, which a backend may run while the result is still at hand;
+//!   epilogue: a map over its result, which a backend may apply before it stores the result;
 //! - `Multi`: one body over many leaves (an optimizer's update of every parameter, a norm of every gradient), for one
 //!   launch.
 //!
@@ -40,10 +40,10 @@ pub const ROW_CHUNK: usize = 8192;
 /// Rows a column reduction accumulates before starting a new partial.
 pub const COL_CHUNK: usize = 64;
 
-/// Which recorded node something comes from: its position in the trace plus 1, or 0 for none.
+/// The recorded node that a value or kernel comes from: its position in the trace plus 1, or 0 for none.
 ///
-/// Not a recipe line: a cached program outlives the lines it was first planned for. Whoever shows or raises something
-/// looks the position up in the trace at hand.
+/// Not a recipe line: a cached program outlives the lines it was first planned for. A message looks the position up in the
+/// current trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct Origin(pub u32);
 
@@ -61,22 +61,27 @@ impl Origin {
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// An output that nobody wants.
+    /// An output that is not needed.
     pub const NONE: ValueId = ValueId(u32::MAX);
 }
 
 /// A register of a region: the index of the instruction that writes it.
 pub type Reg = u32;
 
-/// Where a value lives while the program runs. All are contiguous.
+/// Where a value is stored while the program runs. All are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Storage {
-    /// The k-th input buffer. Read only, unless the program state_writes to it.
+    /// The k-th input buffer. Read only, unless a State write stores to it.
     Input(u32),
-    /// The k-th output buffer: allocated for each run and handed out.
+    /// The k-th output buffer: allocated for each run and returned.
     Output(u32),
     /// Bytes from this offset of the arena on.
     Arena(usize),
+}
+
+impl Storage {
+    /// Marks a value that has no storage yet.
+    pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +105,7 @@ pub enum Level {
     Col,
 }
 
-/// Where a `Load` takes element `p` of its layout from.
+/// The source of element `p` of a `Load`'s layout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
     /// Element `p` of a stored value.
@@ -126,7 +131,7 @@ pub enum Code {
     Map(MapFn, SmallVec<[Reg; 3]>),
     /// A change of dtype.
     Cast(Reg),
-    /// A `Row` register seen at every element of its row.
+    /// Repeats a `Row` register for every element of its row.
     Broadcast(Reg),
     ReduceRow(ReduceFn, Reg),
     ReduceCol(ReduceFn, Reg),
@@ -148,11 +153,11 @@ pub struct Region {
     pub cols: usize,
     /// SSA: an instruction reads only registers before it.
     pub body: Vec<Instr>,
-    /// What is written out, contiguous in the order of the register's level. A `Full` register may go to a value of longer rows,
-    /// whose rest it fills with zeros: see [`Region::pitch`].
+    /// The registers that are stored, contiguous in the order of their level. A `Full` register may be stored to a value of
+    /// longer rows, the rest of which is filled with zeros: see [`Region::pitch`].
     ///
     /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, reads the
-    /// elements from where the store puts them ([`Region::loads_in_place`]), and the store is `Full`: then all loads of an
+    /// elements from where the store writes them ([`Region::loads_in_place`]), and the store is `Full`: then all loads of an
     /// element must precede the store of that element.
     pub stores: Vec<(Reg, ValueId)>,
     pub origin: Origin,
@@ -171,14 +176,14 @@ impl Region {
         }
     }
 
-    /// Elements from one row of a stored value to the next, if these are more than a row of the space has: products take rows
-    /// that begin at multiples of 16 bytes (see `align`).
+    /// The row stride of a stored value in elements, if it is longer than a row of the space: products need rows that begin at
+    /// multiples of 16 bytes (see `passes::pad_gemm`).
     pub fn pitch(&self, value: &Value) -> Option<usize> {
         let pitch = value.shape.numel().checked_div(self.batch * self.rows)?;
         (pitch > self.cols).then_some(pitch)
     }
 
-    /// Whether `layout` reads each element from where a `Full` store to `value` puts it.
+    /// Whether `layout` reads each element from where a `Full` store to `value` writes it.
     pub fn loads_in_place(&self, layout: &Layout, value: &Value) -> bool {
         let pitch = self.pitch(value).unwrap_or(self.cols);
         let mut stored = Layout::contiguous(Shape::of(&[self.batch * self.rows, self.cols]));
@@ -205,7 +210,7 @@ impl Operand {
     }
 }
 
-/// A backend routine named by `op.name`.
+/// A call of the backend's routine for `op`.
 #[derive(Clone, Debug)]
 pub struct Library {
     pub op: &'static Op,
@@ -213,9 +218,9 @@ pub struct Library {
     pub inputs: Vec<Operand>,
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
-    /// In the op's order; all but the first may be [`ValueId::NONE`]. Several may lie in one value, beside each other.
+    /// In the op's order; all but the first may be [`ValueId::NONE`]. Several may be parts of one value.
     pub outputs: Vec<ValueId>,
-    /// How the elements of each output lie in its value: in order, unless [`crate::Backend::writes`] allows more.
+    /// The layout of each output over its value: contiguous, unless [`crate::Backend::can_store_layout`] allows more.
     pub layouts: Vec<Layout>,
     /// A pure map over the elements of output 0, in their order, that runs after the call and reads `outputs[0]` by one
     /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
@@ -260,7 +265,7 @@ impl Kernel {
         }
     }
 
-    /// The values it reads that it does not make itself.
+    /// The values it reads, apart from those it computes itself.
     pub fn reads(&self) -> Vec<ValueId> {
         let mut out: Vec<ValueId> = Vec::new();
         let mut own: &[ValueId] = &[];
@@ -297,7 +302,7 @@ impl Kernel {
     }
 }
 
-/// One result of a program: which buffer holds it.
+/// The buffer that holds one result of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Root {
     /// A fresh output buffer.
@@ -306,7 +311,7 @@ pub enum Root {
     Input(u32),
 }
 
-/// A compiled step before it meets a device.
+/// A planned step, not yet compiled for a device.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub values: Vec<Value>,
@@ -317,7 +322,7 @@ pub struct Program {
     pub outputs: Vec<usize>,
     /// Dtype of each run-time number.
     pub slots: Vec<DType>,
-    /// Where each root is found, in the order asked.
+    /// Where each root is stored, in the order of the request.
     pub results: Vec<Root>,
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: no allocator can do with less.

@@ -1,23 +1,23 @@
-//! Allocates temporaries: one arena a program, with offsets fixed at planning time.
+//! Assigns memory to temporaries: one arena per program, with offsets fixed at planning time.
 //!
-//! Kernels are walked in order; a value takes the best-fitting free block when it is first written and gives it back
-//! after its last reader. A large elementwise result takes the very block of an input that dies in the same kernel.
-//! Linear in kernels up to the logarithm of the free list. Where that leaves holes and the program is not huge, blocks are
-//! packed anew, now that all lifetimes are known; the smallest arena stays.
+//! A walk over the kernels allocates the best-fitting free block when a value is first written and frees it after the last
+//! reader. A large elementwise result reuses the block of an input that dies in the same kernel. The walk is linear in the
+//! number of kernels, up to the logarithm of the free list. If it leaves holes and the program is not too large, blocks are
+//! packed again with all lifetimes known; the smallest arena is kept.
 
 use crate::ir::*;
-use crate::program_builder::UNPLACED;
+use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every value: a cache line on the CPU, and what TMA and vector loads want on a GPU.
+/// Alignment of every value: at least a cache line on the CPU, and what TMA and vector loads need on a GPU.
 const ALIGN: usize = 256;
-/// Results smaller than this do not bother to take over an input's block.
+/// Smaller results do not reuse an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
-/// Packing compares every block with every other: programs with more keep what the walk gave.
+/// Packing compares every block with every other: programs with more blocks keep the result of the walk.
 const MAX_PACKED: usize = 4096;
 
-/// Memory of one value, or of values that take it over from each other.
+/// Memory of one value, or of values that reuse it in place one after the other.
 struct Block {
     nbytes: usize,
     at: usize,
@@ -29,7 +29,7 @@ struct Block {
 
 /// Assigns storage to all values that have none.
 pub fn assign(p: &mut Program) {
-    let mut last: HashMap<ValueId, usize> = HashMap::new();
+    let mut last: FxHashMap<ValueId, usize> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads().into_iter().chain(kernel.writes()) {
             last.insert(v, k);
@@ -43,17 +43,20 @@ pub fn assign(p: &mut Program) {
     let mut arena = Offsets::default();
     let mut live = 0usize;
     let mut blocks: Vec<Block> = Vec::new();
-    let mut block_of: HashMap<ValueId, usize> = HashMap::new();
+    let mut block_of: FxHashMap<ValueId, usize> = FxHashMap::default();
     for k in 0..p.kernels.len() {
         dying[k].sort_unstable();
         let mut taken: Vec<ValueId> = Vec::new();
         for v in p.kernels[k].writes() {
-            if p.values[v.0 as usize].storage != UNPLACED {
+            if p.values[v.0 as usize].storage != Storage::UNPLACED {
                 continue;
             }
             let nbytes = round(p.values[v.0 as usize].nbytes());
             live += nbytes;
-            let heir = dying[k].iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
+            // Many regions mostly write States in place; the rest is small.
+            let many = matches!(p.kernels[k], Kernel::Multi(_));
+            let heirs = if many { &[][..] } else { &dying[k][..] };
+            let heir = heirs.iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
             let at = match heir {
                 Some(d) => {
                     taken.push(d);
@@ -97,7 +100,7 @@ pub fn assign(p: &mut Program) {
     }
 }
 
-/// Lets a product lie where the result of its epilogue will, if that is an output.
+/// Stores a product where the result of its epilogue is stored, if that is an output.
 fn products(p: &mut Program) {
     let mut places = Vec::new();
     for k in &p.kernels {
@@ -114,8 +117,8 @@ fn products(p: &mut Program) {
     }
 }
 
-/// Lays blocks out in several orders (largest first, longest lived first …), each block at the lowest place that is free
-/// for its whole life, and keeps the best result if the arena shrinks.
+/// Places blocks in several orders (largest first, longest lived first …), each at the lowest offset that is free for its
+/// whole lifetime, and keeps the best result if the arena shrinks. An order that cannot improve on the best is abandoned.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
     let size = |b: &Block| b.nbytes;
     let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
@@ -124,6 +127,10 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     let long = |b: &Block| b.last - b.first;
     let mut best: Option<(usize, Vec<usize>)> = None;
     for key in [&size as &dyn Fn(&Block) -> usize, &area, &early, &late, &long] {
+        let most = best.as_ref().map_or(p.arena_bytes, |b| b.0);
+        if most <= p.live_bytes {
+            break;
+        }
         let mut order: Vec<usize> = (0..blocks.len()).filter(|b| blocks[*b].nbytes > 0).collect();
         order.sort_by_key(|b| (Reverse(key(&blocks[*b])), *b));
         let mut placed: Vec<usize> = Vec::new();
@@ -143,10 +150,14 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
             }
             blocks[b].at = at;
             end = end.max(at + nbytes);
+            if end >= most {
+                // No smaller than the best so far.
+                break;
+            }
             let rank = placed.partition_point(|o| blocks[*o].at <= at);
             placed.insert(rank, b);
         }
-        if end < best.as_ref().map_or(p.arena_bytes, |b| b.0) {
+        if end < most {
             best = Some((end, blocks.iter().map(|b| b.at).collect()));
         }
     }
@@ -159,9 +170,9 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     }
 }
 
-/// The values that lie in the arena when it is fullest, one for each place.
+/// The values in the arena when most of it is in use, one for each block.
 pub fn fullest(p: &Program) -> Vec<ValueId> {
-    let mut alive: HashMap<ValueId, (usize, usize)> = HashMap::new();
+    let mut alive: FxHashMap<ValueId, (usize, usize)> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads().into_iter().chain(kernel.writes()) {
             if matches!(p.values[v.0 as usize].storage, Storage::Arena(_)) {
@@ -182,7 +193,7 @@ pub fn fullest(p: &Program) -> Vec<ValueId> {
             (most, at) = (now, k);
         }
     }
-    // A value and the one that takes its block over are both there in one kernel: the larger stands for the place.
+    // A value and the one that reuses its block are both alive in one kernel: the larger represents the block.
     let mut places: BTreeMap<usize, ValueId> = BTreeMap::new();
     for (v, (first, last)) in alive {
         let value = &p.values[v.0 as usize];
@@ -202,7 +213,7 @@ fn round(nbytes: usize) -> usize {
     nbytes.next_multiple_of(ALIGN)
 }
 
-/// Whether `v`, written by kernel `k`, may lie where `dead` lies, whose last reader is `k`.
+/// Whether `v`, written by kernel `k`, may reuse the block of `dead`, whose last reader is `k`.
 fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
     let (r, product) = match &p.kernels[k] {
@@ -214,7 +225,6 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
             }
             (r, outputs[0] == dead)
         }
-        // Many regions mostly write States in place; the rest is small.
         _ => return false,
     };
     if !r.writes().any(|s| s == v) || (new.nbytes() < IN_PLACE_BYTES && !product) {
@@ -236,10 +246,10 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     reads && read_in_order && r.stores.iter().all(|(reg, s)| *s != v || r.body[*reg as usize].level == Level::Full)
 }
 
-/// A best-fit allocator over offsets: it knows places, not memory.
+/// Allocates offsets by best fit; it owns no memory.
 #[derive(Default, Debug)]
 pub struct Offsets {
-    /// One past the last byte ever given out.
+    /// One past the last byte ever allocated.
     pub end: usize,
     /// Free blocks by offset, and by (size, offset).
     by_offset: BTreeMap<usize, usize>,
@@ -247,7 +257,7 @@ pub struct Offsets {
 }
 
 impl Offsets {
-    /// A place for `nbytes`; of 0 bytes, any.
+    /// Allocates `nbytes`; 0 bytes may share any offset.
     pub fn take(&mut self, nbytes: usize) -> usize {
         if nbytes == 0 {
             return 0;
@@ -272,7 +282,7 @@ impl Offsets {
         at
     }
 
-    /// Takes a place back.
+    /// Frees a block.
     pub fn give(&mut self, mut at: usize, mut size: usize) {
         if size == 0 {
             return;
@@ -291,7 +301,7 @@ impl Offsets {
         self.insert(at, size);
     }
 
-    /// Forgets the free block that touches the end, if one does.
+    /// Drops the free block that touches the end, if one does.
     pub fn trim(&mut self) {
         if let Some((&at, &size)) = self.by_offset.iter().next_back()
             && at + size == self.end

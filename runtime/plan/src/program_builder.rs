@@ -1,25 +1,28 @@
-//! Builds a program from clusters: registers, kernel order, storage.
+//! Builds a program from clusters: registers, kernels, and storage for results and State writes.
 
-use crate::fuse::{self, Assignment, Fusion};
-use crate::horizontal_fusion;
+use crate::cluster::{self, Assignment, Fusion};
+use crate::epilogue;
 use crate::ir::*;
-use crate::lower::Lowered;
+use crate::kernel_order::{self, ControlDeps};
+use crate::key::Trace;
+use crate::lowered::Lowered;
 use crate::memory;
-use crate::trace::Trace;
+use crate::reading::{Reading, reading};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Layout, Shape};
-use smallvec::{SmallVec, smallvec};
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::collections::BinaryHeap;
 
-/// Builds the program of a fused step; without `fusion`, every region stays a launch of its own.
+/// Builds the program of a clustered step. Without `fusion`, every region is a launch of its own.
 pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
         low,
         f,
         values: Vec::new(),
-        value_of: HashMap::new(),
-        control_deps: ControlDeps::new(),
+        value_of: FxHashMap::default(),
+        control_deps: ControlDeps::default(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
@@ -35,15 +38,9 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
     let mut kernels = b.kernels();
     if fusion {
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
-        horizontal_fusion::epilogues(
-            &mut kernels,
-            &b.values,
-            &b.control_deps,
-            &values(&low.roots),
-            &values(&low.state_writes),
-        );
+        epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
-    b.program.kernels = sort(kernels, &b.values, &b.control_deps, fusion);
+    b.program.kernels = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
     b.results();
     b.state_writes(trace);
     let Builder { values, mut program, .. } = b;
@@ -56,16 +53,10 @@ struct Builder<'a> {
     low: &'a Lowered,
     f: &'a Fusion,
     values: Vec<Value>,
-    value_of: HashMap<NodeId, ValueId>,
+    value_of: FxHashMap<NodeId, ValueId>,
     control_deps: ControlDeps,
     program: Program,
 }
-
-/// Values by the values that may not be made before them (see `Lowered::control_deps`).
-pub(crate) type ControlDeps = HashMap<ValueId, SmallVec<[ValueId; 2]>>;
-
-/// Marks a value that has no storage yet.
-pub(crate) const UNPLACED: Storage = Storage::Arena(usize::MAX);
 
 impl Builder<'_> {
     fn add_value(&mut self, id: NodeId, storage: Storage) -> ValueId {
@@ -90,19 +81,19 @@ impl Builder<'_> {
             self.value_of.insert(id, ValueId(k));
         }
         for id in self.low.graph.ids() {
-            // Not what lies in another's buffer.
+            // Not the slices of another node's buffer.
             let owner = self.low.views[id.index()].0 == id;
             if owner && self.f.stored[id.index()] && !matches!(self.f.assignment[id.index()], Assignment::None) {
-                self.add_value(id, UNPLACED);
+                self.add_value(id, Storage::UNPLACED);
             }
         }
     }
 
-    /// All kernels with the recording position they are anchored at, in no particular order.
+    /// All kernels, unordered, each with its anchor: the position in the lowered graph that decides its order.
     fn kernels(&mut self) -> Vec<(u32, Kernel)> {
         let mut out = Vec::new();
         let g = &self.low.graph;
-        let mut parts: HashMap<NodeId, Vec<(usize, NodeId)>> = HashMap::new();
+        let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
         for id in g.ids() {
             let node = g.node(id);
             if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views[id.index()].0) {
@@ -143,7 +134,7 @@ impl Builder<'_> {
         out
     }
 
-    /// Notes that `made` is not to be made before what node `id` waits for.
+    /// Adds the control dependencies of node `id` to value `made`.
     fn hold(&mut self, made: ValueId, id: NodeId) {
         for w in self.low.control_deps(id) {
             let base = self.low.views[w.index()].0;
@@ -175,25 +166,25 @@ impl Builder<'_> {
         let mut region =
             Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.loc_of(roots[0]).0) };
         // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
-        let mut here: HashSet<NodeId> = roots.iter().copied().collect();
+        let mut here: FxHashSet<NodeId> = roots.iter().copied().collect();
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
         let mut ordered = Vec::new();
         while let Some(id) = queue.pop() {
             ordered.push(id);
-            for (base, layout) in fuse::reads(low, id) {
+            for (base, layout) in cluster::reads(low, id) {
                 if self.computed_here(k, id, base, &layout) && here.insert(base) {
                     queue.push(base);
                 }
             }
         }
         ordered.reverse();
-        let mut regs: HashMap<NodeId, Reg> = HashMap::new();
-        let mut memo: HashMap<Memo, Reg> = HashMap::new();
+        let mut regs: FxHashMap<NodeId, Reg> = FxHashMap::default();
+        let mut memo: FxHashMap<Memo, Reg> = FxHashMap::default();
         for id in ordered {
             self.hold(self.value_of[&roots[0]], id);
             let node = g.node(id);
             let origin = Origin(g.loc_of(id).0);
-            let n = fuse::source_numel(low, id);
+            let n = cluster::source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],
                 // Computed again here: by size, since a row is longer than one element.
@@ -202,7 +193,7 @@ impl Builder<'_> {
             };
             let operand_level = if matches!(node.op.class, Class::Reduce(_)) { Level::Full } else { level };
             let mut args: SmallVec<[Reg; 3]> = SmallVec::new();
-            for (i, (base, layout)) in fuse::reads(low, id).into_iter().enumerate() {
+            for (i, (base, layout)) in cluster::reads(low, id).into_iter().enumerate() {
                 let dtype = g.dtype(node.inputs[i]);
                 let reg = if self.computed_here(k, id, base, &layout) {
                     let from = regs[&base];
@@ -218,7 +209,7 @@ impl Builder<'_> {
                 args.push(reg);
             }
             if matches!(node.op.class, Class::Library) {
-                // Rows to be filled up: as they are, stored to a value of longer rows.
+                // Rows to be padded: stored as they are, to a value of longer rows.
                 regs.insert(id, args[0]);
                 continue;
             }
@@ -241,7 +232,7 @@ impl Builder<'_> {
         if !matches!(self.f.assignment[base.index()], Assignment::Cluster(_)) {
             return false;
         }
-        fuse::in_register(self.low, self.f, k, base, layout, fuse::source_numel(self.low, id))
+        cluster::in_register(self.low, self.f, k, base, layout, cluster::source_numel(self.low, id))
             || !self.f.stored[base.index()]
     }
 
@@ -261,7 +252,7 @@ impl Builder<'_> {
 
     /// Gives each root an output buffer, or names the input it is.
     fn results(&mut self) {
-        let mut outputs: HashMap<ValueId, u32> = HashMap::new();
+        let mut outputs: FxHashMap<ValueId, u32> = FxHashMap::default();
         for id in &self.low.roots {
             let v = self.value_of[id];
             let result = match self.values[v.0 as usize].storage {
@@ -280,30 +271,41 @@ impl Builder<'_> {
         }
     }
 
-    /// Lets each commit's value be computed in the State's own memory where nothing still reads the old one; else
-    /// copies it there at the end.
+    /// Computes each State's new value in the State's own memory where no later kernel reads the old one; else copies it there
+    /// at the end.
     fn state_writes(&mut self, trace: &Trace) {
-        let mut writer: HashMap<ValueId, usize> = HashMap::new();
-        let mut readers: HashMap<ValueId, Vec<usize>> = HashMap::new();
-        for (k, kernel) in self.program.kernels.iter().enumerate() {
-            for v in kernel.writes() {
-                writer.insert(v, k);
+        let mut writer: FxHashMap<ValueId, Part> = FxHashMap::default();
+        let mut readers: FxHashMap<ValueId, SmallVec<[Part; 2]>> = FxHashMap::default();
+        for (kernel, k) in self.program.kernels.iter().enumerate() {
+            if let Kernel::Library(l) = k {
+                let call = Part { kernel, region: None };
+                writer.extend(l.outputs.iter().map(|v| (*v, call)));
+                for o in &l.inputs {
+                    if let Operand::View(v, _) = o {
+                        readers.entry(*v).or_default().push(call);
+                    }
+                }
             }
-            for v in kernel.reads() {
-                readers.entry(v).or_default().push(k);
+            for (n, r) in k.regions().iter().enumerate() {
+                let part = Part { kernel, region: Some(n) };
+                writer.extend(r.writes().map(|v| (v, part)));
+                for v in r.reads() {
+                    readers.entry(v).or_default().push(part);
+                }
             }
         }
         let mut copies = Vec::new();
         for (id, &input) in self.low.state_writes.iter().zip(&trace.state_write_inputs) {
             let (v, state) = (self.value_of[id], ValueId(input));
-            let free = self.values[v.0 as usize].storage == UNPLACED;
-            let at = writer.get(&v).copied().unwrap_or(usize::MAX);
-            let safe = free
-                && readers
-                    .get(&state)
-                    .into_iter()
-                    .flatten()
-                    .all(|&r| r < at || (r == at && in_place(&self.program.kernels[r], v, state)));
+            let free = self.values[v.0 as usize].storage == Storage::UNPLACED;
+            let by = writer.get(&v);
+            // The parts of one kernel run in no order: only the one that writes may read the old value.
+            let before = |r: &Part| match by {
+                Some(w) if r == w => r.of(&self.program).is_some_and(|region| in_place(region, v, state)),
+                Some(w) => r.kernel < w.kernel,
+                None => true,
+            };
+            let safe = free && readers.get(&state).into_iter().flatten().all(before);
             if safe {
                 self.values[v.0 as usize].storage = Storage::Input(input);
             } else {
@@ -323,31 +325,33 @@ impl Builder<'_> {
     }
 }
 
-/// Whether kernel `k` may write `v` over `old`, which it reads: element for element only.
-fn in_place(k: &Kernel, v: ValueId, old: ValueId) -> bool {
-    if let Kernel::Library(l) = k
-        && l.inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == old))
-    {
-        return false;
-    }
-    k.regions().iter().all(|r| {
-        if !r.writes().any(|s| s == v) {
-            // Beside the one that writes, in no order.
-            return r.reads().all(|x| x != old);
-        }
-        let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
-        let n = r.numel();
-        r.stores.iter().all(|(reg, s)| *s != v || full(reg))
-            && r.body.iter().all(|i| match &i.code {
-                Code::Load { source: Source::Value(x), layout } if *x == old => {
-                    i.level == Level::Full && fuse::reading(layout, n, n) == fuse::Reading::Same
-                }
-                _ => true,
-            })
-    })
+/// A library call itself, or one region of a kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Part {
+    kernel: usize,
+    region: Option<usize>,
 }
 
-/// What makes two instructions the same.
+impl Part {
+    fn of(self, p: &Program) -> Option<&Region> {
+        p.kernels[self.kernel].regions().get(self.region?)
+    }
+}
+
+/// Whether `r` may write `v` over `old`, which it reads: element for element only.
+fn in_place(r: &Region, v: ValueId, old: ValueId) -> bool {
+    let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
+    let n = r.numel();
+    r.stores.iter().all(|(reg, s)| *s != v || full(reg))
+        && r.body.iter().all(|i| match &i.code {
+            Code::Load { source: Source::Value(x), layout } if *x == old => {
+                i.level == Level::Full && reading(layout, n, n) == Reading::Same
+            }
+            _ => true,
+        })
+}
+
+/// What makes two instructions equal.
 #[derive(PartialEq, Eq, Hash)]
 enum Memo {
     Load(Source, Layout, DType, Level),
@@ -356,7 +360,7 @@ enum Memo {
 
 fn emit(
     region: &mut Region,
-    memo: &mut HashMap<Memo, Reg>,
+    memo: &mut FxHashMap<Memo, Reg>,
     code: Code,
     dtype: DType,
     level: Level,
@@ -376,97 +380,4 @@ fn emit(
         memo.insert(key, reg);
     }
     reg
-}
-
-/// Puts kernels in an order that respects reads and writes; among the ready ones, the earliest recorded first. With
-/// `group`, like kernels that are ready together run as one.
-fn sort(kernels: Vec<(u32, Kernel)>, values: &[Value], control_deps: &ControlDeps, group: bool) -> Vec<Kernel> {
-    let mut writer: Vec<Option<usize>> = vec![None; values.len()];
-    for (k, (_, kernel)) in kernels.iter().enumerate() {
-        for v in kernel.writes() {
-            writer[v.0 as usize] = Some(k);
-        }
-    }
-    let mut users: Vec<SmallVec<[usize; 4]>> = vec![smallvec![]; kernels.len()];
-    let mut waits = vec![0usize; kernels.len()];
-    for (k, (_, kernel)) in kernels.iter().enumerate() {
-        let mut from = kernel.reads();
-        if !control_deps.is_empty() {
-            from.extend(kernel.writes().iter().filter_map(|v| control_deps.get(v)).flatten());
-        }
-        let mut from: Vec<usize> = from.iter().filter_map(|v| writer[v.0 as usize]).collect();
-        from.sort_unstable();
-        from.dedup();
-        waits[k] = from.len();
-        for w in from {
-            users[w].push(k);
-        }
-    }
-    let movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
-    let mut ready = Ready::default();
-    for k in (0..kernels.len()).filter(|k| waits[*k] == 0) {
-        ready.add(k, &kernels[k], movable[k]);
-    }
-    let mut order: Vec<Vec<usize>> = Vec::with_capacity(kernels.len());
-    let mut done = 0;
-    while let Some(batch) = ready.next(&kernels) {
-        done += batch.len();
-        for &k in &batch {
-            for &u in &users[k] {
-                waits[u] -= 1;
-                if waits[u] == 0 {
-                    ready.add(u, &kernels[u], movable[u]);
-                }
-            }
-        }
-        order.push(batch);
-    }
-    assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
-    let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
-    let mut take = |k: usize| kernels[k].take();
-    order
-        .into_iter()
-        .filter_map(|batch| match batch[..] {
-            [k] => take(k),
-            _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
-        })
-        .collect()
-}
-
-/// Kernels that wait for nothing.
-#[derive(Default)]
-struct Ready {
-    queue: BTreeSet<(u32, usize)>,
-    /// Of the movable ones, those with one signature.
-    alike: HashMap<u64, BTreeSet<(u32, usize)>>,
-    signatures: HashMap<usize, u64>,
-}
-
-impl Ready {
-    fn add(&mut self, k: usize, (anchor, kernel): &(u32, Kernel), movable: bool) {
-        self.queue.insert((*anchor, k));
-        if let (true, Kernel::Region(r)) = (movable, kernel) {
-            let s = horizontal_fusion::signature(r);
-            self.signatures.insert(k, s);
-            self.alike.entry(s).or_default().insert((*anchor, k));
-        }
-    }
-
-    /// The earliest recorded one, and those that join it.
-    fn next(&mut self, kernels: &[(u32, Kernel)]) -> Option<Vec<usize>> {
-        let (_, first) = self.queue.pop_first()?;
-        let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };
-        let mut batch = Vec::new();
-        if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
-            let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if horizontal_fusion::same(r, other));
-            let joined: Vec<(u32, usize)> =
-                alike.iter().copied().filter(|&(_, k)| joins(k)).take(horizontal_fusion::MOST).collect();
-            for at in joined {
-                batch.push(at.1);
-                alike.remove(&at);
-                self.queue.remove(&at);
-            }
-        }
-        Some(batch)
-    }
 }

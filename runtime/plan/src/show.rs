@@ -1,4 +1,4 @@
-//! Prints a plan for people: kernels, bytes read and written, operations, recipe lines.
+//! Formats a plan as text: kernels, bytes read and written, work, recipe lines.
 
 use crate::ir::*;
 use perilune_core::Shape;
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// What one kernel costs, by counting.
+/// Bytes and operations of one kernel, by counting.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {
     pub read: usize,

@@ -74,7 +74,7 @@ pub fn plan_on(g: &Graph, request: Request, fusion: bool, backend: &dyn Backend)
     let mut tracer = Tracer::default();
     tracer.run(g, &request, |_| None);
     let p =
-        perilune_plan::cache::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, backend).unwrap();
+        perilune_plan::pipeline::plan(g, &tracer, &request, Options { fusion, ..Options::default() }, backend).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
 }

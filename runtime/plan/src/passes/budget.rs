@@ -1,14 +1,13 @@
-//! Fits a step into a memory budget by choosing which parts of the forward pass are recomputed.
+//! Fits a step into a memory budget: chooses which parts of the forward pass the backward pass recomputes.
 //!
-//! First what is cheap: the recorded forward pass (of each micro-batch) is cut behind every product, so that norms, activations
-//! and what else lies between products are computed again, but no product, as its value is what the next segment reads.
-//! Where that is not enough, it is cut into K segments of about equal size where the least memory crosses the cut: between the
-//! blocks of a network, if it has blocks. In both cases as many segments as the budget asks for become spans of
-//! [`crate::passes::remat`], the cheapest work a byte first, earlier ones before later ones. K grows from 2 until the plan fits: few
-//! long segments leave the least between segments, many short ones need the least inside of one. What a choice takes is not
-//! estimated: the step is planned with it. All this is a function of the traced step and the budget.
+//! The cheapest cut comes first: the recorded forward pass (of each micro-batch) is cut after every product, so that norms,
+//! activations and other ops between products are recomputed, but no product, since the next segment reads its value. If that
+//! is not enough, the pass is cut into K segments of about equal size where the least memory crosses the cut: between the
+//! blocks of a network, if it has blocks. In both cases as many segments as the budget needs become spans of
+//! [`crate::passes::remat`], the least work per byte first, earlier ones before later ones. K grows from 2 until the plan
+//! fits: few long segments keep the least between segments, many short ones need the least inside one. The memory of a choice
+//! is not estimated: the step is planned with it. The result is a function of the traced step and the budget.
 
-use crate::cache::Failed;
 use crate::ir::Program;
 use crate::show::products;
 use perilune_core::byte_size;
@@ -23,21 +22,33 @@ const FINER: usize = 2;
 
 type Span = (NodeId, NodeId);
 
-/// What a step takes while it runs: what it reads, what it hands out and what it keeps in between.
+/// Why there is no plan, and the plan that needs the least memory where that is still too much.
+pub(crate) struct OverBudget {
+    pub error: Error,
+    pub least: Option<Box<Program>>,
+}
+
+impl From<Error> for OverBudget {
+    fn from(error: Error) -> OverBudget {
+        OverBudget { error, least: None }
+    }
+}
+
+/// Bytes that a step needs while it runs: its inputs, its outputs and its temporaries.
 pub fn needs(p: &Program) -> usize {
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
     inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
 }
 
-/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. Where
-/// nothing does, the error comes with the plan that takes the least.
+/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. If none
+/// fits, the error comes with the plan that needs the least.
 pub(crate) fn fit(
     g: &Graph,
     order: &[NodeId],
     plain: Program,
     limit: usize,
     mut with: impl FnMut(&[Span]) -> Result<Program>,
-) -> std::result::Result<Program, Failed> {
+) -> std::result::Result<Program, OverBudget> {
     let passes = forward_passes(g, order);
     let whole = needs(&plain);
     let mut least = plain;
@@ -92,7 +103,7 @@ pub(crate) fn fit(
                 byte_size::show(needs(&least)),
                 byte_size::show(limit)
             );
-            Err(Failed { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
+            Err(OverBudget { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
         }
     }
 }

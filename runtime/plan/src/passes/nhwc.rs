@@ -1,13 +1,13 @@
-//! Stores images channels last, as (N, H, W, C), for devices whose convolutions want that layout.
+//! Stores images channels last, as (N, H, W, C), on a device whose convolutions need that.
 //!
-//! A graph-to-graph pass before views are resolved. An op that is kept and writes its image channels last (a convolution) starts it; a map
-//! over such an image is recorded over the turned shape, so that to everything behind it is a map over plain memory again,
-//! and a sum over all but the channels becomes a sum of columns. What feeds a convolution and nothing else has turned
-//! before is turned where it is made. Every turned node is seen through a permuted view by whoever knows nothing of this,
-//! so none of it can make a result wrong.
+//! A graph-to-graph pass before views are resolved. It starts at ops whose kernels store channels last (convolutions). A map
+//! over such an image is rewritten over the permuted shape, so that it is a map over contiguous memory again, and a sum over
+//! all but the channels becomes a sum of columns. Other inputs of a convolution are permuted where they are computed. Every
+//! other reader of a permuted node reads a permuted view of it, so the pass cannot change a result.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, conv, movement, reduce};
@@ -22,19 +22,19 @@ pub fn last(shape: Shape) -> Layout {
     Layout::contiguous(Layout::contiguous(shape).permute(&TO_LAST).shape).permute(&FROM_LAST)
 }
 
-/// Whether an op wants its images channels last, wherever they come from: a convolution that the backend keeps.
+/// Whether an op needs its images channels last: a convolution for which the backend has a kernel.
 fn starts(node: &Node, backend: &dyn Backend) -> bool {
     conv::OVER_IMAGES.contains(&node.op) && can_store_nhwc(node, backend)
 }
 
-/// Whether a kept op can write its image channels last.
+/// Whether the kernel of a fused op can store its image channels last.
 fn can_store_nhwc(node: &Node, backend: &dyn Backend) -> bool {
     matches!(node.op.class, Class::Fused(_))
         && is_image(node.shape)
         && backend.can_store_layout(node, 0, &last(node.shape))
 }
 
-/// The pass. `from` holds no fused op that the backend does not keep.
+/// Runs the pass. Every fused op of `from` has a kernel.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let g = &from.graph;
     if !g.nodes().iter().any(|n| starts(n, backend)) {
@@ -55,7 +55,7 @@ fn is_image(shape: Shape) -> bool {
     shape.rank() == 4 && shape.numel() > 0
 }
 
-/// A view that hands its input on as it is (a hold, a detach), or some of the batch.
+/// A view that keeps its input as it is (an optimization barrier, a detach), or a slice of the batch.
 fn hands_on(node: &Node) -> bool {
     let of_batch = node.op == &movement::SLICE && node.attrs[0] == 0;
     is_image(node.shape) && (node.attrs.is_empty() || of_batch)
@@ -65,7 +65,7 @@ fn is_map(node: &Node) -> bool {
     matches!(node.op.class, Class::Map(_) | Class::Cast) && is_image(node.shape)
 }
 
-/// Maps to be turned though nothing they read is: those that feed a convolution, and those whose reader is turned.
+/// Maps to be permuted although none of their inputs is: those that a convolution reads, and those whose reader is permuted.
 fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
     let mut out = vec![false; g.len()];
     for id in g.ids().rev() {
@@ -78,7 +78,7 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
             out[x.index()] |= is_image(g.shape(*x)) && (!passes || g.shape(*x) == node.shape);
         }
     }
-    // What will be turned, and then what such maps read that is as large and is not.
+    // First what will be permuted, then the inputs of such maps of equal shape that are not.
     let mut turned = vec![false; g.len()];
     for id in g.ids() {
         let node = g.node(id);
@@ -104,12 +104,12 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
 struct Turned<'a> {
     from: &'a Lowered,
     to: Rewriter,
-    /// For each old node that lies channels last: the node (N, H, W, C).
+    /// For each old node that is stored channels last: the node (N, H, W, C).
     turned: Vec<Option<NodeId>>,
 }
 
 impl Turned<'_> {
-    /// The node that stands for `id`, and its turned form.
+    /// The node that replaces `id`, and its permuted form.
     fn visit(&mut self, id: NodeId, wanted: bool, backend: &dyn Backend) -> Result<(NodeId, Option<NodeId>)> {
         let g = &self.from.graph;
         let node = g.node(id);
@@ -142,14 +142,14 @@ impl Turned<'_> {
         if !writes_last {
             return Ok((new, None));
         }
-        self.to.out.last.insert(new);
-        // A weight's gradient meets the weight, which lies as it always did.
+        self.to.out.channels_last.insert(new);
+        // A weight's gradient is combined with the weight, which is not permuted.
         let turns = node.op != &conv::CONV2D_BACKWARD_WEIGHT;
         let turned = if turns { Some(self.to.out.graph.permute(new, &TO_LAST)?) } else { None };
         Ok((new, turned))
     }
 
-    /// `node` over the turned shape.
+    /// Appends `node` over the permuted shape.
     fn add(&mut self, node: &Node, inputs: SmallVec<[NodeId; 4]>) -> Result<(NodeId, Option<NodeId>)> {
         let shape = Layout::contiguous(node.shape).permute(&TO_LAST).shape;
         let g = &mut self.to.out.graph;
@@ -157,7 +157,7 @@ impl Turned<'_> {
         Ok((g.permute(turned, &FROM_LAST)?, Some(turned)))
     }
 
-    /// An input of a turned map.
+    /// An input of a permuted map.
     fn operand(&mut self, x: NodeId) -> Result<NodeId> {
         if let Some(turned) = self.turned[x.index()] {
             return Ok(turned);
@@ -176,7 +176,7 @@ impl Turned<'_> {
         g.permute(new, &TO_LAST)
     }
 
-    /// A reduction of a turned image whose result is in order: the image and the axes there.
+    /// A reduction of a permuted image whose result is contiguous: the image and the axes there.
     fn columns(&self, node: &Node) -> Option<(NodeId, [i64; 2])> {
         let g = &self.from.graph;
         let x = node.inputs[0];

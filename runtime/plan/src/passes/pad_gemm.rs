@@ -1,34 +1,34 @@
-//! Pads GEMM operands so that every row is 16-byte aligned.
+//! Pads the operands of large products so that every row is a multiple of 16 bytes.
 //!
-//! Tensor cores are fed 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
-//! is none, a library takes kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
-//! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So a large product of that kind is done over operands
-//! that zeros fill up, and what is wanted of its result is a view of it. Operands are copied, and equal copies merge later; but
-//! where a fused kernel makes one (a loss its gradient), it stores it so in the first place, if the backend can (`fuse`). A
-//! graph-to-graph pass before views are resolved.
+//! Tensor cores read 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
+//! is none, a library uses kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
+//! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So such a product runs over
+//! operands padded with zeros, and its result is a view of the padded one. Operands are copied, and `cse` merges equal copies;
+//! an operand that a fused kernel computes (the gradient of a loss) is stored padded by that kernel, if the backend can
+//! (`fuse`). A graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::Class;
 use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
 use perilune_core::ops::movement;
-use smallvec::SmallVec;
 
-/// Smaller products are not worth a kernel more.
+/// Smaller products are not worth an additional kernel.
 const LEAST_FLOPS: f64 = 1e9;
 /// FLOP of the product for each byte that is copied. At 600 TFLOP/s and a third of it, over memory that is read and written at
 /// 3 TB/s, padding begins to pay at about 200.
 const FLOPS_A_BYTE: f64 = 300.0;
 
-/// Bytes of memory's lines: rows that begin at such are written faster than others (`docs/adr/030-pad-gemm.md`).
+/// Bytes of a memory line: rows aligned to it are written faster (`docs/adr/030-pad-gemm.md`).
 pub const LINE: usize = 128;
-/// Part of a dim that it may grow by for whole lines, or halves or quarters of them.
+/// A dim may grow by its size divided by this for whole lines, or halves or quarters of them.
 const SLACK: usize = 32;
 
-/// What a dim of elements of `size` bytes grows to, if it is no multiple of `row` bytes.
+/// The padded size of a dim of elements of `size` bytes, if it is no multiple of `row` bytes.
 fn up(d: usize, size: usize, row: usize) -> usize {
     if (d * size).is_multiple_of(row) {
         return d;
@@ -40,14 +40,14 @@ fn up(d: usize, size: usize, row: usize) -> usize {
     d.next_multiple_of(bytes / size)
 }
 
-/// Which dims of a product grow, and to what.
+/// The padded dims of a product.
 struct Grown {
     m: usize,
     n: usize,
     k: usize,
 }
 
-/// The pass. `from` holds no fused op that the backend does not keep.
+/// Runs the pass. Every fused op of `from` has a kernel.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let Some(row) = backend.row_bytes() else { return Ok(from) };
     let fills = backend.fills_rows();
@@ -60,7 +60,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
         to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match grown(&from.graph, node, row, fills) {
             Some(dims) => {
-                let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| to.map[x.index()]).collect();
+                let inputs = to.inputs(node);
                 product(&mut to.out.graph, node, &inputs, &dims)?
             }
             None => to.copy(&from, id),
@@ -70,7 +70,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     Ok(to.finish(&from))
 }
 
-/// What a product's dims should be, if they are others and it pays. `fills`: the backend stores rows so as it computes them.
+/// The padded dims of a product, if they differ and padding pays. `fills`: regions can store padded rows.
 fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     let linear = node.op == &LINEAR;
     if !linear && node.op != &MATMUL {
@@ -101,7 +101,7 @@ fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     (flops >= LEAST_FLOPS && flops >= FLOPS_A_BYTE * copied).then_some(dims)
 }
 
-/// Whether a fused kernel makes `x`, or what `x` is the transpose of.
+/// Whether a region computes `x`, or what `x` is the transpose of.
 fn is_computed(g: &Graph, x: NodeId) -> bool {
     let mut x = if matmul::is_transpose(g, x) { g.node(x).inputs[0] } else { x };
     while g.node(x).op == &movement::RESHAPE {
@@ -110,7 +110,7 @@ fn is_computed(g: &Graph, x: NodeId) -> bool {
     matches!(g.node(x).op.class, Class::Map(_) | Class::Cast)
 }
 
-/// The product over grown operands, and the part of it that is wanted.
+/// Appends the product over padded operands and the slice of it that is the result.
 fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<NodeId> {
     let r = node.shape.rank();
     let a = grow(g, inputs[0], [to.m, to.k])?;
@@ -128,7 +128,7 @@ fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<
     g.slice(y, r - 1, 0, node.shape.dims()[r - 1], 1)
 }
 
-/// `x` with its last two dims grown by zeros. A transpose is grown as it lies in memory.
+/// `x` with its last two dims padded with zeros. A transpose is padded as it is stored.
 fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
     if matmul::is_transpose(g, x) {
         let stored = g.node(x).inputs[0];

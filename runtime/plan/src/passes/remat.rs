@@ -1,19 +1,20 @@
-//! Recomputation: what the forward pass made inside a span is made again where the backward pass reads it, so that it need
-//! not be kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+//! Rematerializes activations: what the forward pass computed inside a span is computed again where the backward pass reads
+//! it, so that it is not kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
 //!
-//! A graph-to-graph pass over the traced step, before decomposition. Every value keeps its bits: a copy is the same op over
-//! the same values, random numbers included. Two things make it save memory. All that a span reads from outside it reads,
-//! the second time, through a `hold` that waits for the gradient from which the span's backward starts: so the copies run
-//! late. And since they read control_deps, they equal no node of the first time, so that nothing merges them back.
+//! A graph-to-graph pass over the imported step, before decomposition. Every value keeps its bits: a copy is the same op over
+//! the same values, random numbers included. The copies read everything from outside the span through an optimization
+//! barrier that waits for the gradient from which the span's backward starts, so they run late. Reading through barriers,
+//! they equal no node of the forward pass, so `cse` does not merge them back.
 //!
-//! What is used outside of a span (by later forward nodes, metrics, assignments) is kept: it is read, not copied. Spans
-//! nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
+//! A value that is used outside of its span (by later forward nodes, metrics, State writes) is kept: it is read, not copied.
+//! Spans nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
 
-use crate::lower::{Lowered, Rewriter};
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
 use perilune_core::graph::{Graph, Inputs, Node, NodeId};
 use perilune_core::ops::{Class, create};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::smallvec;
-use std::collections::{HashMap, HashSet};
 
 /// What to recompute: ranges of recorded nodes, properly nested.
 #[derive(Clone, Default, Debug)]
@@ -22,7 +23,7 @@ pub struct Spans {
     list: Vec<(u32, u32)>,
     /// For each, the span around it.
     parent: Vec<Option<u32>>,
-    /// For each node, 1 + the innermost span it lies in.
+    /// For each node, 1 + the innermost span that contains it.
     inside: Vec<u32>,
 }
 
@@ -46,12 +47,12 @@ impl Spans {
         self.list.is_empty()
     }
 
-    /// The innermost span that a node lies in.
+    /// The innermost span that contains a node.
     fn of(&self, id: NodeId) -> Option<u32> {
         self.inside.get(id.index()).and_then(|s| s.checked_sub(1))
     }
 
-    /// The innermost span whose backward a node belongs to; not one that it lies in itself, which takes a gradient inside.
+    /// The innermost span whose backward a node belongs to; not one that contains the node itself (a gradient inside a span).
     fn owner(&self, g: &Graph, id: NodeId) -> Option<u32> {
         let mut at = g.remat.back_of(id)?;
         loop {
@@ -68,28 +69,28 @@ impl Spans {
     }
 }
 
-/// The words of a plan's key that say what this pass goes by.
-pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) {
-    let rank = |id: NodeId| order.partition_point(|o| *o < id) as u32;
-    let spans = Spans::new(g, &[]);
-    key.extend([0xdec0, spans.list.len() as u32]);
+/// Appends to a plan's key what this pass depends on. `position`: 1 + the position of each node in `order`, or 0.
+pub fn words(g: &Graph, spans: &Spans, order: &[NodeId], position: &[u32], key: &mut Vec<u64>) {
+    let rank = |id: NodeId| order.partition_point(|o| *o < id) as u64;
+    key.push(spans.list.len() as u64);
     for (from, to) in &spans.list {
         key.extend([rank(NodeId(*from)), rank(NodeId(*to))]);
     }
-    // A node that is not wanted itself still lies between two that are.
+    // A node that is not needed itself still has a place between two that are.
     let place = |id: NodeId| match position[id.index()] {
         0 => 2 * rank(id),
-        p => 2 * p - 1,
+        p => 2 * u64::from(p) - 1,
     };
+    let number = |span: Option<u32>| span.map_or(0, |s| u64::from(s) + 1);
     for &id in order {
         match g.remat.back_of(id) {
             None => key.push(0),
-            Some(f) => key.extend([1 + place(f), spans.owner(g, id).map_or(0, |s| s + 1), g.remat.pass_of(id)]),
+            Some(f) => key.extend([1 + place(f), number(spans.owner(g, id)), u64::from(g.remat.pass_of(id))]),
         }
     }
     for a in &g.remat.arrivals {
-        if position.get(a.grad.index()).is_some_and(|p| *p != 0) {
-            key.extend([a.pass, place(a.node), spans.of(a.node).map_or(0, |s| s + 1), position[a.grad.index()]]);
+        if let Some(p) = position.get(a.grad.index()).filter(|p| **p != 0) {
+            key.extend([u64::from(a.pass), place(a.node), number(spans.of(a.node)), u64::from(*p)]);
         }
     }
 }
@@ -98,7 +99,7 @@ pub fn words(g: &Graph, order: &[NodeId], position: &[u32], key: &mut Vec<u32>) 
 #[derive(Default)]
 struct Copies {
     /// Traced position -> the node to read instead.
-    map: HashMap<usize, NodeId>,
+    map: FxHashMap<usize, NodeId>,
     /// The gradient that the copies wait for.
     start: Option<NodeId>,
 }
@@ -109,15 +110,19 @@ struct Pass<'a> {
     order: &'a [NodeId],
     spans: &'a Spans,
     /// (span, position): inside the span, but used outside of it and of its backward.
-    kept: HashSet<(u32, usize)>,
-    copies: HashMap<(u32, u32), Copies>,
+    kept: FxHashSet<(u32, usize)>,
+    copies: FxHashMap<(u32, u32), Copies>,
     to: Rewriter,
 }
 
-/// Rewrites a freshly traced step (node k of `from` is `order[k]` of `g`).
-pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
+/// Rewrites an imported step (node k of `from` is `order[k]` of `g`).
+pub fn apply(from: Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowered {
+    if spans.is_empty() {
+        return from;
+    }
+    let from = &from;
     let kept = kept(from, g, order, spans);
-    let mut p = Pass { from, g, order, spans, kept, copies: HashMap::new(), to: Rewriter::new(from) };
+    let mut p = Pass { from, g, order, spans, kept, copies: FxHashMap::default(), to: Rewriter::new(from) };
     for at in 0..order.len() {
         let new = match spans.owner(g, order[at]) {
             Some(span) => {
@@ -137,8 +142,8 @@ pub fn apply(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lowe
 }
 
 /// Which nodes of spans are used outside of them.
-fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> HashSet<(u32, usize)> {
-    let mut kept = HashSet::new();
+fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> FxHashSet<(u32, usize)> {
+    let mut kept = FxHashSet::default();
     for x in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
         kept.extend(spans.chain(spans.of(order[x.index()])).map(|s| (s, x.index())));
     }
@@ -160,26 +165,17 @@ impl Pass<'_> {
 
     /// Appends the node at `at` with other inputs.
     fn add(&mut self, at: usize, inputs: Inputs) -> NodeId {
-        let mut node = self.node(at).clone();
-        node.inputs = inputs;
-        let new = self.to.out.graph.add(node);
-        if let Some(slot) = self.from.slots.get(&NodeId(at as u32)) {
-            self.to.out.slots.insert(new, *slot);
-        }
-        if let Some(input) = self.from.inputs.get(&NodeId(at as u32)) {
-            self.to.out.inputs.insert(new, *input);
-        }
-        new
+        self.to.copy_over(self.from, NodeId(at as u32), inputs)
     }
 
-    /// What the node at `at`, of the backward of `span` or copied for it, reads.
+    /// The inputs of the node at `at`, which belongs to the backward of `span` or is copied for it.
     fn inputs(&mut self, at: usize, span: u32, pass: u32) -> Inputs {
         let part = matches!(self.node(at).op.class, Class::TupleGet);
         let list = self.node(at).inputs.clone();
         list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
     }
 
-    /// What to read for the node at `at` in the backward of `span`. Parts read their op itself, through no hold.
+    /// The node to read for the node at `at` in the backward of `span`. A `TupleGet` reads its op itself, through no barrier.
     fn stand_in(&mut self, at: usize, span: u32, pass: u32, part: bool) -> NodeId {
         let class = self.node(at).op.class;
         let end = self.spans.list[span as usize].1;
@@ -216,7 +212,7 @@ impl Pass<'_> {
         hold
     }
 
-    /// Copies the nodes of `span`, if that has not been done for this pass. Those that nobody wants are dropped later.
+    /// Copies the nodes of `span`, if that has not been done for this pass. Copies that nothing reads are dropped later.
     fn enter(&mut self, span: u32, pass: u32) {
         if self.copies.contains_key(&(span, pass)) {
             return;
@@ -229,9 +225,9 @@ impl Pass<'_> {
             let at = self.order.binary_search(&a.grad).ok().filter(|at| *at < here)?;
             Some(self.to.map[at])
         });
-        self.copies.insert((span, pass), Copies { map: HashMap::new(), start });
+        self.copies.insert((span, pass), Copies { map: FxHashMap::default(), start });
         if start.is_none() {
-            // Nothing to wait for: copies would run at once and save nothing.
+            // No gradient to wait for: copies would run at once and save nothing.
             return;
         }
         let (from, to) = self.spans.list[span as usize];

@@ -1,33 +1,58 @@
-//! Chooses the memory layout of the outputs of kept and library ops, so that copies behind them vanish.
+//! Chooses how the outputs of library ops and of fused ops with a kernel are stored: copies behind a kernel that can store
+//! through strides become views.
 //!
-//! Attention makes (..., heads, rows, width), and what follows nearly always wants a row's heads beside each other. So an
-//! output whose readers all swap heads and rows is written in that order, and the swap costs nothing. Outputs of one kernel
-//! that are only joined (the gradients of queries, keys and values from one projection) are written as slices of the joined
-//! buffer. Images lie as `channels` says.
+//! Attention produces (..., heads, rows, width), and its readers nearly always need the heads of a row beside each other.
+//! An output whose readers all swap heads and rows is stored in that order, and the swap becomes a view. Outputs of one
+//! kernel that are only concatenated (the gradients of queries, keys and values from one projection) are stored as slices
+//! of the joined buffer. Images are stored as `nhwc` decided.
 //!
-//! None of this can make a result wrong: every reader goes through the layout that is chosen.
+//! The choice cannot change a result, since every reader uses the chosen layout.
 
 use crate::backend::Backend;
-use crate::lower::Lowered;
+use crate::lowered::{Join, Lowered, Stores};
 use crate::passes::nhwc;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, create, movement};
 use perilune_core::{Layout, Shape};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-/// Who reads what in a step whose nodes are about to be laid out.
-pub struct Readers<'a> {
+/// Sets `stores`; the graph stays as it is. The readers that count are those before equal nodes merge.
+pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Lowered {
+    let readers = Readers::new(&step, backend);
+    let mut stores = Stores::default();
+    for id in step.graph.ids().filter(|id| readers.reached[id.index()]) {
+        let node = step.graph.node(id);
+        if !matches!(node.op.class, Class::Library | Class::Fused(_) | Class::TupleGet) {
+            continue;
+        }
+        if let Some(layout) = readers.layout(id) {
+            stores.layouts.insert(id, layout);
+        }
+        if node.op == &movement::CAT
+            && let Some(join) = readers.join(id)
+        {
+            stores.joins.insert(id, join);
+        }
+    }
+    step.stores = stores;
+    step
+}
+
+/// The readers of each node of a step.
+struct Readers<'a> {
     from: &'a Lowered,
     backend: &'a dyn Backend,
+    reached: Vec<bool>,
     users: Vec<SmallVec<[NodeId; 2]>>,
-    /// Roots and values of state_writes.
+    /// Roots and values of State writes.
     ends: Vec<bool>,
 }
 
 impl<'a> Readers<'a> {
-    pub fn new(from: &'a Lowered, wanted: &[bool], backend: &'a dyn Backend) -> Readers<'a> {
+    fn new(from: &'a Lowered, backend: &'a dyn Backend) -> Readers<'a> {
+        let reached = from.reachable();
         let mut users = vec![SmallVec::new(); from.graph.len()];
-        for id in from.graph.ids().filter(|id| wanted[id.index()]) {
+        for id in from.graph.ids().filter(|id| reached[id.index()]) {
             for x in &from.graph.node(id).inputs {
                 users[x.index()].push(id);
             }
@@ -36,25 +61,24 @@ impl<'a> Readers<'a> {
         for id in from.roots.iter().chain(&from.state_writes) {
             ends[id.index()] = true;
         }
-        Readers { from, backend, users, ends }
+        Readers { from, backend, reached, users, ends }
     }
 
-    /// The layout of node `id`, an op or an output of one, over a buffer of its own.
-    pub fn layout(&self, id: NodeId) -> Layout {
+    /// The layout of node `id`, an op or an output of one, over a buffer of its own, if it is not contiguous.
+    fn layout(&self, id: NodeId) -> Option<Layout> {
         let g = &self.from.graph;
-        let plain = Layout::contiguous(g.shape(id));
         let (main, output) = output_of(g, id);
-        if output == 0 && self.from.last.contains(&main) {
-            return nhwc::last(g.shape(id));
+        if output == 0 && self.from.channels_last.contains(&main) {
+            return Some(nhwc::last(g.shape(id)));
         }
         if !self.is_swapped(id) {
-            return plain;
+            return None;
         }
-        let turned = heads_inside(g.shape(id));
-        if self.backend.can_store_layout(g.node(main), output, &turned) { turned } else { plain }
+        let swapped = heads_inside(g.shape(id));
+        self.backend.can_store_layout(g.node(main), output, &swapped).then_some(swapped)
     }
 
-    /// Whether all that read a node as it lies swap its heads and rows, kept ops apart: they take any strides.
+    /// Whether all readers of a node swap its heads and rows, apart from fused ops, which read through any strides.
     fn is_swapped(&self, id: NodeId) -> bool {
         let g = &self.from.graph;
         let users =
@@ -63,13 +87,13 @@ impl<'a> Readers<'a> {
         !self.ends[id.index()] && users().any(is_swap) && users().all(takes)
     }
 
-    /// If `cat` joins outputs of one kept op that nothing else reads and its kernel can write there: a node for the joined
-    /// buffer, over which these outputs then lie. `map` names the nodes of `out` by those of the step.
-    pub fn join(&self, cat: NodeId, map: &[NodeId], out: &mut Lowered) -> Option<NodeId> {
+    /// How the inputs of concatenation `cat` are stored as slices of one buffer: if they are outputs of one fused op that
+    /// nothing else reads, and its kernel can store them there.
+    fn join(&self, cat: NodeId) -> Option<Join> {
         let g = &self.from.graph;
         let node = g.node(cat);
-        let (main, _) = output_of(g, node.inputs[0]);
-        if !matches!(g.node(main).op.class, Class::Fused(_)) {
+        let (op, _) = output_of(g, node.inputs[0]);
+        if !matches!(g.node(op).op.class, Class::Fused(_)) {
             return None;
         }
         let whole = if self.is_swapped(cat) { heads_inside(node.shape) } else { Layout::contiguous(node.shape) };
@@ -83,27 +107,12 @@ impl<'a> Readers<'a> {
             low += shape.dims()[axis] as isize;
             let only =
                 self.users[x.index()].iter().all(|u| *u == cat || matches!(g.node(*u).op.class, Class::TupleGet));
-            if of != main
-                || self.ends[x.index()]
-                || !only
-                || !self.backend.can_store_layout(g.node(main), output, &slice)
-            {
+            if of != op || self.ends[x.index()] || !only || !self.backend.can_store_layout(g.node(op), output, &slice) {
                 return None;
             }
-            slices.push((map[x.index()], slice));
+            slices.push((x, slice));
         }
-        // The same op recorded twice is one node by now; what has read it where it lay must find it there.
-        let lies = |y: NodeId| out.views.iter().enumerate().all(|(k, v)| (v.0 == y) == (k == y.index()));
-        let twice = (1..slices.len()).any(|k| slices[..k].iter().any(|s| s.0 == slices[k].0));
-        if twice || !slices.iter().all(|s| lies(s.0)) {
-            return None;
-        }
-        let id = out.graph.add(Node { op: &create::JOINED, inputs: smallvec![map[main.index()]], ..node.clone() });
-        out.views.push((id, whole));
-        for (y, slice) in slices {
-            out.views[y.index()] = (id, slice);
-        }
-        Some(id)
+        Some(Join { op, whole, slices })
     }
 }
 

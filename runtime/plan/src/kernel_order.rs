@@ -1,0 +1,108 @@
+//! Orders kernels so that every read follows its write, and merges like kernels into one launch.
+
+use crate::horizontal_fusion;
+use crate::ir::{Kernel, Value, ValueId};
+use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeSet;
+
+/// Values by the values that may not be computed before them (see `Lowered::control_deps`).
+pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
+
+/// Sorts kernels topologically; among the ready ones, the earliest anchor first. With `group`, like kernels that are ready at
+/// the same time become one launch.
+pub(crate) fn sort(
+    kernels: Vec<(u32, Kernel)>,
+    values: &[Value],
+    control_deps: &ControlDeps,
+    group: bool,
+) -> Vec<Kernel> {
+    let mut writer: Vec<Option<usize>> = vec![None; values.len()];
+    for (k, (_, kernel)) in kernels.iter().enumerate() {
+        for v in kernel.writes() {
+            writer[v.0 as usize] = Some(k);
+        }
+    }
+    let mut users: Vec<SmallVec<[usize; 4]>> = vec![smallvec![]; kernels.len()];
+    let mut waits = vec![0usize; kernels.len()];
+    for (k, (_, kernel)) in kernels.iter().enumerate() {
+        let mut from = kernel.reads();
+        if !control_deps.is_empty() {
+            from.extend(kernel.writes().iter().filter_map(|v| control_deps.get(v)).flatten());
+        }
+        let mut from: Vec<usize> = from.iter().filter_map(|v| writer[v.0 as usize]).collect();
+        from.sort_unstable();
+        from.dedup();
+        waits[k] = from.len();
+        for w in from {
+            users[w].push(k);
+        }
+    }
+    let movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
+    let mut ready = Ready::default();
+    for k in (0..kernels.len()).filter(|k| waits[*k] == 0) {
+        ready.add(k, &kernels[k], movable[k]);
+    }
+    let mut order: Vec<Vec<usize>> = Vec::with_capacity(kernels.len());
+    let mut done = 0;
+    while let Some(batch) = ready.next(&kernels) {
+        done += batch.len();
+        for &k in &batch {
+            for &u in &users[k] {
+                waits[u] -= 1;
+                if waits[u] == 0 {
+                    ready.add(u, &kernels[u], movable[u]);
+                }
+            }
+        }
+        order.push(batch);
+    }
+    assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
+    let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
+    let mut take = |k: usize| kernels[k].take();
+    order
+        .into_iter()
+        .filter_map(|batch| match batch[..] {
+            [k] => take(k),
+            _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
+        })
+        .collect()
+}
+
+/// Kernels whose inputs are computed.
+#[derive(Default)]
+struct Ready {
+    queue: BTreeSet<(u32, usize)>,
+    /// Of the movable ones, those with one signature.
+    alike: FxHashMap<u64, BTreeSet<(u32, usize)>>,
+    signatures: FxHashMap<usize, u64>,
+}
+
+impl Ready {
+    fn add(&mut self, k: usize, (anchor, kernel): &(u32, Kernel), movable: bool) {
+        self.queue.insert((*anchor, k));
+        if let (true, Kernel::Region(r)) = (movable, kernel) {
+            let s = horizontal_fusion::signature(r);
+            self.signatures.insert(k, s);
+            self.alike.entry(s).or_default().insert((*anchor, k));
+        }
+    }
+
+    /// Removes the kernel with the earliest anchor, and those that join its launch.
+    fn next(&mut self, kernels: &[(u32, Kernel)]) -> Option<Vec<usize>> {
+        let (_, first) = self.queue.pop_first()?;
+        let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };
+        let mut batch = Vec::new();
+        if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
+            let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if horizontal_fusion::same(r, other));
+            let joined: Vec<(u32, usize)> =
+                alike.iter().copied().filter(|&(_, k)| joins(k)).take(horizontal_fusion::MOST).collect();
+            for at in joined {
+                batch.push(at.1);
+                alike.remove(&at);
+                self.queue.remove(&at);
+            }
+        }
+        Some(batch)
+    }
+}

@@ -1,0 +1,186 @@
+//! Traces the needed part of a recording and writes its canonical plan key.
+//!
+//! One linear walk over the arena; nothing is rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
+//! position, aliasing among leaves, roots, State writes and their guard. It holds no pointers, Lua lines, node ids or
+//! run-time numbers, so an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from
+//! the rest and are left out. The key is only compared and hashed, never parsed: what later passes need (the leaves, the
+//! words of each node, the recomputation spans) is returned beside it.
+
+use crate::passes::remat::{self, Spans};
+use crate::reachability::{self, NEEDED, RECOMPUTED};
+use crate::request::{InputBuffer, Request};
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::ops::{Class, Generator, create};
+use perilune_core::{DType, Shape};
+use rustc_hash::FxHashMap;
+
+/// The needed part of a graph in canonical order.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// Needed nodes, ascending. The key names a node by its position in this list.
+    pub order: Vec<NodeId>,
+    /// For each node of `order`: its input number, if its value is read from a buffer.
+    pub leaves: Vec<Option<u32>>,
+    /// For each node of `order`: the end of its words in `key`. They start where those of the node before it end.
+    pub ends: Vec<usize>,
+    /// Buffers in order of first use.
+    pub inputs: Vec<InputBuffer>,
+    /// Shape and dtype of each input.
+    pub metas: Vec<(Shape, DType)>,
+    /// Bits of the run-time numbers, in order of the nodes that hold them.
+    pub slots: Vec<u64>,
+    pub slot_dtypes: Vec<DType>,
+    /// The canonical words.
+    pub key: Vec<u64>,
+    /// For each State write, the input that it overwrites.
+    pub state_write_inputs: Vec<u32>,
+    /// The recomputation spans that the recording marks.
+    pub spans: Spans,
+}
+
+/// Marks in the upper half of a word. The first word of any other node is an op's code, which fits the lower half.
+const LEAF: u64 = 1 << 32;
+const ROOT: u64 = 2 << 32;
+const GUARD: u64 = 3 << 32;
+const STATE_WRITE: u64 = 4 << 32;
+const GUARDED_STATE_WRITE: u64 = 5 << 32;
+const SPANS: u64 = 6 << 32;
+
+/// A 128-bit digest of a key: two multiply-and-fold lanes over different constants. Not cryptographic: a hit is confirmed
+/// by comparing the words.
+pub fn digest(key: &[u64]) -> u128 {
+    let fold = |a: u64, b: u64| {
+        let p = (a as u128) * (b as u128);
+        (p as u64) ^ ((p >> 64) as u64)
+    };
+    let (mut x, mut y) = (0x9e37_79b9_7f4a_7c15u64, 0xc2b2_ae3d_27d4_eb4fu64);
+    for w in key {
+        x = fold(x ^ w, 0xa076_1d64_78bd_642f);
+        y = fold(y ^ w.rotate_left(29), 0xe703_7ed1_a0b4_28db);
+    }
+    ((fold(x ^ key.len() as u64, 0x8ebc_6af0_9c88_c6e3) as u128) << 64) | fold(y, 0x5899_65cc_7537_4cc3) as u128
+}
+
+impl Trace {
+    fn clear(&mut self) {
+        self.order.clear();
+        self.leaves.clear();
+        self.ends.clear();
+        self.inputs.clear();
+        self.metas.clear();
+        self.slots.clear();
+        self.slot_dtypes.clear();
+        self.key.clear();
+        self.state_write_inputs.clear();
+        self.spans = Spans::default();
+    }
+
+    /// The node whose words hold the first difference from `key`, as a position in `order`.
+    pub fn first_difference(&self, key: &[u64]) -> Option<usize> {
+        let at = self.key.iter().zip(key).position(|(a, b)| a != b)?;
+        Some(self.ends.partition_point(|end| *end <= at)).filter(|k| *k < self.order.len())
+    }
+}
+
+/// Scratch and result of tracing, reused from step to step.
+#[derive(Debug, Default)]
+pub struct Tracer {
+    /// For each node of the graph: 1 + its position in `trace.order`, or 0 if it is not in there.
+    position: Vec<u32>,
+    pub trace: Trace,
+    /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what that depends on.
+    pub budgeted: bool,
+    by_buffer: FxHashMap<InputBuffer, u32>,
+}
+
+impl Tracer {
+    /// Traces `request` over `g`. `leaf(id)` names the buffer of a node that has already been evaluated.
+    pub fn run(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) {
+        let t = &mut self.trace;
+        t.clear();
+        self.by_buffer.clear();
+        let copy = |i: usize| {
+            let found = request.copies.binary_search_by_key(&i, |c| c.0.index()).ok()?;
+            Some(request.copies[found].1)
+        };
+        let available = |id: NodeId| leaf(id).is_some() || copy(id.index()).is_some();
+        let top = reachability::mark(g, request, available, &mut self.position);
+        for i in 0..top {
+            let recomputed = self.position[i] == RECOMPUTED;
+            if self.position[i] != NEEDED && !recomputed {
+                continue;
+            }
+            let id = NodeId(i as u32);
+            t.order.push(id);
+            self.position[i] = t.order.len() as u32;
+            let node = &g.nodes()[i];
+            let buffer = match leaf(id).filter(|_| !recomputed) {
+                Some(payload) => Some(InputBuffer::Leaf(payload)),
+                None if node.op == &create::LEAF => Some(InputBuffer::Leaf(node.payload)),
+                None if node.op == &create::STATE => Some(InputBuffer::State(node.payload)),
+                None => copy(i).map(InputBuffer::State),
+            };
+            if let Some(buffer) = buffer {
+                let k = input(t, &mut self.by_buffer, buffer, node.shape, node.dtype);
+                // A State's buffer will change and is copied where it is returned; another leaf's is returned itself.
+                let state = u64::from(matches!(buffer, InputBuffer::State(_)));
+                let dtype = node.dtype as u64;
+                t.key.extend([LEAF | u64::from(k), dtype | state << 8 | (node.shape.rank() as u64) << 16]);
+                t.key.extend(node.shape.dims().iter().map(|&d| d as u64));
+                t.leaves.push(Some(k));
+                t.ends.push(t.key.len());
+                continue;
+            }
+            let counts = (node.attrs.len() as u64) << 16 | (node.inputs.len() as u64) << 32;
+            t.key.extend([u64::from(node.op.code()), node.dtype as u64 | u64::from(node.tf32) << 8 | counts]);
+            if let Class::Generator(kind) = node.op.class {
+                if kind == Generator::Scalar {
+                    t.slots.push(node.payload);
+                    t.slot_dtypes.push(node.dtype);
+                }
+                t.key.push(node.shape.rank() as u64);
+                t.key.extend(node.shape.dims().iter().map(|&d| d as u64));
+            }
+            t.key.extend(node.attrs.iter().map(|&a| a as u64));
+            t.key.extend(node.inputs.iter().map(|x| u64::from(self.position[x.index()])));
+            t.leaves.push(None);
+            t.ends.push(t.key.len());
+        }
+        for r in &request.roots {
+            t.key.push(ROOT | u64::from(self.position[r.index()]));
+        }
+        t.key.extend(request.guard.iter().map(|guard| GUARD | u64::from(self.position[guard.ok.index()])));
+        for (i, (state, v)) in request.state_writes.iter().enumerate() {
+            let guarded = request.guard.as_ref().is_some_and(|guard| guard.state_writes[i]);
+            let node = &g.nodes()[v.index()];
+            let k = input(t, &mut self.by_buffer, InputBuffer::State(*state), node.shape, node.dtype);
+            t.state_write_inputs.push(k);
+            let mark = if guarded { GUARDED_STATE_WRITE } else { STATE_WRITE };
+            t.key.extend([mark | u64::from(self.position[v.index()]), u64::from(k)]);
+        }
+        if self.budgeted || !g.remat.spans.is_empty() {
+            t.spans = Spans::new(g, &[]);
+            t.key.push(SPANS);
+            remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
+        }
+    }
+
+    /// The position of a needed node in `trace.order`.
+    pub fn position(&self, id: NodeId) -> usize {
+        self.position[id.index()] as usize - 1
+    }
+}
+
+fn input(
+    t: &mut Trace,
+    seen: &mut FxHashMap<InputBuffer, u32>,
+    buffer: InputBuffer,
+    shape: Shape,
+    dtype: DType,
+) -> u32 {
+    *seen.entry(buffer).or_insert_with(|| {
+        t.inputs.push(buffer);
+        t.metas.push((shape, dtype));
+        t.inputs.len() as u32 - 1
+    })
+}

@@ -1,0 +1,103 @@
+//! The intermediate form between a recording and fusion: a graph of its own with leaves and run-time numbers by index.
+//!
+//! The passes of `pipeline` map one `Lowered` to the next. Some fields are set by one pass and consumed by a later one;
+//! each says which.
+
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::{Layout, Shape};
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+/// A lowered step.
+#[derive(Debug)]
+pub struct Lowered {
+    pub graph: Graph,
+    /// For each node: the node that owns its elements, and the layout of the node's elements in it. Set by `passes::views`.
+    pub views: Vec<(NodeId, Layout)>,
+    pub roots: Vec<NodeId>,
+    /// Values of the State writes, in the order of `Trace::state_write_inputs`.
+    pub state_writes: Vec<NodeId>,
+    /// The bool that guards State writes, until `passes::guard` makes selects of it.
+    pub ok: Option<NodeId>,
+    /// Slot number of each `scalar` node.
+    pub slots: FxHashMap<NodeId, u32>,
+    /// Input number of each leaf node.
+    pub inputs: FxHashMap<NodeId, u32>,
+    /// Which inputs are States: their buffers will change, so they are not returned as results.
+    pub states: Vec<bool>,
+    /// For each node, the nodes that must run before it although it does not read them; empty if the step has none. Set by
+    /// `passes::control_deps`.
+    pub control_deps: Vec<SmallVec<[NodeId; 2]>>,
+    /// Ops that store their image channels last. Set by `passes::nhwc`, consumed by `passes::output_layout`.
+    pub channels_last: FxHashSet<NodeId>,
+    /// How ops store their results. Set by `passes::output_layout`, consumed by `passes::views`.
+    pub stores: Stores,
+    /// Bytes to whose multiples regions pad rows, where products need that and the backend can.
+    pub fills: Option<usize>,
+}
+
+/// How ops and parts of their results are stored, where that is not contiguous in a buffer of their own.
+#[derive(Clone, Default, Debug)]
+pub struct Stores {
+    /// Layout of an output over its own buffer.
+    pub layouts: FxHashMap<NodeId, Layout>,
+    /// Concatenations whose inputs one op stores as slices of the joined buffer.
+    pub joins: FxHashMap<NodeId, Join>,
+}
+
+/// A concatenation that needs no copy.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// The op that stores all inputs of the concatenation.
+    pub op: NodeId,
+    /// Layout of the result over the joined buffer.
+    pub whole: Layout,
+    /// Each input of the concatenation and its layout over the joined buffer.
+    pub slices: SmallVec<[(NodeId, Layout); 3]>,
+}
+
+impl Lowered {
+    pub(crate) fn empty(states: Vec<bool>) -> Lowered {
+        Lowered {
+            graph: Graph::new(),
+            views: Vec::new(),
+            roots: Vec::new(),
+            state_writes: Vec::new(),
+            ok: None,
+            slots: FxHashMap::default(),
+            inputs: FxHashMap::default(),
+            states,
+            control_deps: Vec::new(),
+            channels_last: FxHashSet::default(),
+            stores: Stores::default(),
+            fills: None,
+        }
+    }
+
+    /// The nodes that must run before `id` although it does not read them.
+    pub fn control_deps(&self, id: NodeId) -> &[NodeId] {
+        self.control_deps.get(id.index()).map_or(&[], |w| w)
+    }
+
+    /// Whose elements node `x` reads through `input`, and their layout over dims `shape` (`input` broadcasts to it).
+    pub fn read(&self, input: NodeId, shape: Shape) -> (NodeId, Layout) {
+        let (base, l) = self.views[input.index()];
+        (base, l.expand(shape).collapse())
+    }
+
+    /// Which nodes the roots and State writes depend on.
+    pub fn reachable(&self) -> Vec<bool> {
+        let mut reached = vec![false; self.graph.len()];
+        for id in self.roots.iter().chain(&self.state_writes) {
+            reached[id.index()] = true;
+        }
+        for i in (0..reached.len()).rev() {
+            if reached[i] {
+                for x in &self.graph.nodes()[i].inputs {
+                    reached[x.index()] = true;
+                }
+            }
+        }
+        reached
+    }
+}

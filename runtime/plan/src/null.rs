@@ -1,0 +1,116 @@
+//! The null device: plans and checks programs, runs nothing. Planner tests need no hardware.
+
+use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure};
+use crate::check::check;
+use crate::ir::Program;
+use perilune_core::Layout;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
+use std::any::Any;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A device without kernels: every fused op is decomposed.
+#[derive(Debug, Default)]
+pub struct Null;
+
+#[derive(Debug)]
+struct NullBuffer(usize);
+
+impl DeviceBuffer for NullBuffer {
+    fn nbytes(&self) -> usize {
+        self.0
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The null device with kernels of its own for some fused ops, as a GPU has them.
+#[derive(Clone, Copy, Debug)]
+pub struct NullWith {
+    pub has_kernel: fn(&Node) -> bool,
+    pub can_store_layout: fn(&Node, usize, &Layout) -> bool,
+}
+
+struct NullProgram;
+
+impl Executable for NullProgram {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Backend for Null {
+    fn name(&self) -> &str {
+        "null"
+    }
+
+    fn describe(&self) -> String {
+        "null (plans, runs nothing)".into()
+    }
+
+    fn has_kernel(&self, _: &Node) -> bool {
+        false
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Ok(Rc::new(NullBuffer(nbytes)))
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        self.alloc(bytes.len())
+    }
+
+    fn download(&self, _: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        Ok(vec![0; nbytes])
+    }
+
+    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
+        Ok(Box::new(NullProgram))
+    }
+}
+
+impl Backend for NullWith {
+    fn name(&self) -> &str {
+        Null.name()
+    }
+
+    fn describe(&self) -> String {
+        Null.describe()
+    }
+
+    fn has_kernel(&self, node: &Node) -> bool {
+        (self.has_kernel)(node)
+    }
+
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        (self.can_store_layout)(node, output, layout)
+    }
+
+    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
+        Null.alloc(nbytes)
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+        Null.upload(bytes)
+    }
+
+    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
+        Null.download(buffer, nbytes)
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        Null.write(buffer, bytes)
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        Null.compile(program)
+    }
+}

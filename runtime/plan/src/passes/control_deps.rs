@@ -1,0 +1,37 @@
+//! Collects control dependencies: for each node, the nodes that the optimization barriers it reads through wait for.
+
+use crate::lowered::Lowered;
+use perilune_core::graph::NodeId;
+use perilune_core::ops::{Class, create};
+use smallvec::SmallVec;
+
+/// Sets `control_deps`. A view passes the dependencies of its input on. Runs after views are resolved.
+pub fn apply(mut step: Lowered) -> Lowered {
+    let g = &step.graph;
+    if !g.nodes().iter().any(|n| n.op == &create::OPTIMIZATION_BARRIER) {
+        return step;
+    }
+    let mut all: Vec<SmallVec<[NodeId; 2]>> = Vec::with_capacity(g.len());
+    for node in g.nodes() {
+        let mut list: SmallVec<[NodeId; 2]> = SmallVec::new();
+        let mut add = |x: NodeId| {
+            if !list.contains(&x) {
+                list.push(x);
+            }
+        };
+        for (k, x) in node.inputs.iter().enumerate() {
+            if node.op == &create::OPTIMIZATION_BARRIER && k == 1 {
+                let base = step.views[x.index()].0;
+                let computed = g.generator(base).is_none() && !step.inputs.contains_key(&base);
+                if computed {
+                    add(base);
+                }
+            } else if matches!(g.node(*x).op.class, Class::View(_)) {
+                all[x.index()].iter().for_each(|w| add(*w));
+            }
+        }
+        all.push(list);
+    }
+    step.control_deps = all;
+    step
+}

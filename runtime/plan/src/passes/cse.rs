@@ -1,0 +1,96 @@
+//! Merges equal nodes and drops nodes that do nothing (common subexpression elimination).
+//!
+//! A backward pass through a decomposition computes again what the forward pass computed; here the two become one node.
+//! Nodes that no result depends on are dropped.
+
+use crate::lowered::{Join, Lowered};
+use crate::passes::rewriter::Rewriter;
+use perilune_core::graph::{Node, NodeId};
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{Class, create, movement};
+use perilune_core::{DType, Shape};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// What makes two nodes equal.
+#[derive(PartialEq, Eq, Hash)]
+struct Identity {
+    op: usize,
+    inputs: SmallVec<[NodeId; 4]>,
+    attrs: SmallVec<[i64; 6]>,
+    /// Leaves and run-time numbers differ by their number only.
+    number: Option<u64>,
+    shape: Shape,
+    dtype: DType,
+    tf32: bool,
+}
+
+/// Keeps the first of equal nodes, with the way it is stored.
+pub fn apply(from: &Lowered) -> Lowered {
+    let reached = from.reachable();
+    let mut to = Rewriter::new(from);
+    let mut seen: FxHashMap<Identity, NodeId> = FxHashMap::default();
+    for id in from.graph.ids() {
+        if !reached[id.index()] {
+            // Never looked up; any id will do.
+            to.map.push(NodeId(0));
+            continue;
+        }
+        to.out.graph.modes.loc = from.graph.loc_of(id);
+        let node = from.graph.node(id);
+        let inputs = to.inputs(node);
+        if let Some(same) = trivial(&to.out, node, &inputs) {
+            to.map.push(same);
+            continue;
+        }
+        let identity = Identity {
+            op: node.op as *const _ as usize,
+            inputs: inputs.clone(),
+            attrs: node.attrs.clone(),
+            number: from.slots.get(&id).or(from.inputs.get(&id)).map(|k| u64::from(*k)),
+            shape: node.shape,
+            dtype: node.dtype,
+            tf32: node.tf32,
+        };
+        if let Some(&same) = seen.get(&identity) {
+            to.map.push(same);
+            continue;
+        }
+        let new = to.copy_over(from, id, inputs);
+        if let Some(layout) = from.stores.layouts.get(&id) {
+            to.out.stores.layouts.insert(new, *layout);
+        }
+        if let Some(join) = from.stores.joins.get(&id) {
+            let slices = join.slices.iter().map(|(x, layout)| (to.map[x.index()], *layout)).collect();
+            to.out.stores.joins.insert(new, Join { op: to.map[join.op.index()], slices, ..join.clone() });
+        }
+        seen.insert(identity, new);
+        to.map.push(new);
+    }
+    to.finish(from)
+}
+
+/// The input that a node equals, if it does nothing.
+fn trivial(out: &Lowered, node: &Node, inputs: &[NodeId]) -> Option<NodeId> {
+    let same = |x: NodeId| out.graph.shape(x) == node.shape && out.graph.dtype(x) == node.dtype;
+    match node.op.class {
+        Class::View(_) if node.op == &movement::DETACH || node.op == &create::CUSTOM => Some(inputs[0]),
+        // A reshape or an expansion to the same shape; a permutation or a flip may keep the shape and still reorder.
+        Class::View(_) if inputs.len() == 1 && same(inputs[0]) && node.attrs.len() == node.shape.rank() => {
+            (node.op == &movement::RESHAPE || node.op == &movement::EXPAND).then_some(inputs[0])
+        }
+        Class::Cast if same(inputs[0]) => Some(inputs[0]),
+        Class::Map(MapFn::Mul) if node.dtype.is_float() => {
+            let one = |x: NodeId| {
+                let n = out.graph.node(x);
+                n.op == &create::CONSTANT && n.attrs[0] as u64 == 1f64.to_bits()
+            };
+            match (one(inputs[0]), one(inputs[1])) {
+                (_, true) if same(inputs[0]) => Some(inputs[0]),
+                (true, _) if same(inputs[1]) => Some(inputs[1]),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,50 @@
+//! Replaces fused ops that the backend has no kernel for by their decompositions.
+
+use crate::backend::Backend;
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
+use perilune_core::error::Result;
+use perilune_core::graph::{Node, NodeId};
+use perilune_core::ops::Class;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// How often fused ops may decompose into fused ops: a bound in case an op decomposes into itself.
+const MAX_DEPTH: usize = 8;
+
+/// Expands until only fused ops with a kernel are left.
+pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
+    let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.has_kernel(n);
+    for _ in 0..MAX_DEPTH {
+        if !step.graph.nodes().iter().any(decomposes) {
+            break;
+        }
+        step = expand(&step, backend)?;
+    }
+    Ok(step)
+}
+
+/// Replaces each such op by its decomposition, one level deep.
+fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
+    let mut to = Rewriter::new(from);
+    let mut parts: FxHashMap<NodeId, SmallVec<[NodeId; 2]>> = FxHashMap::default();
+    for id in from.graph.ids() {
+        let node = from.graph.node(id);
+        to.out.graph.modes.loc = from.graph.loc_of(id);
+        let new = match node.op.class {
+            Class::Fused(decompose) if !backend.has_kernel(node) => {
+                let inputs = to.inputs(node);
+                to.out.graph.modes.tf32 = node.tf32;
+                let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;
+                to.out.graph.modes.tf32 = false;
+                let first = outs[0];
+                parts.insert(id, outs);
+                first
+            }
+            Class::TupleGet if parts.contains_key(&node.inputs[0]) => parts[&node.inputs[0]][node.attrs[0] as usize],
+            _ => to.copy(from, id),
+        };
+        to.map.push(new);
+    }
+    Ok(to.finish(from))
+}

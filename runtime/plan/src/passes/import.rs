@@ -1,0 +1,37 @@
+//! Copies the traced nodes to a graph of their own, with leaves and run-time numbers numbered as in the trace.
+
+use crate::key::Tracer;
+use crate::lowered::Lowered;
+use crate::request::{InputBuffer, Request};
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::ops::{Generator, create};
+use perilune_core::source_loc::SourceLoc;
+
+/// The first form of the step: node k is node k of the trace.
+pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
+    let trace = &tracer.trace;
+    let position = |id: NodeId| NodeId(tracer.position(id) as u32);
+    let mut out = Lowered::empty(trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect());
+    let mut slot = 0;
+    for (k, &id) in trace.order.iter().enumerate() {
+        let node = g.node(id);
+        // Source locations of the lowered graph are positions in the trace: see `ir::Origin`.
+        out.graph.modes.loc = SourceLoc(k as u32 + 1);
+        if let Some(input) = trace.leaves[k] {
+            let new = out.graph.leaf(&create::LEAF, node.shape, node.dtype, &[], u64::from(input));
+            out.inputs.insert(new, input);
+            continue;
+        }
+        let mut copy = node.clone();
+        copy.inputs = node.inputs.iter().map(|x| position(*x)).collect();
+        let new = out.graph.add(copy);
+        if out.graph.generator(new) == Some(Generator::Scalar) {
+            out.slots.insert(new, slot);
+            slot += 1;
+        }
+    }
+    out.roots = request.roots.iter().map(|r| position(*r)).collect();
+    out.state_writes = request.state_writes.iter().map(|c| position(c.1)).collect();
+    out.ok = request.guard.as_ref().map(|guard| position(guard.ok));
+    out
+}

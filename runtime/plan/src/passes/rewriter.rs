@@ -1,0 +1,51 @@
+//! Copies a lowered step to a new graph node by node, with ids renamed.
+
+use crate::lowered::Lowered;
+use perilune_core::graph::{Node, NodeId};
+use smallvec::SmallVec;
+
+/// The new step and the names that the old nodes have there.
+pub(crate) struct Rewriter {
+    pub out: Lowered,
+    /// For each old node visited so far: the new node that replaces it.
+    pub map: Vec<NodeId>,
+}
+
+impl Rewriter {
+    pub fn new(from: &Lowered) -> Rewriter {
+        Rewriter { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
+    }
+
+    /// The inputs of an old node by their new names.
+    pub fn inputs(&self, node: &Node) -> SmallVec<[NodeId; 4]> {
+        node.inputs.iter().map(|x| self.map[x.index()]).collect()
+    }
+
+    /// Appends a copy of old node `id`.
+    pub fn copy(&mut self, from: &Lowered, id: NodeId) -> NodeId {
+        let inputs = self.inputs(from.graph.node(id));
+        self.copy_over(from, id, inputs)
+    }
+
+    /// Appends a copy of old node `id` with other inputs.
+    pub fn copy_over(&mut self, from: &Lowered, id: NodeId, inputs: SmallVec<[NodeId; 4]>) -> NodeId {
+        let mut node = from.graph.node(id).clone();
+        node.inputs = inputs;
+        let new = self.out.graph.add(node);
+        if let Some(slot) = from.slots.get(&id) {
+            self.out.slots.insert(new, *slot);
+        }
+        if let Some(input) = from.inputs.get(&id) {
+            self.out.inputs.insert(new, *input);
+        }
+        new
+    }
+
+    /// The new step, once all old nodes have been visited.
+    pub fn finish(mut self, from: &Lowered) -> Lowered {
+        self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
+        self.out.state_writes = from.state_writes.iter().map(|c| self.map[c.index()]).collect();
+        self.out.ok = from.ok.map(|ok| self.map[ok.index()]);
+        self.out
+    }
+}

@@ -1,0 +1,77 @@
+//! Plans a traced request: the passes in order, from the recording to a program.
+
+use crate::backend::Backend;
+use crate::fuse;
+use crate::ir::Program;
+use crate::key::Tracer;
+use crate::lowered::Lowered;
+use crate::passes::budget::{self, OverBudget};
+use crate::passes::remat::Spans;
+use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, views};
+use crate::program_builder;
+use crate::request::Request;
+use perilune_core::error::Result;
+use perilune_core::graph::{Graph, NodeId};
+
+/// How plans are made. Part of the key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Off: every primitive is a kernel of its own. The numbers stay the same.
+    pub fusion: bool,
+    /// Bytes that a step may take with all that it reads, returns and keeps in between.
+    pub budget: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { fusion: true, budget: None }
+    }
+}
+
+/// Plans a traced request without compiling it.
+pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
+    try_plan(g, tracer, request, options, backend).map_err(|over| over.error)
+}
+
+/// The same. An error comes with the plan that needs the least memory, if that is what it is about.
+pub(crate) fn try_plan(
+    g: &Graph,
+    tracer: &Tracer,
+    request: &Request,
+    options: Options,
+    backend: &dyn Backend,
+) -> std::result::Result<Program, OverBudget> {
+    let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
+        let spans = if more.is_empty() { &tracer.trace.spans } else { &Spans::new(g, more) };
+        let low = lower(g, tracer, request, spans, backend)?;
+        let clusters = fuse::fuse(&low, options.fusion);
+        Ok(program_builder::build(&low, &clusters, &tracer.trace, options.fusion))
+    };
+    let program = with(&[])?;
+    match options.budget {
+        Some(limit) if budget::needs(&program) > limit => budget::fit(g, &tracer.trace.order, program, limit, with),
+        _ => Ok(program),
+    }
+}
+
+/// Runs the graph passes in order. `spans`: what the backward pass recomputes, as recorded or as `budget` chose.
+///
+/// Shadow weights have no pass here: the engine chooses them, and tracing reads each as a leaf (`Request::copies`).
+fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: &dyn Backend) -> Result<Lowered> {
+    let trace = &tracer.trace;
+    let mut step = import::apply(g, tracer, request);
+    step = remat::apply(step, g, &trace.order, spans);
+    if let Some(guard) = &request.guard {
+        step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
+    }
+    // The `shard` pass comes here: it places values on the devices of a mesh while fused ops are still whole.
+    step = decompose::apply(step, backend)?;
+    step = pad_gemm::apply(step, backend)?;
+    step = nhwc::apply(step, backend)?;
+    step = output_layout::apply(step, backend);
+    step = cse::apply(&step);
+    step = views::apply(&step);
+    step = control_deps::apply(step);
+    step.fills = backend.row_bytes().filter(|_| backend.fills_rows());
+    Ok(step)
+}
