@@ -29,6 +29,8 @@ pub enum Cause {
     Interrupted,
     /// `:quit` at a breakpoint.
     LeftBreakpoint,
+    /// A panic in a native function: a bug of the runtime.
+    Internal,
 }
 
 /// The error value that Lua carries.
@@ -168,7 +170,8 @@ impl RecipeError {
             },
             LuaError::SyntaxError { message, .. } | LuaError::RuntimeError(message) => RecipeError::plain(message),
             LuaError::MemoryError(_) => {
-                RecipeError { cause: Cause::System, ..RecipeError::plain("the script's own memory limit is reached") }
+                let (message, cure) = crate::boundary::memory_limit::explain();
+                RecipeError { cause: Cause::System, hint: Some(cure), ..RecipeError::plain(&message) }
             }
             LuaError::FromLuaConversionError { from, to, .. } => {
                 let (name, pos) = argument.unwrap_or_default();

@@ -165,7 +165,8 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         (seen.kept, seen.defaults) = (kept, texts);
     }
     let meta = lua.create_table()?;
-    let unknown = lua.create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
+    let unknown = crate::boundary::Guarded(lua)
+        .create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
     meta.set("__index", unknown)?;
     out.set_metatable(Some(meta))?;
     Ok(out)

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -211,8 +212,16 @@ impl RunDir {
             self.record.insert(key.to_string(), value);
         }
         self.updated()?;
-        let (path, text) = (self.path.clone(), format!("{:#}\n", Value::Object(self.record.clone())));
-        self.writing = Some(std::thread::spawn(move || replace(&path, &text)));
+        let (path, text) = (self.path.clone(), Arc::new(format!("{:#}\n", Value::Object(self.record.clone()))));
+        let work = {
+            let (path, text) = (path.clone(), text.clone());
+            move || replace(&path, &text)
+        };
+        match std::thread::Builder::new().name("run.json".into()).spawn(work) {
+            Ok(writing) => self.writing = Some(writing),
+            // The system refuses threads: write here.
+            Err(_) => replace(&path, &text)?,
+        }
         Ok(())
     }
 

@@ -3,15 +3,13 @@
 //! The hook costs nothing to speak of at every 10,000th instruction. Once the grace is over it is called at every
 //! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.
 
-use crate::errors::{Cause, Raised};
-use crate::host::INTERNAL;
-use mlua::debug::Debug;
+use crate::boundary::Guarded;
+use crate::boundary::recipe_line::{own, raised};
+use crate::errors::Cause;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
 use perilune_core::interrupt;
 
 const RARELY: u32 = 10_000;
-/// Calls deep that a line of a person's own is looked for.
-const DEPTH: usize = 32;
 /// While somebody waits: soon enough, and cheap enough for code that puts things back.
 const OFTEN: u32 = 100;
 
@@ -36,28 +34,14 @@ fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
         }
         match interrupt::check() {
             Ok(()) => Ok(VmState::Continue),
-            Err(e) => Err(raised(lua, e.message)),
+            Err(e) => Err(raised(lua, e.message, None, Cause::Interrupted)),
         }
     })
 }
 
-/// Of a function of a recipe or of the prompt: its file and line.
-fn own(d: &Debug<'_>) -> Option<(String, u32)> {
-    let source = d.source();
-    let name = source.source.as_deref().filter(|n| n.starts_with(['@', '=']) && !n.starts_with(INTERNAL))?;
-    Some((name[1..].to_string(), u32::try_from(d.current_line()?).ok()?))
-}
-
-/// The error at the line of a person's own that runs.
-fn raised(lua: &Lua, message: String) -> mlua::Error {
-    let found = (0..DEPTH).map_while(|level| lua.inspect_stack(level, own)).flatten().next();
-    let (file, line) = found.map_or((None, 0), |(file, line)| (Some(file), line));
-    mlua::Error::external(Raised { file, line, message, hint: None, while_at: None, cause: Cause::Interrupted })
-}
-
 /// `native.undisturbed(fn)`: nobody who asks for the end is heard before `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
-    let undisturbed = lua.create_function(|_, f: Function| {
+    let undisturbed = Guarded(lua).create_function(|_, f: Function| {
         let asked = interrupt::pause();
         let out = f.call::<()>(());
         interrupt::resume(asked);
