@@ -72,12 +72,14 @@ fn load(
         Value::Function(f) => {
             let mut text = String::new();
             while let Some(piece) = f.call::<Option<String>>(())?.filter(|p| !p.is_empty()) {
+                boundary::check_chunk(lua, text.len() + piece.len())?;
                 text.push_str(&piece);
             }
             text
         }
         _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
     };
+    boundary::check_chunk(lua, text.len())?;
     let mut out = MultiValue::new();
     match no_tail_calls::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),

@@ -42,3 +42,17 @@ pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i
 pub fn look(lua: &Lua) -> mlua::Result<()> {
     interrupt::check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
 }
+
+/// Bytes of a text that `load` compiles: Lua's parser is not interruptible.
+const LARGEST_CHUNK: usize = 16 << 20;
+
+/// Raises for a chunk that is too long for `load`, and for an interrupt while its pieces come.
+pub fn check_chunk(lua: &Lua, bytes: usize) -> mlua::Result<()> {
+    look(lua)?;
+    if bytes <= LARGEST_CHUNK {
+        return Ok(());
+    }
+    let message = format!("load: the chunk has {bytes} bytes; at most {LARGEST_CHUNK} are compiled");
+    let hint = Some("keep data in files, and read them: pl.load, pl.data".into());
+    Err(recipe_line::raised(lua, message, hint, crate::errors::Cause::Recipe))
+}
