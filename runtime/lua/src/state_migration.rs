@@ -312,27 +312,27 @@ impl Run {
 
     /// Records a step on the live States, and one batch of an evaluation, and runs neither. What a step would raise about
     /// shapes, dtypes or names is raised now.
-    pub fn rehearse(&self) -> Result<(), Failed> {
-        self.rehearse_with(None).map(drop)
+    pub fn dry_run(&self) -> Result<(), Failed> {
+        self.dry_run_with(None).map(drop)
     }
 
     /// The same, and what kernels the step would run.
     pub fn fingerprint(&self) -> Result<perilune_plan::Fingerprint, Failed> {
-        Ok(self.rehearse_with(Some("kernels"))?.fingerprint.unwrap_or_default())
+        Ok(self.dry_run_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
-    /// The same as `rehearse`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
+    /// The same as `dry_run`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
     /// none that takes long.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
-        match self.rehearse_with(Some("code"))?.code {
+        match self.dry_run_with(Some("code"))?.code {
             Code::Making(work) => Ok(Some(work)),
             _ => Ok(None),
         }
     }
 
-    fn rehearse_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
+    fn dry_run_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
         self.lua.set_app_data(Planned::default());
-        let f: mlua::Function = self.table.get("rehearse")?;
+        let f: mlua::Function = self.table.get("dry_run")?;
         f.call::<()>((&self.table, plan))?;
         Ok(self.lua.remove_app_data().unwrap_or_default())
     }

@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -253,8 +254,16 @@ impl RunDir {
         }
         self.updated()?;
         self.check_in_place()?;
-        let (path, text) = (self.path.clone(), seal::seal(self.record.clone()));
-        self.writing = Some(std::thread::spawn(move || replace(&path, &text)));
+        let (path, text) = (self.path.clone(), Arc::new(seal::seal(self.record.clone())));
+        let work = {
+            let (path, text) = (path.clone(), text.clone());
+            move || replace(&path, &text)
+        };
+        match std::thread::Builder::new().name("run.json".into()).spawn(work) {
+            Ok(writing) => self.writing = Some(writing),
+            // The system refuses threads: write here.
+            Err(_) => replace(&path, &text)?,
+        }
         Ok(())
     }
 

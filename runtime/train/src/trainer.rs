@@ -203,7 +203,7 @@ impl Session<'_> {
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
             if self.spec.edited {
-                run.rehearse()?;
+                run.dry_run()?;
             }
         }
         Ok((run, handover))
