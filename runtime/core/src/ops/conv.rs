@@ -128,7 +128,7 @@ impl Sliding {
         let mut x = x;
         for (d, (&lo, &hi)) in self.before.iter().zip(&self.after).enumerate() {
             let size = g.shape(x).dims()[d + 2];
-            x = movement::place(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
+            x = movement::strided_pad(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
         }
         for d in 0..self.n() {
             x = movement::window(g, x, d + 2, self.kernel[d], self.stride[d], self.dilation[d])?;
@@ -461,14 +461,14 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     for d in (0..n).rev() {
         let total = span(&s, d, spatial[d]);
         let attrs = [d + 2, s.kernel[d], s.stride[d], s.dilation[d], total].map(|v| v as i64);
-        y = g.push(&movement::UNWINDOW, &[y], &attrs)?;
+        y = g.push(&movement::COL2IM, &[y], &attrs)?;
     }
     for d in 0..n {
         let total = span(&s, d, spatial[d]);
         let size = (total + extra[d]).saturating_sub(2 * s.before[d]);
         let lo = s.before[d].min(total);
         y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
-        y = movement::place(g, y, d + 2, 0, 1, size, 0.0)?;
+        y = movement::strided_pad(g, y, d + 2, 0, 1, size, 0.0)?;
     }
     add_bias(g, y, x.get(2)).map(one)
 };

@@ -1,7 +1,7 @@
 //! Defines views, which read the same elements through another layout, and the ops built from them.
 //!
 //! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
-//! planner folds chains of them into strides. `place` is the opposite of `slice` and does write memory, as does `cat`.
+//! planner folds chains of them into strides. `strided_pad` is the opposite of `slice` and does write memory, as does `cat`.
 
 use super::{Args, Class, Grad, Op, Out, create, one};
 use crate::error::{Error, Result};
@@ -28,14 +28,14 @@ pub static OPS: &[&Op] = &[
     &FLIP,
     &ROLL,
     &UNFOLD,
-    &UNWINDOW,
+    &COL2IM,
     &DETACH,
     &CAT,
     &STACK,
     &SPLIT,
     &CHUNK,
     &UNBIND,
-    &PLACE,
+    &STRIDED_PAD,
     &PAD,
     &TRIL,
     &TRIU,
@@ -400,7 +400,7 @@ pub static SLICE: Op = Op {
     }),
     grad: Grad::Rule(|g, c| {
         let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
-        Ok(smallvec![Some(place(g, c.grad, c.attr(0), c.attr(1), c.attr(2), total as usize, 0.0)?)])
+        Ok(smallvec![Some(strided_pad(g, c.grad, c.attr(0), c.attr(1), c.attr(2), total as usize, 0.0)?)])
     }),
     samples: &["f(5,3), 0, 1, 4", "f(5,3), 0, 0, 5, 2", "f(5,3), -1, -2, nil", "f(5,3), 0, 4, 2", "f(7), 0, 1, nil, 3"],
     smooth: true,
@@ -456,8 +456,8 @@ pub static SELECT: Op = Op {
 };
 
 /// The opposite of `slice`: `attrs` [axis, lo, step, total, fill bits].
-pub static PLACE: Op = Op {
-    name: "place",
+pub static STRIDED_PAD: Op = Op {
+    name: "strided_pad",
     class: Class::Library,
     infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), i.attr(3)), dtype: i.dtype(0) }),
     grad: Grad::Rule(|g, c| {
@@ -473,11 +473,19 @@ pub static PLACE: Op = Op {
 };
 
 /// `x` at positions `lo + i * step` of an axis of size `total`, `fill` elsewhere.
-pub fn place(g: &mut Graph, x: NodeId, at: usize, lo: usize, step: usize, total: usize, fill: f64) -> Result<NodeId> {
+pub fn strided_pad(
+    g: &mut Graph,
+    x: NodeId,
+    at: usize,
+    lo: usize,
+    step: usize,
+    total: usize,
+    fill: f64,
+) -> Result<NodeId> {
     if g.shape(x).dims()[at] == total && lo == 0 && step == 1 {
         return Ok(x);
     }
-    g.push(&PLACE, &[x], &[at as i64, lo as i64, step as i64, total as i64, fill.to_bits() as i64])
+    g.push(&STRIDED_PAD, &[x], &[at as i64, lo as i64, step as i64, total as i64, fill.to_bits() as i64])
 }
 
 pub static PAD: Op = Op {
@@ -505,7 +513,7 @@ pub static PAD: Op = Op {
             }
             x = slice(g, x, at, (-before).max(0) as usize, (n + after.min(0)) as usize, 1)?;
             let total = (n + before + after) as usize;
-            x = place(g, x, at, before.max(0) as usize, 1, total, a.float(2)?)?;
+            x = strided_pad(g, x, at, before.max(0) as usize, 1, total, a.float(2)?)?;
         }
         Ok(one(x))
     }),
@@ -633,7 +641,7 @@ pub static UNFOLD: Op = Op {
         let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
         let mut attrs: SmallVec<[i64; 6]> = c.attrs.into();
         attrs.push(total);
-        Ok(smallvec![Some(g.push(&UNWINDOW, &[c.grad], &attrs)?)])
+        Ok(smallvec![Some(g.push(&COL2IM, &[c.grad], &attrs)?)])
     }),
     samples: &["f(7), 0, 3", "f(2,6), 1, 2, 2", "f(5,2), 0, 3, 2"],
     smooth: true,
@@ -641,8 +649,8 @@ pub static UNFOLD: Op = Op {
 };
 
 /// The opposite of a window view, overlaps summed: `attrs` [axis, size, step, dilation, total].
-pub static UNWINDOW: Op = Op {
-    name: "unwindow",
+pub static COL2IM: Op = Op {
+    name: "col2im",
     class: Class::Library,
     infer: |i| {
         let shape = i.shape(0);

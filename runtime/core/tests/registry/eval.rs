@@ -327,7 +327,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 }
             }
         }
-        "place" => {
+        "strided_pad" => {
             out.fill(f64::from_bits(attrs[4] as u64));
             each(s0, |i| {
                 let mut j = i.to_vec();
@@ -335,7 +335,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 out[at(shape, &j)] = x0[at(s0, i)];
             });
         }
-        "unwindow" => each(s0, |i| {
+        "col2im" => each(s0, |i| {
             let (last, mut j) = (i[i.len() - 1], i[..i.len() - 1].to_vec());
             j[axis] = i[axis] * attrs[2] as usize + last * attrs[3] as usize;
             out[at(shape, &j)] += x0[at(s0, i)];
