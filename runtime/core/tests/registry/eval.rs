@@ -279,6 +279,8 @@ fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeI
                     match f {
                         ReduceFn::Sum => all.sum(),
                         ReduceFn::Prod => all.product(),
+                        ReduceFn::Max if n.dtype == DType::Bool => all.fold(0.0, f64::max),
+                        ReduceFn::Min if n.dtype == DType::Bool => all.fold(1.0, f64::min),
                         ReduceFn::Max => all.fold(f64::NEG_INFINITY, |p, q| map_fn(MapFn::Maximum, &[p, q])),
                         ReduceFn::Min => all.fold(f64::INFINITY, |p, q| map_fn(MapFn::Minimum, &[p, q])),
                     }
