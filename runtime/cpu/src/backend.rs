@@ -13,7 +13,6 @@ use perilune_core::ops::movement;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that one task copies.
@@ -88,14 +87,14 @@ impl Backend for Cpu {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
+        Ok(Arc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
         // SAFETY: no other code has the buffer yet.
         unsafe { buffer.write(bytes) };
-        Ok(Rc::new(buffer))
+        Ok(Arc::new(buffer))
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {

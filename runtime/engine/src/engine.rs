@@ -9,7 +9,7 @@ use crate::step::{Step, Switches};
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::Backend;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(backend: Rc<dyn Backend>) -> Engine {
+    pub fn new(backend: Arc<dyn Backend>) -> Engine {
         Engine {
             recorder: Recorder::default(),
             executor: Executor::new(backend),

@@ -14,7 +14,7 @@ use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
 use smallvec::SmallVec;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// The machine code of a step that has not been run.
@@ -32,7 +32,7 @@ pub enum Code {
 
 /// The device with its compiled plans.
 pub struct Executor {
-    pub(crate) backend: Rc<dyn Backend>,
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) cache: Cache,
     pub(crate) tracer: Tracer,
     /// FLOP of all products run so far.
@@ -46,7 +46,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(backend: Rc<dyn Backend>) -> Executor {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Executor {
         Executor {
             backend,
             cache: Cache::default(),

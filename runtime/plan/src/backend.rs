@@ -6,15 +6,14 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use std::any::Any;
 use std::fmt::Debug;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 /// Memory of a device, freed on drop. Cheap to clone.
-pub type Buffer = Rc<dyn DeviceBuffer>;
+pub type Buffer = Arc<dyn DeviceBuffer>;
 
-pub trait DeviceBuffer: Debug {
+pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize;
     /// The backend's own type behind it.
     fn as_any(&self) -> &dyn Any;
@@ -73,7 +72,9 @@ impl Snapshot {
     }
 }
 
-pub trait Backend {
+/// A device. Several threads may share one: a method that reaches the device takes its lock, and a run holds it to its end, so that
+/// programs run one after the other.
+pub trait Backend: Send + Sync {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
 
@@ -153,8 +154,8 @@ pub trait Backend {
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }
 
-/// A compiled program.
-pub trait Executable {
+/// A compiled program. Several threads may run it, one after the other.
+pub trait Executable: Send + Sync {
     /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
     ///
     /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly

@@ -7,7 +7,6 @@ use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// A device without kernels: every fused op is decomposed.
@@ -56,7 +55,7 @@ impl Backend for Null {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(NullBuffer(nbytes)))
+        Ok(Arc::new(NullBuffer(nbytes)))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {

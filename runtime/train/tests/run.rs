@@ -91,7 +91,7 @@ impl Place {
 
 fn open(spec: &RunSpec) -> Result<Runtime> {
     let print = Rc::new(|_: &str| ());
-    let backend = Rc::new(Cpu::new(Some(1)));
+    let backend = Arc::new(Cpu::new(Some(1)));
     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
 }
 

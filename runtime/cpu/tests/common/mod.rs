@@ -280,11 +280,11 @@ fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
 }
 
 /// A device of that many threads, created once a test thread: pools are expensive.
-pub fn device(threads: usize) -> std::rc::Rc<Cpu> {
+pub fn device(threads: usize) -> Arc<Cpu> {
     thread_local! {
-        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, std::rc::Rc<Cpu>>> = Default::default();
+        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, Arc<Cpu>>> = Default::default();
     }
-    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| std::rc::Rc::new(Cpu::new(Some(threads)))).clone())
+    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| Arc::new(Cpu::new(Some(threads)))).clone())
 }
 
 pub fn same(got: &HostTensor, want: &HostTensor, what: &str) {
