@@ -12,7 +12,7 @@ use perilune_cuda::{OfflineTarget, attention, conv, offline_target};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::memory::Offsets;
-use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null};
+use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null, RunContext};
 use perilune_tests::machine;
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
@@ -67,7 +67,7 @@ impl Executable for Noted {
         inputs: &[Buffer],
         _: &[u64],
         outputs: &[Buffer],
-        _: Option<&mut [f64]>,
+        _: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
         let at = |b: &Buffer| b.as_any().downcast_ref::<Place>().unwrap().at;
         let places = inputs.iter().chain(outputs).map(at).collect();

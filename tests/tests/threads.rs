@@ -1,16 +1,20 @@
-//! Devices shared by threads: programs, buffers and executables of one device used from several threads, and moved among them.
+//! Devices shared by threads: programs, buffers and executables of one device used from several threads, and moved among them;
+//! runs of several engines, one of which is interrupted.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::{DType, HostTensor};
+use perilune_core::{DType, HostTensor, Interrupt, Kind};
 use perilune_cpu::Cpu;
+use perilune_engine::Engine;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, Executable, RunContext};
+use perilune_tests::harness;
 use perilune_tests::recording::Recording;
 use perilune_tests::rng::Pcg;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 /// Two training steps of a small network, with dropout, a library op and values read in the middle.
 const TRAINING: &str = r#"
@@ -56,7 +60,8 @@ fn slots(program: &Program) -> Vec<u64> {
 fn run(device: &dyn Backend, program: &Program, exec: &dyn Executable, from: &[HostTensor]) -> Vec<Vec<u8>> {
     let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
     let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
-    exec.run(&inputs, &slots(program), &outputs, None).unwrap_or_else(|f| panic!("{}", f.error));
+    exec.run(&inputs, &slots(program), &outputs, RunContext::new(&Interrupt::default()))
+        .unwrap_or_else(|f| panic!("{}", f.error));
     inputs.iter().chain(&outputs).map(|b| device.download(b, b.nbytes()).unwrap()).collect()
 }
 
@@ -106,11 +111,68 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     let numbers = slots(&program);
     // Moves there, runs over buffers made here, and comes back with what it made.
     let (device, all) = thread::spawn(move || {
-        exec.run(&inputs, &numbers, &outputs, None).unwrap_or_else(|f| panic!("{}", f.error));
+        exec.run(&inputs, &numbers, &outputs, RunContext::new(&Interrupt::default()))
+            .unwrap_or_else(|f| panic!("{}", f.error));
         (device, [inputs, outputs].concat())
     })
     .join()
     .unwrap();
     let got: Vec<Vec<u8>> = all.iter().map(|b| device.download(b, b.nbytes()).unwrap()).collect();
     assert!(got == want);
+}
+
+/// Evaluates `n` sums of random numbers, one plan each, and returns them; or the kind of the first error.
+fn evaluate(engine: &mut Engine, n: usize) -> Result<Vec<f64>, Kind> {
+    let ones = |_| -> Result<f64, Kind> {
+        let noise = harness::call(engine, "randn", &[harness::ints(&[200, 300])], &[]).unwrap();
+        let sum = harness::call(engine, "sum", &[harness::t(noise)], &[]).unwrap();
+        let value = engine.read_node(sum).map_err(|f| f.error.kind)?.get_f64(0);
+        engine.flush().unwrap();
+        Ok(value)
+    };
+    (0..n).map(ones).collect()
+}
+
+#[test]
+fn an_interrupt_ends_the_run_of_its_own_engine() {
+    let device = Arc::new(Cpu::new(Some(2)));
+    let want = evaluate(&mut Engine::new(device.clone()), 200);
+    let (send, receive) = mpsc::channel();
+    let one = |interrupted: bool| {
+        let (device, send) = (device.clone(), send.clone());
+        move || {
+            let mut engine = Engine::new(device);
+            if interrupted {
+                send.send(engine.interrupt.clone()).unwrap();
+                // Runs until it is interrupted, then goes on.
+                let ended = evaluate(&mut engine, usize::MAX);
+                assert!(engine.interrupt.clear());
+                let after = evaluate(&mut engine, 3).map(|all| all.len());
+                return (ended, after);
+            }
+            (evaluate(&mut engine, 200), Ok(3))
+        }
+    };
+    thread::scope(|scope| {
+        let (first, second) = (scope.spawn(one(true)), scope.spawn(one(false)));
+        let interrupt = receive.recv().unwrap();
+        thread::sleep(Duration::from_millis(30));
+        interrupt.request();
+        assert_eq!(first.join().unwrap(), (Err(Kind::Interrupted), Ok(3)));
+        assert_eq!(second.join().unwrap(), (want, Ok(3)));
+    });
+}
+
+#[test]
+fn a_run_ends_before_its_first_kernel_and_no_other_run_does() {
+    let program = programs().into_iter().max_by_key(|p| p.kernels.len()).unwrap();
+    let device = Cpu::new(Some(1));
+    let exec = device.compile(program.clone()).unwrap();
+    let inputs: Vec<Buffer> = inputs(&program, 1).iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let (stopped, free) = (Interrupt::default(), Interrupt::default());
+    stopped.request();
+    let failure = exec.run(&inputs, &slots(&program), &outputs, RunContext::new(&stopped)).unwrap_err();
+    assert_eq!(failure.error.kind, Kind::Interrupted);
+    assert!(exec.run(&inputs, &slots(&program), &outputs, RunContext::new(&free)).is_ok());
 }

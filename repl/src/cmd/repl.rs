@@ -58,7 +58,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     }
     if let Some(training) = &session.training {
         let mut built = Ok(String::new());
-        around.during(&mut || built = training.borrow_mut().build(&console));
+        around.during(&runtime.host().interrupt, &mut || built = training.borrow_mut().build(&console));
         match built {
             Ok(said) if terminal => session.say(&session.dim(&said)),
             Ok(_) => {}

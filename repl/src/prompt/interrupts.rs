@@ -5,32 +5,36 @@
 
 use crate::console_out;
 use crate::failure::{Failure, plain};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The installed handler.
 pub struct Interrupts {
-    /// A line runs.
-    busy: Arc<AtomicBool>,
+    /// The interrupt of the line that runs.
+    running: Arc<Mutex<Option<Interrupt>>>,
     pressed: Arc<AtomicU32>,
+}
+
+fn lock(running: &Mutex<Option<Interrupt>>) -> MutexGuard<'_, Option<Interrupt>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Interrupts {
     /// Installs the handler.
     pub fn install() -> Result<Interrupts, Failure> {
-        let out = Interrupts { busy: Arc::default(), pressed: Arc::default() };
+        let out = Interrupts { running: Arc::default(), pressed: Arc::default() };
         let mut signals =
             Signals::new([SIGINT]).map_err(|e| Failure::System(format!("cannot listen for signals: {}", plain(&e))))?;
-        let (busy, pressed) = (out.busy.clone(), out.pressed.clone());
+        let (running, pressed) = (out.running.clone(), out.pressed.clone());
         std::thread::spawn(move || {
             for _ in signals.forever() {
-                if !busy.load(Ordering::SeqCst) {
-                    continue;
-                }
-                interrupt::ask();
+                match &*lock(&running) {
+                    Some(interrupt) => interrupt.request(),
+                    None => continue,
+                };
                 match pressed.fetch_add(1, Ordering::SeqCst) {
                     0 => {}
                     1 => console_out::complain(
@@ -44,16 +48,16 @@ impl Interrupts {
         Ok(out)
     }
 
-    /// Runs a line that Ctrl-C interrupts.
-    pub fn during<T>(&self, f: impl FnOnce() -> T) -> T {
-        interrupt::clear();
+    /// Runs a line that Ctrl-C ends through `interrupt`.
+    pub fn during<T>(&self, interrupt: &Interrupt, f: impl FnOnce() -> T) -> T {
+        interrupt.clear();
         self.pressed.store(0, Ordering::SeqCst);
         // A line at a breakpoint runs inside another.
-        let before = self.busy.swap(true, Ordering::SeqCst);
+        let before = lock(&self.running).replace(interrupt.clone());
         let out = f();
-        self.busy.store(before, Ordering::SeqCst);
+        *lock(&self.running) = before;
         self.pressed.store(0, Ordering::SeqCst);
-        interrupt::clear();
+        interrupt.clear();
         out
     }
 }

@@ -6,6 +6,7 @@ use crate::recorder::Recorder;
 use crate::snapshot::SnapshotBytes;
 use crate::state::StateTable;
 use crate::step::{Step, Switches};
+use perilune_core::Interrupt;
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::Backend;
@@ -59,6 +60,8 @@ pub struct Engine {
     pub executor: Executor,
     pub diagnostics: Diagnostics,
     pub switches: Switches,
+    /// Ends what this engine runs; other threads hold clones.
+    pub interrupt: Interrupt,
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
@@ -73,6 +76,7 @@ impl Engine {
             executor: Executor::new(backend),
             diagnostics: Diagnostics::default(),
             switches: Switches::from_env(),
+            interrupt: Interrupt::default(),
             states: StateTable::default(),
             step: Step::default(),
             stats: Stats::default(),

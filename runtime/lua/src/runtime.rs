@@ -250,7 +250,7 @@ impl Runtime {
         }
     }
 
-    /// Does what `perilune_core::interrupt` may end, Lua code included. Without it Lua looks at no flag, which costs time.
+    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();

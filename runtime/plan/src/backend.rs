@@ -1,9 +1,9 @@
 //! Defines the interface that a device backend implements.
 
 use crate::ir::Program;
-use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::{Interrupt, Layout};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -160,15 +160,29 @@ pub trait Executable: Send + Sync {
     ///
     /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
     /// written, so backends check before they write where they can.
-    ///
-    /// With `times`, adds the seconds that each kernel took to its entry (one per kernel, in order).
     fn run(
         &self,
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure>;
+}
+
+/// What belongs to one run beside its operands.
+#[derive(Debug)]
+pub struct RunContext<'a> {
+    /// Ends the run between two kernels, as long as no State has been written.
+    pub interrupt: &'a Interrupt,
+    /// Receives the seconds that each kernel takes, added to its entry: one per kernel, in order.
+    pub times: Option<&'a mut [f64]>,
+}
+
+impl<'a> RunContext<'a> {
+    /// A run that is not timed.
+    pub fn new(interrupt: &'a Interrupt) -> RunContext<'a> {
+        RunContext { interrupt, times: None }
+    }
 }
 
 /// A kernel that failed, and why.

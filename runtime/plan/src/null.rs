@@ -1,6 +1,6 @@
 //! The null device: plans and checks programs, runs nothing. Planner tests need no hardware.
 
-use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure};
+use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, RunContext};
 use crate::check::check;
 use crate::ir::Program;
 use perilune_core::Layout;
@@ -36,7 +36,7 @@ pub struct NullWith {
 struct NullProgram;
 
 impl Executable for NullProgram {
-    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: RunContext<'_>) -> std::result::Result<(), Failure> {
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use crate::driver::{Address, Event, Replay, TensorMap};
 use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
-use perilune_plan::{Buffer, Executable, Failure};
+use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
@@ -204,8 +204,9 @@ impl Executable for CudaExecutable {
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
+        let RunContext { interrupt, times } = context;
         let origin = |k: usize| self.program.kernels.get(k).map_or(Origin::NONE, |k| k.origin());
         if slots.len() < self.program.slots.len() {
             let error = Error::system("cuda", "this is a bug: a run-time number is missing");
@@ -213,6 +214,8 @@ impl Executable for CudaExecutable {
         }
         let first = |error| Failure { origin: origin(0), error };
         let context = &mut *self.shared.lock().map_err(first)?;
+        // Kernels are queued in less time than an interrupt takes to arrive; another thread's run may have held the device.
+        interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         // Of an earlier run.
         let fault = |cells: &Arc<DeviceErrors>| match cells.take() {

@@ -1,13 +1,14 @@
-//! Interrupts Lua code on Ctrl-C: a hook that reads the flag of [`perilune_core::interrupt`].
+//! Interrupts Lua code on Ctrl-C: a hook that checks the [`Interrupt`] of the runtime.
 //!
 //! The hook costs nothing to speak of at every 10,000th instruction. Once the grace is over it is called at every
 //! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.
 
 use crate::errors::{Cause, Raised};
+use crate::functions::host;
 use crate::host::INTERNAL;
 use mlua::debug::Debug;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 
 const RARELY: u32 = 10_000;
 /// Calls deep that a line of a person's own is looked for.
@@ -17,24 +18,24 @@ const OFTEN: u32 = 100;
 
 /// Lets Lua code be interrupted from now on. Each coroutine takes the rate over from its maker and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
-    arm(lua, RARELY)
+    arm(lua, RARELY, host(lua)?.interrupt.clone())
 }
 
-fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
+fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
     lua.set_global_hook(HookTriggers::new().every_nth_instruction(every), move |lua, _| {
-        let wanted = match (interrupt::asked(), interrupt::overdue()) {
+        let wanted = match (interrupt.is_requested(), interrupt.is_overdue()) {
             (false, _) => RARELY,
             (true, false) => OFTEN,
             (true, true) => 1,
         };
         if wanted != every {
-            arm(lua, wanted)?;
+            arm(lua, wanted, interrupt.clone())?;
         }
         // What ends, ends in a person's code: the library's puts back what it had changed.
-        if interrupt::overdue() && lua.inspect_stack(0, |d| own(d).is_none()).unwrap_or(true) {
+        if interrupt.is_overdue() && lua.inspect_stack(0, |d| own(d).is_none()).unwrap_or(true) {
             return Ok(VmState::Continue);
         }
-        match interrupt::check() {
+        match interrupt.check() {
             Ok(()) => Ok(VmState::Continue),
             Err(e) => Err(raised(lua, e.message)),
         }
@@ -57,11 +58,9 @@ fn raised(lua: &Lua, message: String) -> mlua::Error {
 
 /// `native.undisturbed(fn)`: nobody who asks for the end is heard before `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
-    let undisturbed = lua.create_function(|_, f: Function| {
-        let asked = interrupt::pause();
-        let out = f.call::<()>(());
-        interrupt::resume(asked);
-        out
+    let undisturbed = lua.create_function(|lua, f: Function| {
+        let _restoring = host(lua)?.interrupt.set_aside();
+        f.call::<()>(())
     })?;
     native.set("undisturbed", undisturbed)
 }
