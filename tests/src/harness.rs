@@ -9,7 +9,7 @@ use perilune_cuda::Cuda;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// How the elements of an input lie in its buffer. The values seen are the same in each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +33,12 @@ pub fn on_gpu() -> bool {
 }
 
 /// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
-pub fn device(threads: usize) -> Rc<dyn Backend> {
+pub fn device(threads: usize) -> Arc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
-        Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
+        Ok(name) if name != "cpu" => Arc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
         _ => {
             Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
-            Rc::new(Cpu::new(Some(threads)))
+            Arc::new(Cpu::new(Some(threads)))
         }
     }
 }

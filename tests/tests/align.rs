@@ -59,7 +59,7 @@ impl Backend for Aligned {
 }
 
 /// Numbers of each product, and how many products were padded.
-fn run(backend: Rc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
+fn run(backend: Arc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
     let text = format!(
         r#"
 local pl = require "perilune"
@@ -132,11 +132,11 @@ fn odd_products_are_done_over_whole_rows_and_say_the_same() {
         ("show(rand(1, {801, 803}):matmul(rand(2, {803, 805})))".to_string(), false),
     ];
     for (call, pads) in cases {
-        let (plain, none) = run(Rc::new(Cpu::new(Some(2))), &call);
-        let device: Rc<dyn Backend> = if perilune_tests::harness::on_gpu() {
+        let (plain, none) = run(Arc::new(Cpu::new(Some(2))), &call);
+        let device: Arc<dyn Backend> = if perilune_tests::harness::on_gpu() {
             perilune_tests::harness::device(2)
         } else {
-            Rc::new(Aligned(Cpu::new(Some(2))))
+            Arc::new(Aligned(Cpu::new(Some(2))))
         };
         let (grown, some) = run(device, &call);
         assert_eq!((none, some > 0), (0, pads), "{call}");
@@ -176,12 +176,12 @@ fn what_lies_between_odd_products_says_the_same() {
     // A CPU fills nothing up, and takes long for so much.
     let (few, threads) = if perilune_tests::harness::on_gpu() { (cases.len(), None) } else { (1, Some(2)) };
     for call in cases.into_iter().take(few) {
-        let (plain, _) = run(Rc::new(Cpu::new(threads)), call);
-        let device = || -> Rc<dyn Backend> {
+        let (plain, _) = run(Arc::new(Cpu::new(threads)), call);
+        let device = || -> Arc<dyn Backend> {
             if perilune_tests::harness::on_gpu() {
                 perilune_tests::harness::device(2)
             } else {
-                Rc::new(Aligned(Cpu::new(Some(2))))
+                Arc::new(Aligned(Cpu::new(Some(2))))
             }
         };
         let (grown, _) = run(device(), call);

@@ -24,4 +24,5 @@ pub use dtype::{Category, DType};
 pub use error::{Error, Kind, Result};
 pub use graph::{Graph, NodeId, Number};
 pub use host_tensor::HostTensor;
+pub use interrupt::Interrupt;
 pub use shape::{Layout, MAX_RANK, Shape};

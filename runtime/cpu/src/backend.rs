@@ -12,8 +12,7 @@ use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::ops::movement;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
-use std::rc::Rc;
+use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, RunContext, Snapshot};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that one task copies.
@@ -88,14 +87,14 @@ impl Backend for Cpu {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
+        Ok(Arc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
         // SAFETY: no other code has the buffer yet.
         unsafe { buffer.write(bytes) };
-        Ok(Rc::new(buffer))
+        Ok(Arc::new(buffer))
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
@@ -244,13 +243,14 @@ impl Executable for CpuProgram {
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        mut times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
         let origin = self.program.kernels.first().map_or(perilune_plan::ir::Origin::NONE, |k| k.origin());
         let fail = |error| Failure { origin, error };
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
+        let RunContext { interrupt, mut times } = context;
         let mut arena = self.state.lock();
         self.state.free_list.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
@@ -261,7 +261,7 @@ impl Executable for CpuProgram {
             for (at, k) in kernels.iter().enumerate() {
                 if at <= self.first_state_write {
                     let stop = |error| Failure { origin: plan[at].origin(), error };
-                    perilune_core::interrupt::check().map_err(stop)?;
+                    interrupt.check().map_err(stop)?;
                 }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {

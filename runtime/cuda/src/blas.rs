@@ -16,11 +16,10 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::fp8::Format;
 use problem::Side;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes of workspace for products, as NVIDIA recommends for Hopper.
 pub const WORKSPACE: usize = 64 << 20;
@@ -31,14 +30,17 @@ pub const ALIGNMENT: u32 = 16;
 
 /// cuBLASLt on one device.
 pub struct Blas {
-    pub(crate) device: Rc<Device>,
+    pub(crate) device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Address,
     /// Algorithms found by the clock, kept for later processes.
     found: Table,
     /// Algorithms chosen in this process.
-    chosen: RefCell<HashMap<Choice, sys::cublasLtMatmulAlgo_t>>,
+    chosen: HashMap<Choice, sys::cublasLtMatmulAlgo_t>,
 }
+
+// SAFETY: cuBLASLt's handle belongs to no thread; the backend's lock holds its calls apart.
+unsafe impl Send for Blas {}
 
 /// All that the choice of an algorithm depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,7 +62,7 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
 
 impl Blas {
     /// `workspace` has [`WORKSPACE`] bytes.
-    pub fn new(device: &Rc<Device>, workspace: Address) -> Result<Blas> {
+    pub fn new(device: &Arc<Device>, workspace: Address) -> Result<Blas> {
         dylib::load("cuBLASLt")?;
         let mut handle = null_mut();
         // SAFETY: the library is there and the device's context is current.
@@ -69,14 +71,16 @@ impl Blas {
         let version = unsafe { sys::cublasLtGetVersion() };
         let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
         let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
-        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: RefCell::default() })
+        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: HashMap::new() })
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made by `new`.
-        unsafe { sys::cublasLtDestroy(self.handle) };
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { sys::cublasLtDestroy(self.handle) };
+        }
     }
 }
 
@@ -101,6 +105,9 @@ pub struct Gemm {
     fp8: bool,
     epilogue: Epilogue,
 }
+
+// SAFETY: descriptions are host memory of their own, which one thread at a time uses: the type is not `Sync`.
+unsafe impl Send for Gemm {}
 
 /// The operands of a call.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +141,7 @@ impl Blas {
     /// Picks an algorithm: the first that cuBLASLt offers, or with a trial what that finds (`search.rs`). The addresses of a
     /// bias are multiples of `bias_align`.
     pub fn gemm(
-        &self,
+        &mut self,
         p: &Problem,
         tf32: bool,
         epilogue: Epilogue,
@@ -201,12 +208,12 @@ impl Blas {
             let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
             let mut gemm = Gemm { desc, layouts, algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
             let choice = Choice { problem: *p, tf32, epilogue, bias_align, tried: trial.is_some() };
-            let known = self.chosen.borrow().get(&choice).copied();
+            let known = self.chosen.get(&choice).copied();
             match known {
                 Some(algo) => gemm.algo = algo,
                 None => {
                     self.choose(&mut gemm, &choice, trial)?;
-                    self.chosen.borrow_mut().insert(choice, gemm.algo);
+                    self.chosen.insert(choice, gemm.algo);
                 }
             }
             if epilogue.bias && epilogue.plain_sums {
@@ -339,7 +346,7 @@ impl Blas {
                 &gemm.algo,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                self.device.stream.cast(),
+                self.device.stream.0.cast(),
             );
             check(status, "a matrix product")
         }

@@ -18,7 +18,7 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// What a convolution may use as scratch.
 const MOST_WORKSPACE: usize = 1 << 30;
@@ -83,16 +83,25 @@ const REFUSED: [Note; 6] = [
 
 /// cuDNN on one device.
 pub struct Dnn {
-    api: Rc<Api>,
+    api: Arc<Api>,
     handle: Handle,
-    _device: Rc<Device>,
+    device: Arc<Device>,
 }
+
+// SAFETY: cuDNN's handle belongs to no thread; the backend's lock holds its calls apart.
+unsafe impl Send for Dnn {}
 
 /// A descriptor, destroyed on drop.
 struct Desc {
-    api: Rc<Api>,
+    api: Arc<Api>,
     raw: Descriptor,
 }
+
+// SAFETY: a descriptor is host memory that belongs to no thread. It is written until it is finalized, by the thread that makes it, and
+// only read afterwards.
+unsafe impl Send for Desc {}
+// SAFETY: as above.
+unsafe impl Sync for Desc {}
 
 impl Drop for Desc {
     fn drop(&mut self) {
@@ -108,7 +117,7 @@ pub struct Plan {
     /// The engine's number, for people.
     pub engine: i64,
     /// What the plan was made of.
-    _parts: Rc<Vec<Desc>>,
+    _parts: Arc<Vec<Desc>>,
 }
 
 /// The addresses of x, w, y (or their gradients) and of scratch.
@@ -169,14 +178,14 @@ impl Api {
 }
 
 impl Dnn {
-    pub fn new(device: &Rc<Device>) -> Result<Dnn> {
-        let api = Rc::new(Api::load()?);
+    pub fn new(device: &Arc<Device>) -> Result<Dnn> {
+        let api = Arc::new(Api::load()?);
         let mut handle = null_mut();
         // SAFETY: the device's context is current; the out-pointer is to a local.
         unsafe {
             api.check((api.create)(&mut handle), "starting cuDNN")?;
-            let dnn = Dnn { api, handle, _device: device.clone() };
-            dnn.api.check((dnn.api.set_stream)(handle, device.stream.cast()), "giving cuDNN a stream")?;
+            let dnn = Dnn { api, handle, device: device.clone() };
+            dnn.api.check((dnn.api.set_stream)(handle, device.stream.0.cast()), "giving cuDNN a stream")?;
             Ok(dnn)
         }
     }
@@ -341,7 +350,7 @@ impl Dnn {
         Ok((number[0], !notes[..count].iter().any(|n| REFUSED.iter().any(|r| *r as i32 == *n))))
     }
 
-    fn plan_of(&self, config: Desc, engine: i64, parts: &Rc<Vec<Desc>>) -> Result<Plan> {
+    fn plan_of(&self, config: Desc, engine: i64, parts: &Arc<Vec<Desc>>) -> Result<Plan> {
         let desc = self.make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
         self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[config.raw])?;
@@ -359,7 +368,7 @@ impl Dnn {
         let (mut found, mut refused) = (Vec::new(), Refusals::default());
         let modes = MODES.map(|mode| self.configs(&graph, mode));
         parts.push(graph);
-        let parts = Rc::new(parts);
+        let parts = Arc::new(parts);
         for configs in modes {
             // A mode that knows nothing of a problem returns an error.
             for config in configs.unwrap_or_else(|e| refused.failed("a heuristic", e)) {
@@ -420,8 +429,10 @@ impl Dnn {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
-        // SAFETY: made by `new`.
-        unsafe { (self.api.destroy)(self.handle) };
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { (self.api.destroy)(self.handle) };
+        }
     }
 }
 

@@ -33,4 +33,12 @@ mod peak;
 mod schedule;
 
 pub use backend::Cuda;
+
+/// A compile-time assertion: a device, its buffers and its programs may move to and be shared with other threads.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Cuda>();
+    shared::<driver::CudaBuffer>();
+    shared::<executable::CudaExecutable>();
+};
 pub use offline_target::OfflineTarget;

@@ -6,6 +6,7 @@
 use crate::profile::{HostStalls, Profile};
 use perilune_plan::Backend;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// What one engine reports, and to whom.
 #[derive(Default)]
@@ -19,7 +20,7 @@ pub struct Diagnostics {
     /// Time that the host waits, while profiling.
     pub host_stalls: Option<HostStalls>,
     /// A device that has kernel texts, to show them where the computing device has none.
-    pub paper: Option<Rc<dyn Backend>>,
+    pub paper: Option<Arc<dyn Backend>>,
 }
 
 pub type Listener = Rc<dyn Fn(&str)>;

@@ -13,6 +13,7 @@ use perilune_plan::Backend;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Where the recipe lies, and which files of its own it has required.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ pub struct Params {
 
 /// How a runtime is made.
 pub struct RuntimeOptions {
-    pub backend: Rc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     pub params: Vec<(String, String)>,
     /// Undefined globals are errors (recipes), or allowed (the prompt).
     pub strict: bool,
@@ -255,7 +256,7 @@ impl Runtime {
         }
     }
 
-    /// Does what `perilune_core::interrupt` may end, Lua code included. Without it Lua looks at no flag, which costs time.
+    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();

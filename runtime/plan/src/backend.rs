@@ -1,20 +1,19 @@
 //! Defines the interface that a device backend implements.
 
 use crate::ir::Program;
-use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::{Interrupt, Layout};
 use std::any::Any;
 use std::fmt::Debug;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 /// Memory of a device, freed on drop. Cheap to clone.
-pub type Buffer = Rc<dyn DeviceBuffer>;
+pub type Buffer = Arc<dyn DeviceBuffer>;
 
-pub trait DeviceBuffer: Debug {
+pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize;
     /// The backend's own type behind it.
     fn as_any(&self) -> &dyn Any;
@@ -73,7 +72,9 @@ impl Snapshot {
     }
 }
 
-pub trait Backend {
+/// A device. Several threads may share one: a method that reaches the device takes its lock, and a run holds it to its end, so that
+/// programs run one after the other.
+pub trait Backend: Send + Sync {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
 
@@ -153,21 +154,35 @@ pub trait Backend {
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }
 
-/// A compiled program.
-pub trait Executable {
+/// A compiled program. Several threads may run it, one after the other.
+pub trait Executable: Send + Sync {
     /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
     ///
     /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
     /// written, so backends check before they write where they can.
-    ///
-    /// With `times`, adds the seconds that each kernel took to its entry (one per kernel, in order).
     fn run(
         &self,
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure>;
+}
+
+/// What belongs to one run beside its operands.
+#[derive(Debug)]
+pub struct RunContext<'a> {
+    /// Ends the run between two kernels, as long as no State has been written.
+    pub interrupt: &'a Interrupt,
+    /// Receives the seconds that each kernel takes, added to its entry: one per kernel, in order.
+    pub times: Option<&'a mut [f64]>,
+}
+
+impl<'a> RunContext<'a> {
+    /// A run that is not timed.
+    pub fn new(interrupt: &'a Interrupt) -> RunContext<'a> {
+        RunContext { interrupt, times: None }
+    }
 }
 
 /// A kernel that failed, and why.

@@ -1,13 +1,12 @@
 //! The null device: plans and checks programs, runs nothing. Planner tests need no hardware.
 
-use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure};
+use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, RunContext};
 use crate::check::check;
 use crate::ir::Program;
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// A device without kernels: every fused op is decomposed.
@@ -37,7 +36,7 @@ pub struct NullWith {
 struct NullProgram;
 
 impl Executable for NullProgram {
-    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: RunContext<'_>) -> std::result::Result<(), Failure> {
         Ok(())
     }
 }
@@ -56,7 +55,7 @@ impl Backend for Null {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(NullBuffer(nbytes)))
+        Ok(Arc::new(NullBuffer(nbytes)))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {

@@ -8,10 +8,10 @@ pub mod reference;
 use half::{bf16, f16};
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::{DType, HostTensor, Layout, Shape, philox};
+use perilune_core::{DType, HostTensor, Interrupt, Layout, Shape, philox};
 use perilune_cpu::Cpu;
-use perilune_plan::Backend;
 use perilune_plan::ir::*;
+use perilune_plan::{Backend, RunContext};
 use reference::{column_of, eval, row};
 use std::sync::Arc;
 
@@ -174,7 +174,7 @@ impl Build {
         let outputs: Vec<_> =
             self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
         let slots: Vec<u64> = self.slots.iter().map(|s| s.1).collect();
-        program.run(&inputs, &slots, &outputs, None)?;
+        program.run(&inputs, &slots, &outputs, RunContext::new(&Interrupt::default()))?;
         let mut out = Vec::new();
         for (b, (s, d)) in outputs.iter().zip(&self.outputs) {
             out.push(HostTensor::new(*d, *s, cpu.download(b, s.numel() * d.size()).expect("bytes")));
@@ -280,11 +280,11 @@ fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
 }
 
 /// A device of that many threads, created once a test thread: pools are expensive.
-pub fn device(threads: usize) -> std::rc::Rc<Cpu> {
+pub fn device(threads: usize) -> Arc<Cpu> {
     thread_local! {
-        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, std::rc::Rc<Cpu>>> = Default::default();
+        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, Arc<Cpu>>> = Default::default();
     }
-    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| std::rc::Rc::new(Cpu::new(Some(threads)))).clone())
+    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| Arc::new(Cpu::new(Some(threads)))).clone())
 }
 
 pub fn same(got: &HostTensor, want: &HostTensor, what: &str) {

@@ -7,13 +7,12 @@
 //! The copies have a mapping of their own, outside the heap: another thread unmaps it as a whole. That thread receives raw driver
 //! handles, which any thread may use once the context is current on it.
 
-use super::{Address, Device, Range, check, sys};
+use super::{Address, Context, Device, Range, check, sys};
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_plan::Snapshot;
 use std::collections::VecDeque;
 use std::ptr::null_mut;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -65,7 +64,7 @@ impl Snapshots {
 }
 
 /// Copies `parts` of the device's memory, after all queued work.
-pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
+pub fn snapshot(device: &Arc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
     let lane = match lock(&device.snapshots.lane).take() {
         Some(lane) => lane,
         None => Lane::new(device)?,
@@ -103,7 +102,7 @@ fn padded(nbytes: usize) -> usize {
 }
 
 /// Queues copies into `mapped`, which another thread transfers to the host.
-fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
+fn apart(device: &Arc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
     let snapshots = device.snapshots.clone();
     let held = Arc::new(AtomicUsize::new(mapped.nbytes));
     let mut at = mapped.base;
@@ -113,7 +112,7 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     for &(from, nbytes) in parts {
         if nbytes > 0 {
             // SAFETY: both sides have that many bytes: the caller checked the buffer, `mapped` is as large as all parts.
-            check(unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, nbytes, device.stream) }, "copying on the GPU")?;
+            check(unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, nbytes, device.stream.0) }, "copying on the GPU")?;
         }
         copies.push((at, nbytes));
         at += padded(nbytes) as u64;
@@ -149,7 +148,7 @@ impl Held {
         // SAFETY: the out-pointer is to a local; both streams live. The driver keeps a destroyed event while it is waited for.
         unsafe {
             check(sys::cuEventCreate(&mut event, flags), "making an event")?;
-            let recorded = check(sys::cuEventRecord(event, device.stream), "recording an event");
+            let recorded = check(sys::cuEventRecord(event, device.stream.0), "recording an event");
             let follows = check(sys::cuStreamWaitEvent(lane.stream, event, 0), "waiting for an event");
             sys::cuEventDestroy_v2(event);
             recorded.and(follows)
@@ -178,8 +177,7 @@ impl Drop for Held {
 
 /// A stream for copies to the host, with pinned memory that they go through.
 struct Lane {
-    context: sys::CUcontext,
-    device: sys::CUdevice,
+    context: Arc<Context>,
     stream: sys::CUstream,
     /// Made when first used, on the thread that uses them.
     pieces: Vec<Piece>,
@@ -197,23 +195,15 @@ unsafe impl Send for Lane {}
 impl Lane {
     /// The context must be current on this thread.
     fn new(device: &Device) -> Result<Lane> {
-        let (mut context, mut stream) = (null_mut(), null_mut());
+        let mut stream = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: out-pointers are to locals. The context is held once more, so that it outlives the lane.
-        unsafe {
-            check(sys::cuDevicePrimaryCtxRetain(&mut context, device.device), "holding the context")?;
-            let made = check(sys::cuStreamCreate(&mut stream, flags), "making a stream");
-            if let Err(e) = made {
-                sys::cuDevicePrimaryCtxRelease_v2(device.device);
-                return Err(e);
-            }
-        }
-        Ok(Lane { context, device: device.device, stream, pieces: Vec::new() })
+        // SAFETY: the out-pointer is to a local.
+        check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
+        Ok(Lane { context: device.context.clone(), stream, pieces: Vec::new() })
     }
 
     fn bind(&self) -> Result<()> {
-        // SAFETY: the context is held by this lane.
-        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "making the context current")
+        self.context.bind()
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -297,17 +287,17 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
         // SAFETY: all of it was made by this lane, which holds the context; the stream is idle before memory goes.
         unsafe {
-            if sys::cuCtxSetCurrent(self.context) as u32 == 0 {
-                sys::cuStreamSynchronize(self.stream);
-                for piece in &self.pieces {
-                    sys::cuEventDestroy_v2(piece.full);
-                    sys::cuMemFreeHost(piece.at.cast());
-                }
-                sys::cuStreamDestroy_v2(self.stream);
+            sys::cuStreamSynchronize(self.stream);
+            for piece in &self.pieces {
+                sys::cuEventDestroy_v2(piece.full);
+                sys::cuMemFreeHost(piece.at.cast());
             }
-            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            sys::cuStreamDestroy_v2(self.stream);
         }
     }
 }

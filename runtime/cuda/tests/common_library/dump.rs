@@ -5,9 +5,10 @@
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 
 use super::Call;
+use perilune_core::Interrupt;
 use perilune_cpu::Cpu;
 use perilune_cuda::launch::{Arg, Props, Word};
-use perilune_plan::Backend;
+use perilune_plan::{Backend, RunContext};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -88,7 +89,7 @@ impl<'a> Dump<'a> {
         let program = self.cpu.compile(c.program.clone()).expect("compiles");
         let inputs: Vec<_> = c.inputs.iter().map(|t| self.cpu.upload(&t.bytes).expect("memory")).collect();
         let output = self.cpu.alloc(size).expect("memory");
-        program.run(&inputs, &[], std::slice::from_ref(&output), None).ok()?;
+        program.run(&inputs, &[], std::slice::from_ref(&output), RunContext::new(&Interrupt::default())).ok()?;
         Some(self.cpu.download(&output, size).expect("bytes").to_vec())
     }
 }
