@@ -1,6 +1,6 @@
 //! Verifies that a program follows the grammar of `ir`. Runs in debug builds and on the null device.
 //!
-//! Every rule that `ir.rs` states is checked here, so that a wrong pass fails at once and by name.
+//! Every rule that `ir.rs` states is checked here, so that an incorrect pass fails at once and by name.
 
 use crate::ir::*;
 use crate::reading::{Reading, reading};
@@ -72,7 +72,7 @@ fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {
 /// Values up to this size are checked element by element.
 const SMALL: usize = 1 << 16;
 
-/// The outputs of a library call fill their values, each element once.
+/// Checks that the outputs of a library call fill their values, each element once.
 fn outputs(p: &Program, l: &Library) -> Result<(), String> {
     if l.outputs.len() != l.layouts.len() {
         return Err(format!("{} outputs and {} layouts", l.outputs.len(), l.layouts.len()));
@@ -109,7 +109,7 @@ fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Checks regions for one launch: of one kind, and none reads or overwrites what another one writes.
+/// Checks that the regions of one launch are of one kind, and that none reads or overwrites what another one writes.
 fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     let Some(first) = list.first() else { return Err("no regions".into()) };
     let mut written = FxHashSet::default();
