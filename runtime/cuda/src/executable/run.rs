@@ -1,4 +1,5 @@
-//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a graph, and times kernels.
+//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a CUDA graph, and times
+//! kernels.
 
 use super::errors::FAULT_WORDS;
 use super::{CudaExecutable, DeviceErrors, Step};
@@ -13,9 +14,9 @@ use perilune_plan::{Buffer, Executable, Failure};
 use std::ffi::c_void;
 use std::rc::Rc;
 
-/// Runs that go launch by launch, and wait where an index may be bad.
+/// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
-/// Captured graphs of a program, for as many sets of addresses.
+/// Maximum captured graphs of a program, one for each set of addresses.
 const GRAPHS: usize = 64;
 
 impl CudaExecutable {
@@ -33,7 +34,7 @@ impl CudaExecutable {
         self.program.values.iter().map(place).collect()
     }
 
-    /// Fills the tables that differ from the last run's.
+    /// Updates the tables that differ from those of the last run.
     fn tables(&self, places: &[Address]) -> Result<()> {
         let tables =
             self.steps.iter().filter_map(|s| if let Step::Launch { tables, .. } = &s.1 { Some(tables) } else { None });
@@ -130,7 +131,7 @@ impl CudaExecutable {
         }
     }
 
-    /// Queues all steps; the kernel at fault comes with an error.
+    /// Queues all steps; an error comes with the kernel that caused it.
     fn queue_all(&self, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
         self.steps.iter().try_for_each(|(k, step)| self.queue(step, places).map_err(|e| (*k, e)))
     }
@@ -157,7 +158,7 @@ impl CudaExecutable {
             let mut replays = self.replays.borrow_mut();
             let known = replays.iter().position(|r| r.0 == places);
             if let Some((places, replay)) = known.and_then(|at| replays.remove(at)) {
-                // Seen before: worth a capture.
+                // The addresses occurred before, so a capture is worthwhile.
                 let replay = match replay {
                     Some(r) => r,
                     None => {
@@ -204,7 +205,7 @@ impl Executable for CudaExecutable {
             let error = Error::system("cuda", "this is a bug: a run-time number is missing");
             return Err(Failure { origin: origin(0), error });
         }
-        // Of an earlier run.
+        // A fault of an earlier run.
         let fault = |cells: &Rc<DeviceErrors>| match cells.take() {
             Some((origin, error)) => Err(Failure { origin, error }),
             None => Ok(()),
