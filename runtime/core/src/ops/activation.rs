@@ -364,7 +364,7 @@ fn relu6(g: &mut Graph, x: NodeId) -> Result<NodeId> {
 pub static RELU6: Op = Op {
     name: "relu6",
     sig: "x: tensor",
-    doc: "x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.",
+    doc: "x (...) -> (...): min(max(x, 0), 6). The gradient is 0 at 0 and 6 and beyond them.",
     class: Class::Fused(|g, x, _| g.island(x[0], relu6).map(one)),
     call: Some(|g, a| record(g, a, &[])),
     samples: &["f(2,3)", "f(0,3)", "f()", "f(17;-9,9)"],

@@ -202,12 +202,13 @@ pub static ATTENTION: Op = Op {
     name: "scaled_dot_product_attention",
     sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false, documents: tensor?",
     doc: "q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.\n\
-          scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,\n\
-          added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees\n\
-          no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
-          documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if\n\
-          documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.\n\
-          Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
+          scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true for the keys to attend to, or\n\
+          float, added to the scores. With is_causal, query i attends to keys 0 to i; with window = w, only to the last w\n\
+          of these. The result of a query without visible keys is 0. With enable_gqa, H may be a multiple of G: H / G\n\
+          adjacent query heads share a key head.\n\
+          documents (..., T) int, or a shape that broadcasts to q without heads and D, needs S = T: query i attends to key\n\
+          j only if documents[i] == documents[j]. Ids may be any integers; runs of equal ids are fast.\n\
+          Scores and softmax are in f32 for 16-bit floats; the weights are rounded to the dtype of q before multiplying v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     // q k^T and p v.
     flops: Some(|w| seen(w, 2 * w.dim(1, 1) * (w.numel(0) + w.out.numel() as u64))),
@@ -404,9 +405,10 @@ pub static ROPE: Op = Op {
     name: "rope",
     sig: "x: tensor, positions: tensor?, *, base: float = 10000.0, interleaved: bool = false, rates: tensor?",
     doc: "x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by\n\
-          position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch\n\
-          them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and\n\
-          2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.",
+          position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale\n\
+          them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or\n\
+          2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,\n\
+          arXiv:2104.09864.",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let rank = shape.rank();

@@ -311,8 +311,8 @@ pub static CONV1D: Op = Op {
     name: "conv1d",
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.\n\
-          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that\n\
-          M = L, with a stride of 1 only (of an odd number the last is at the end); \"valid\" adds none.",
+          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that M =\n\
+          L and needs a stride of 1 (if their number is odd, the extra one is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 1)),
     samples: &[
         "f(2,3,7), f(4,3,3), f(4)",
@@ -332,8 +332,8 @@ pub static CONV2D: Op = Op {
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
           OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.\n\
-          x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd\n\
-          number the last is at the end); \"valid\" adds none.",
+          x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number\n\
+          is odd, the extra one is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 2)),
     grad: Grad::Rule(conv2d_rule),
     samples: &[
@@ -647,8 +647,8 @@ pub static MAX_POOL2D: Op = Op {
     sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart\n\
           (the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to\n\
-          the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it\n\
-          starts inside x or the padding before it. x may be (C, H, W).",
+          the first). Sizes as in conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the\n\
+          end if it starts inside x or the padding before it. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, true)),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&MAX_POOL2D_BACKWARD, &[c.x(0), c.out, c.grad], c.attrs)?)])),
     samples: &[
@@ -734,9 +734,9 @@ pub static AVG_POOL2D: Op = Op {
     name: "avg_pool2d",
     sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the\n\
-          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;\n\
-          with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding\n\
-          before it; what is beyond the padding never counts. x may be (C, H, W).",
+          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in\n\
+          conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the end if it starts inside\n\
+          x or the padding before it. Elements beyond the padding never count. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, false)),
     samples: &[
         "f(2,3,6,8), 2",
@@ -773,8 +773,9 @@ fn averaging(g: &mut Graph, out: usize, n: usize, dtype: DType) -> Result<NodeId
 pub static ADAPTIVE_AVG_POOL2D: Op = Op {
     name: "adaptive_avg_pool2d",
     sig: "x: tensor, size: ints",
-    doc: "x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole\n\
-          elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).",
+    doc: "x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as\n\
+          possible with whole elements. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H,\n\
+          W).",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let (h, w) = (shape.dims()[2], shape.dims()[3]);

@@ -150,7 +150,7 @@ pub static ARANGE: Op = Op {
     name: "arange",
     sig: "start: number, stop: number?, step: number = 1, *, dtype: dtype?",
     doc: "arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).\n\
-          n = ceil((stop - start) / step), and never less than 0. i64 if all are integers, else f32; floats are computed as\n\
+          n = ceil((stop - start) / step), but at least 0. i64 if all are integers, else f32; floats are computed as\n\
           start + i * step in f64 and rounded once for f64, in f32 otherwise.",
     call: Some(|g, a| {
         let (start, stop) = match a.is_none(1) {
@@ -197,7 +197,7 @@ pub static LINSPACE: Op = Op {
     name: "linspace",
     sig: "start: number, stop: number, steps: int, *, dtype: dtype = f32",
     doc: "linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.\n\
-          One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
+          If n = 1, the number is start. Computed from both ends, so that the last is exactly stop.",
     call: Some(|g, a| {
         let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
         let n = usize::try_from(n)

@@ -11,10 +11,10 @@ use crate::graph::{Graph, NodeId};
 pub static EINSUM: Op = Op {
     name: "einsum",
     sig: "equation: string, xs: tensors",
-    doc: "einsum(\"bij,bjk->bik\", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.\n\
-          Letters are a-z and A-Z; one that stands twice in an operand takes its diagonal. `...` stands for any dims, which\n\
-          broadcast, as dims of size 1 do. Without `->` the result has the dims of `...` and the letters that occur once, in\n\
-          alphabetical order. Pairs are contracted from left to right by matmul.",
+    doc: "einsum(\"bij,bjk->bik\", {x, y}): sum of products over the letters absent from the right side, as in NumPy.\n\
+          Letters are a-z and A-Z; one that occurs twice in an operand takes its diagonal. `...` matches any dims, which\n\
+          broadcast, as do dims of size 1. Without `->` the result has the dims of `...` and the letters that occur once,\n\
+          in alphabetical order. Pairs are contracted from left to right by matmul.",
     call: Some(|g, a| {
         let xs = a.tensors(1)?.to_vec();
         einsum(g, a.str(0), &xs).map(one)

@@ -246,7 +246,7 @@ macro_rules! rule {
 pub static COPY: Op = Op {
     name: "contiguous",
     sig: "x: tensor",
-    doc: "x (...) -> (...), the same values laid out in row-major order in memory of their own.",
+    doc: "x (...) -> (...), the same values, contiguous in row-major order.",
     class: Class::Map(MapFn::Copy),
     grad: rule!(|g, c| c.grad),
     samples: UNARY,
@@ -524,7 +524,7 @@ fn rounded(g: &mut Graph, op: &'static Op, x: NodeId) -> Result<NodeId> {
 pub static FLOOR: Op = Op {
     name: "floor",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the largest integer not above x, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Floor),
     call: Some(|g, a| rounded(g, &FLOOR, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -534,7 +534,7 @@ pub static FLOOR: Op = Op {
 pub static CEIL: Op = Op {
     name: "ceil",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the smallest integer not below x, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Ceil),
     call: Some(|g, a| rounded(g, &CEIL, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -544,7 +544,7 @@ pub static CEIL: Op = Op {
 pub static ROUND: Op = Op {
     name: "round",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the nearest integer, ties to even, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Round),
     call: Some(|g, a| rounded(g, &ROUND, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -554,7 +554,7 @@ pub static ROUND: Op = Op {
 pub static ADD: Op = Op {
     name: "add",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.",
+    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; for bools it is `or`.",
     class: Class::Map(MapFn::Add),
     call: Some(|g, a| or_logical(g, a, &ADD, &LOGICAL_OR)),
     grad: rule!(|g, c| c.grad, c.grad),
@@ -577,7 +577,7 @@ pub static SUB: Op = Op {
 pub static MUL: Op = Op {
     name: "mul",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.",
+    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; for bools it is `and`.",
     class: Class::Map(MapFn::Mul),
     call: Some(|g, a| or_logical(g, a, &MUL, &LOGICAL_AND)),
     grad: Grad::Rule(|g, c| {
@@ -615,7 +615,7 @@ pub static FLOOR_DIV: Op = Op {
     name: "floor_div",
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.\n\
-          An integer divided by 0 gives 0. Gradient 0.",
+          An integer divided by 0 gives 0. The gradient is 0.",
     class: Class::Map(MapFn::FloorDiv),
     samples: DIVISOR,
     ..MAP
@@ -809,7 +809,7 @@ pub static ISFINITE: Op = Op {
 pub static LOGICAL_AND: Op = Op {
     name: "logical_and",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: both are not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether both are not zero.",
     class: Class::Map(MapFn::LogicalAnd),
     samples: BOOLS,
     ..COMPARE
@@ -818,7 +818,7 @@ pub static LOGICAL_AND: Op = Op {
 pub static LOGICAL_OR: Op = Op {
     name: "logical_or",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: at least one is not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether at least one is not zero.",
     class: Class::Map(MapFn::LogicalOr),
     samples: BOOLS,
     ..COMPARE
@@ -827,7 +827,7 @@ pub static LOGICAL_OR: Op = Op {
 pub static LOGICAL_XOR: Op = Op {
     name: "logical_xor",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: exactly one is not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether exactly one is not zero.",
     class: Class::Map(MapFn::LogicalXor),
     samples: BOOLS,
     ..COMPARE
@@ -836,7 +836,7 @@ pub static LOGICAL_XOR: Op = Op {
 pub static LOGICAL_NOT: Op = Op {
     name: "logical_not",
     sig: "x: tensor",
-    doc: "x (...) -> bool (...): the element is zero.",
+    doc: "x (...) -> bool (...): whether the element is zero.",
     class: Class::Map(MapFn::LogicalNot),
     samples: &["b(2,3)", "b(0)", "i(2;3)"],
     ..COMPARE

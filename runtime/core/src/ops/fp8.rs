@@ -97,9 +97,9 @@ fn values(g: &mut Graph, x: NodeId, format: Format) -> Result<NodeId> {
 pub static QUANTIZE_FP8: Op = Op {
     name: "quantize_fp8",
     sig: "x: tensor, scale: operand = 1, *, format: 'e4m3'|'e5m2' = 'e4m3'",
-    doc: "x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves\n\
-          to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays\n\
-          infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.",
+    doc: "x (...), scale (broadcasts to x) -> (...) u8: the bytes of the 8-bit floats nearest to x times 1 / scale, ties to\n\
+          even. Larger magnitudes become the largest (448, or 57344 for e5m2); NaN stays NaN; infinity stays infinity in\n\
+          e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.",
     call: Some(|g, a| {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
         g.without_autocast(|g| {
@@ -131,7 +131,7 @@ pub static QUANTIZE_FP8: Op = Op {
 pub static DEQUANTIZE_FP8: Op = Op {
     name: "dequantize_fp8",
     sig: "x: tensor, scale: operand = 1, *, format: 'e4m3'|'e5m2' = 'e4m3', dtype: dtype = 'f32'",
-    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to\n\
+    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: the values of the bytes, times scale. A constant to\n\
           autograd.",
     call: Some(|g, a| {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
@@ -180,9 +180,9 @@ pub static MATMUL_FP8: Op = Op {
     sig: "a: tensor, b: tensor, scale_a: operand = 1, scale_b: operand = 1, bias: tensor?, *, \
           format_a: 'e4m3'|'e5m2' = 'e4m3', format_b: 'e4m3'|'e5m2' = 'e4m3', dtype: dtype = 'bf16', fast: bool = false",
     doc: "a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,\n\
-          where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a\n\
-          GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are\n\
-          e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.",
+          where bytes are 8-bit floats and each scale is one number. Sums are in f32 and rounded once at the end; `fast`\n\
+          lets a GPU add with fewer bits. GPUs from sm_89 on multiply 8-bit floats if K and N are multiples of 16 and not\n\
+          both formats are e5m2; otherwise, and on a CPU, the product is computed in f32. Has no gradient.",
     flops: Some(super::product_flops),
     results: Results::One,
     class: Class::Fused(|g, x, attrs| {

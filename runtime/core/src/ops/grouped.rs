@@ -22,11 +22,12 @@ pub static GROUPED_MATMUL: Op = Op {
     index_fault: Some(ENDS),
     sig: "x: tensor, w: tensor, ends: tensor",
     doc: "x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row\n\
-          0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows\n\
-          of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens\n\
-          sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for\n\
-          it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are\n\
-          an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).",
+          0; rows after the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the\n\
+          rows of w, group by group, 0 for an empty group. One launch computes the products of all groups, whatever their\n\
+          sizes: with tokens sorted by expert, `ends` is the cumulative sum of the tokens per expert. It is read on the\n\
+          device, so the host does not wait for it, and every routing has the same plan. Dtypes and sums are as in\n\
+          `matmul`. Ends that descend, are negative or above T are an error when the step runs. PyTorch's\n\
+          torch.nn.functional.grouped_mm(x, w, offs=ends).",
     results: Results::One,
     flops: Some(super::product_flops),
     class: Class::Library,

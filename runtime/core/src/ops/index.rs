@@ -147,7 +147,7 @@ pub static SCATTER: Op = Op {
     index_fault: Some(|_| IndexFault::elements("scatter")),
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced\n\
-          by src[.., k, ..]. Of several writes to one place the last in row-major order stays.",
+          by src[.., k, ..]. Of several writes to one element, the last in row-major order is kept.",
     class: Class::Library,
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER)),
@@ -273,8 +273,8 @@ pub static MASKED_FILL: Op = Op {
 pub static ONE_HOT: Op = Op {
     name: "one_hot",
     sig: "ids: tensor, classes: int",
-    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to\n\
-          classes - 1 is an error when the step runs.",
+    doc: "ids (...) int -> (..., classes) i64: 1 at the position of the id, else 0. An id outside 0 to classes - 1 is an\n\
+          error when the step runs.",
     call: Some(|g, a| {
         let ids = as_index(g, "one_hot", a.tensor(0)?)?;
         let n = a.int(1)?;
@@ -327,7 +327,7 @@ pub static NONZERO: Op = Op {
     name: "nonzero",
     sig: "x: tensor",
     doc: "x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.\n\
-          Reads the tensor on the host: it splits the step.",
+          Reads the tensor on the host, which splits the step.",
     class: Class::Host(|xs, _| {
         let x = &xs[0];
         let strides = x.shape.strides();
@@ -348,7 +348,7 @@ pub static MASKED_SELECT: Op = Op {
     name: "masked_select",
     sig: "x: tensor, mask: tensor",
     doc: "x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.\n\
-          Reads the tensors on the host: it splits the step.",
+          Reads the tensors on the host, which splits the step.",
     class: Class::Host(|xs, _| {
         let (x, mask) = (&xs[0], &xs[1]);
         if x.shape != mask.shape {

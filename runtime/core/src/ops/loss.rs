@@ -282,10 +282,11 @@ pub static CROSS_ENTROPY: Op = Op {
     sig: "logits: tensor, target: tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = \"none\".\n\
           The negative log-probability of the target under softmax(logits); the classes are the last dim. A target is a class\n\
-          id, or a probability for each class. Ids equal to ignore_index count for nothing, and \"mean\" divides by the number\n\
-          of ids that count; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms\n\
-          of each class; for ids \"mean\" then divides by the sum of the weights of those that count. label_smoothing mixes the\n\
-          target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.",
+          id, or a probability for each class. Ids equal to ignore_index are ignored, and \"mean\" divides by the number of\n\
+          the other ids; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms of\n\
+          each class; for ids, \"mean\" then divides by the sum of the weights of those not ignored. label_smoothing mixes\n\
+          the target with the uniform distribution (Szegedy et al., arXiv:1512.00567). Computed in f32 and rounded to the\n\
+          dtype of logits.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logits| {
@@ -507,9 +508,10 @@ pub static NLL_LOSS: Op = Op {
     name: "nll_loss",
     sig: "logp: tensor, target: tensor, *, ignore_index: int = -100, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logp (..., C), target (...) int -> scalar, or (...) with reduction = \"none\": minus the log-probability of the\n\
-          target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index count for nothing, and\n\
-          \"mean\" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.\n\
-          weight (C) multiplies the losses of each class, and \"mean\" divides by the sum of the weights of the ids that count.",
+          target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index are ignored, and\n\
+          \"mean\" divides by the number of the other ids; any other id outside 0 to C - 1 is an error when the step runs.\n\
+          weight (C) multiplies the losses of each class, and \"mean\" divides by the sum of the weights of the ids not\n\
+          ignored.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logp| {
@@ -607,7 +609,7 @@ pub static MSE_LOSS: Op = Op {
     name: "mse_loss",
     sig: "x: tensor, target: operand, *, reduction: 'mean'|'sum'|'none' = 'mean'",
     doc: "x (...), target (...) or a number -> scalar, or (...) with reduction = \"none\": (x - target)^2.\n\
-          Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.",
+          Shapes must be equal; they are not broadcast. Computed in f32 for 16-bit floats.",
     class: Class::Fused(|g, x, attrs| of_difference(g, x, attrs[0], |g, d| g.square(d))),
     call: Some(|g, a| record_pair(g, a, &[reduction(a, 2)])),
     samples: &[
@@ -805,7 +807,7 @@ pub static BCE_LOSS: Op = Op {
     name: "bce_loss",
     sig: "x: tensor, target: operand, *, reduction: 'mean'|'sum'|'none' = 'mean'",
     doc: "x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = \"none\": binary cross-entropy of\n\
-          probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.",
+          probabilities. Logarithms are clamped at -100, as in PyTorch. bce_with_logits is more accurate.",
     class: Class::Fused(|g, x, attrs| {
         let t = g.widen(x[1])?;
         g.island(x[0], |g, x| {
@@ -855,7 +857,7 @@ pub static KL_DIV: Op = Op {
     sig: "x: tensor, target: operand, *, log_target: bool = false, reduction: 'mean'|'sum'|'batchmean'|'none' = 'mean'",
     doc: "x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = \"none\":\n\
           target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). \"batchmean\" divides the\n\
-          sum by the size of dim 0, which is the divergence proper; \"mean\" by the number of elements, as in PyTorch.",
+          sum by the size of dim 0, which gives the KL divergence; \"mean\" by the number of elements, as in PyTorch.",
     class: Class::Fused(|g, x, attrs| {
         let t = g.widen(x[1])?;
         g.island(x[0], |g, logp| {

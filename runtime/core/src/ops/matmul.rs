@@ -14,9 +14,9 @@ pub static MATMUL: Op = Op {
     name: "matmul",
     epilogue: true,
     sig: "a: tensor, b: tensor",
-    doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
-          vanishes from the result.\n\
-          Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
+    doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too; its dim\n\
+          is removed from the result.\n\
+          Sums are in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
     results: crate::ops::Results::One,
     class: Class::Library,
     flops: Some(super::product_flops),
@@ -183,7 +183,7 @@ pub static LINEAR: Op = Op {
     tolerance: Some(Tolerance { half: 1.0, wide: 8.0, half_scaled: 0.25 }),
     sig: "x: tensor, weight: tensor, bias: tensor?",
     doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
-          The bias is added to the sum before that is rounded: 16-bit floats round once.",
+          The bias is added before the sum is rounded, so 16-bit floats round once.",
     class: Class::Fused(|g, x, _| {
         let dtype = g.dtype(x[0]);
         let (a, w, b) = (g.widen(x[0])?, g.widen(x[1])?, g.widen(x[2])?);

@@ -109,7 +109,7 @@ pub static RESHAPE: Op = Op {
     name: "reshape",
     sig: "x: tensor, shape: ints",
     doc: "x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.\n\
-          Costs nothing where strides can say it; else the elements are copied.",
+          Free if strides can express it; otherwise the elements are copied.",
     class: Class::View(|l, _, out| l.reshape(*out)),
     infer: from_attrs,
     call: Some(call_reshape),
@@ -125,7 +125,7 @@ pub static RESHAPE: Op = Op {
 pub static VIEW: Op = Op {
     name: "view",
     sig: "x: tensor, shape: ints",
-    doc: "x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.",
+    doc: "x (...) -> (shape): the same as `reshape`, since tensors never alias.",
     call: Some(call_reshape),
     samples: &["f(2,6), [3,4]", "f(2,3,4), [2,-1]"],
     smooth: true,
@@ -178,7 +178,7 @@ pub static UNFLATTEN: Op = Op {
 pub static SQUEEZE: Op = Op {
     name: "squeeze",
     sig: "x: tensor, dims: ints?",
-    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.",
+    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size is kept.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -273,7 +273,7 @@ pub static PERMUTE: Op = Op {
 pub static TRANSPOSE: Op = Op {
     name: "transpose",
     sig: "x: tensor, dim0: int, dim1: int",
-    doc: "x (...) -> with dims dim0 and dim1 exchanged.",
+    doc: "x (...) -> with dims dim0 and dim1 swapped.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -290,7 +290,7 @@ pub static TRANSPOSE: Op = Op {
 pub static T: Op = Op {
     name: "t",
     sig: "x: tensor",
-    doc: "x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.",
+    doc: "x (..., M, N) -> (..., N, M): the last two dims swapped. A vector or scalar is unchanged.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         if g.shape(x).rank() < 2 { Ok(one(x)) } else { g.t(x).map(one) }
@@ -378,7 +378,7 @@ pub static SLICE: Op = Op {
     name: "slice",
     sig: "x: tensor, dim: int, start: int?, stop: int?, step: int = 1",
     doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
-          beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
+          beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
     class: Class::View(|l, attrs, out| {
         let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
@@ -444,7 +444,8 @@ pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Resu
 pub static SELECT: Op = Op {
     name: "select",
     sig: "x: tensor, dim: int, index: int",
-    doc: "x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.",
+    doc: "x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the\n\
+          back.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("select", a.int(1)?)?;
@@ -483,8 +484,8 @@ pub fn place(g: &mut Graph, x: NodeId, at: usize, lo: usize, step: usize, total:
 pub static PAD: Op = Op {
     name: "pad",
     sig: "x: tensor, pads: ints, *, value: float = 0.0",
-    doc: "x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in\n\
-          PyTorch. Negative pads cut.",
+    doc: "x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,\n\
+          as in PyTorch. Negative pads crop.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let pads = a.ints(1)?;
@@ -545,7 +546,7 @@ pub static FLIP: Op = Op {
 pub static ROLL: Op = Op {
     name: "roll",
     sig: "x: tensor, shifts: ints, dims: ints?",
-    doc: "x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the\n\
+    doc: "x (...) -> elements shifted by `shifts` along `dims`; those shifted out re-enter at the front. Without dims, the\n\
           flattened tensor is rolled.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -605,7 +606,7 @@ pub static UNFOLD: Op = Op {
     name: "unfold",
     sig: "x: tensor, dim: int, size: int, step: int = 1",
     doc: "x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.\n\
-          N = (L - size) // step + 1. A view: windows that overlap share memory.",
+          N = (L - size) // step + 1. This is a view: overlapping windows share memory.",
     class: Class::View(|l, attrs, out| {
         let (at, step, dilation) = (attrs[0] as usize, attrs[2] as isize, attrs[3] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset };
@@ -696,7 +697,7 @@ fn call_cat(g: &mut Graph, a: &Args) -> Result<Out> {
 pub static CAT: Op = Op {
     name: "cat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): joined along `dim`; all other dims must be equal.",
+    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.",
     class: Class::Library,
     infer: |i| {
         let at = i.attr(0);
@@ -737,7 +738,7 @@ pub static CAT: Op = Op {
 pub static CONCAT: Op = Op {
     name: "concat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "Another name of `cat`.",
+    doc: "An alias of `cat`.",
     call: Some(call_cat),
     samples: &["[f(2,3), f(4,3)]"],
     smooth: true,
@@ -847,7 +848,7 @@ pub static CHUNK: Op = Op {
 pub static UNBIND: Op = Op {
     name: "unbind",
     sig: "x: tensor, dim: int = 0",
-    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.",
+    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.",
     results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -880,7 +881,7 @@ fn triangle(g: &mut Graph, a: &Args, lower: bool) -> Result<Out> {
 pub static TRIL: Op = Op {
     name: "tril",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, true)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -890,7 +891,7 @@ pub static TRIL: Op = Op {
 pub static TRIU: Op = Op {
     name: "triu",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, false)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -933,8 +934,8 @@ pub static TILE: Op = Op {
 pub static REPEAT_INTERLEAVE: Op = Op {
     name: "repeat_interleave",
     sig: "x: tensor, repeats: ints, dim: int?",
-    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as\n\
-          often as a list of N numbers says, which makes their sum of them.",
+    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated `repeats` times along `dim`, or along the\n\
+          flattened tensor. `repeats` may be a list of N numbers; the result then has as many elements as their sum.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let repeats = a.ints(1)?;

@@ -301,8 +301,8 @@ pub static LAYER_NORM: Op = Op {
     name: "layer_norm",
     sig: "x: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5, dims: int?",
     doc: "x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased\n\
-          variance over the trailing dims that weight has; without weight and bias over the last `dims` dims (1).\n\
-          Arithmetic in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.",
+          variance over the trailing dims of weight; without weight and bias, over the last `dims` dims (default 1).\n\
+          Arithmetic is in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.",
     class: Class::Fused(|g, x, attrs| trailing_forward(g, x, attrs, true)),
     call: Some(|g, a| call_trailing(g, a, a.opt_tensor(2), a.float(3)?, a.opt_int(4))),
     grad: Grad::Rule(|g, c| trailing_rule(g, c, &LAYER_NORM_BACKWARD)),
@@ -330,8 +330,8 @@ pub static LAYER_NORM_BACKWARD: Op = Op {
 pub static RMS_NORM: Op = Op {
     name: "rms_norm",
     sig: "x: tensor, weight: tensor?, *, eps: float = 1e-6, dims: int?",
-    doc: "x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;\n\
-          without weight over the last `dims` dims (1). Arithmetic in f32 for 16-bit floats. Zhang and Sennrich,\n\
+    doc: "x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims of weight; without\n\
+          weight, over the last `dims` dims (default 1). Arithmetic is in f32 for 16-bit floats. Zhang and Sennrich,\n\
           arXiv:1910.07467.",
     class: Class::Fused(|g, x, attrs| trailing_forward(g, x, attrs, false)),
     call: Some(|g, a| call_trailing(g, a, None, a.float(2)?, a.opt_int(3))),
@@ -391,8 +391,8 @@ fn plain(eps: i64) -> [i64; 4] {
 pub static GROUP_NORM: Op = Op {
     name: "group_norm",
     sig: "x: tensor, groups: int, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
-    doc: "x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to\n\
-          mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.\n\
+    doc: "x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of adjacent channels normalised to\n\
+          mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic is in f32 for 16-bit floats.\n\
           Wu and He, arXiv:1803.08494.",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
@@ -470,8 +470,8 @@ pub static BATCH_NORM: Op = Op {
     name: "batch_norm",
     sig: "x: tensor, mean: tensor, var: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
     doc: "x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias\n\
-          per channel, with the statistics given: running ones, or those of the batch, through which gradients flow.\n\
-          Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
+          per channel, with the given statistics: running ones, or those of the batch, through which gradients flow.\n\
+          Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
     class: Class::Fused(|g, x, attrs| {
         let rank = g.shape(x[0]).rank();
         g.island(x[0], |g, w| {
@@ -621,8 +621,8 @@ pub static BATCH_NORM_TRAIN: Op = Op {
     name: "batch_norm_train",
     sig: "x: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
     doc: "x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance\n\
-          of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.\n\
-          Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
+          of the batch itself, which are also returned, in f32 for 16-bit floats. Gradients flow through all three.\n\
+          Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
     results: crate::ops::Results::Named(&["y", "mean", "var"]),
     class: Class::Fused(|g, x, attrs| {
         let b = Batch::of(g.shape(x[0]), attrs);

@@ -127,8 +127,8 @@ pub static ADAMW_UPDATE: Op = Op {
     doc: "w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`\n\
           counts from 1. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w (1 - lr weight_decay)\n\
           - lr mhat / (sqrt(vhat) + eps), with mhat = m / (1 - beta1^step), vhat = v / (1 - beta2^step).\n\
-          f32 inside (f64 for f64), each result in the dtype of its old value. Options are run-time numbers or scalar tensors.\n\
-          Loshchilov and Hutter, arXiv:1711.05101.",
+          Computed in f32 (f64 for f64); each result has the dtype of its old value. Options are run-time numbers or scalar\n\
+          tensors. Loshchilov and Hutter, arXiv:1711.05101.",
     results: crate::ops::Results::Named(&["w", "m", "v"]),
     class: Class::Fused(|g, x, _| {
         let [w, d, m, v] = [x[0], x[1], x[2], x[3]];

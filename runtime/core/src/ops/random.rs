@@ -188,7 +188,7 @@ pub static BERNOULLI: Op = Op {
     name: "bernoulli",
     sig: "p: operand, shape: ints?, *, dtype: dtype?",
     doc: "p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32\n\
-          for a number p, which is a run-time number. Probabilities are honoured to 2^-24.",
+          for a number p, which is a run-time number. Probabilities are accurate to 2^-24.",
     call: Some(|g, a| {
         let (shape, dtype) = match (a.opt_tensor(0), a.opt_float(0)) {
             (Some(p), _) => {
@@ -263,7 +263,8 @@ pub static DROPOUT: Op = Op {
     name: "dropout",
     sig: "x: tensor, p: float = 0.5",
     doc: "x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the\n\
-          result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).",
+          result is x itself. The mask is generated again in the backward pass, not stored. Srivastava et al., JMLR 15\n\
+          (2014).",
     call: Some(|g, a| {
         let p = a.float(1)?;
         if !(0.0..=1.0).contains(&p) {

@@ -103,7 +103,7 @@ pub static SUM: Op = Op {
     name: "sum",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
     doc: "x (...) -> the sum over `dims` (all when absent).\n\
-          Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.",
+          Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of zero elements is 0.",
     class: Class::Reduce(ReduceFn::Sum),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -161,8 +161,8 @@ fn product_of_the_others(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
 pub static PROD: Op = Op {
     name: "prod",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing\n\
-          is 1.",
+    doc: "x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of zero\n\
+          elements is 1.",
     class: Class::Reduce(ReduceFn::Prod),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -231,7 +231,7 @@ fn with_position(g: &mut Graph, op: &'static Op, a: &super::Args) -> Result<supe
 pub static MAX: Op = Op {
     name: "max",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).",
+    doc: "x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equal elements).",
     results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMAX, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
@@ -241,7 +241,7 @@ pub static MAX: Op = Op {
 pub static MIN: Op = Op {
     name: "min",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).",
+    doc: "x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equal elements).",
     results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMIN, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
@@ -306,7 +306,8 @@ const MEAN_EXPAND: Expand = |g, x, attrs| {
 pub static MEAN: Op = Op {
     name: "mean",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.",
+    doc: "x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. The mean of zero\n\
+          elements is NaN.",
     class: Class::Fused(MEAN_EXPAND),
     call: Some(|g, a| fused(g, &MEAN, a, 2, &[])),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3,4), [0,2], keepdim=true", "f()", "f(70,33), 0"],
@@ -453,7 +454,7 @@ fn truth(g: &mut Graph, a: &super::Args, op: &'static Op) -> Result<super::Out> 
 pub static ANY: Op = Op {
     name: "any",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.",
+    doc: "x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False for zero elements.",
     call: Some(|g, a| truth(g, a, &AMAX)),
     samples: &["b(2,3)", "b(2,3), 1", "b(2,0), 1", "i(2;2,3), 0, keepdim=true"],
     ..Op::BASE
@@ -462,7 +463,7 @@ pub static ANY: Op = Op {
 pub static ALL: Op = Op {
     name: "all",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.",
+    doc: "x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True for zero elements.",
     call: Some(|g, a| truth(g, a, &AMIN)),
     samples: &["b(2,3)", "b(2,3), 1", "b(2,0), 1", "i(2;2,3), 0, keepdim=true"],
     ..Op::BASE
@@ -503,8 +504,8 @@ fn position(g: &mut Graph, a: &super::Args, max: bool) -> Result<super::Out> {
 pub static ARGMAX: Op = Op {
     name: "argmax",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
-          counts as largest.",
+    doc: "x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. Of equal elements the\n\
+          first counts; NaN is the largest.",
     call: Some(|g, a| position(g, a, true)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE
@@ -513,8 +514,8 @@ pub static ARGMAX: Op = Op {
 pub static ARGMIN: Op = Op {
     name: "argmin",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
-          counts as smallest.",
+    doc: "x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. Of equal elements the\n\
+          first counts; NaN is the smallest.",
     call: Some(|g, a| position(g, a, false)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE

@@ -51,7 +51,7 @@ pub static TOPK: Op = Op {
     name: "topk",
     sig: "x: tensor, k: int, dim: int = -1, *, largest: bool = true, sorted: bool = true",
     doc: "x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the\n\
-          smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.",
+          smallest, in order. Of equal elements, the first are taken. The result is in order even if `sorted` is false.",
     results: crate::ops::Results::Named(&["values", "positions"]),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -113,9 +113,9 @@ fn of_host(_: &mut Graph, a: &Args) -> Result<Out> {
 pub static UNIQUE: Op = Op {
     name: "unique",
     sig: "x: tensor, *, return_inverse: bool = false, return_counts: bool = false",
-    doc: "x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,\n\
-          (...) i64, where in values each element is, and (n) i64, how often each occurs. Every NaN counts as different.\n\
-          Reads the tensor on the host: it splits the step.",
+    doc: "x (...) -> values (n), the distinct elements of the flattened tensor in ascending order; then, if requested,\n\
+          (...) i64, the position of each element in values, and (n) i64, the number of occurrences of each value. Every\n\
+          NaN is distinct. Reads the tensor on the host, which splits the step.",
     class: Class::Host(|xs, a| unique(&xs[0], a)),
     call: Some(of_host),
     samples: &[
