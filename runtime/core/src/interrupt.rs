@@ -1,9 +1,9 @@
-//! Holds the flag of an interrupt from the prompt. Signals belong to the process, and so does this flag.
+//! Stores the interrupt flag that the prompt sets on a signal. Signals belong to the process, so the flag is global.
 //!
-//! Who asks also takes the wish back, once the line has ended. Long work looks between its parts: the Lua hook every few
-//! thousand instructions, the engine before it runs a plan, a backend between kernels as long as no State has been written.
-//! The first to look raises; then there is a moment of grace for code that puts things back (`<close>`, a caught error);
-//! whatever still runs after that meets an error at every look.
+//! The prompt sets the flag and clears it after the line has ended. Long operations poll it: the Lua hook every few
+//! thousand instructions, the engine before it runs a plan, a backend between kernels as long as no State has been
+//! written. The first poll raises an error. A grace period of 300 ms follows for code that cleans up (`<close>`, a
+//! caught error); after it, every poll raises an error.
 
 use crate::error::{Error, Kind, Result};
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use std::time::Instant;
 const GRACE_MS: u64 = 300;
 
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// When it was first heard, in milliseconds from some moment, counted from 1; 0 is never.
+/// When the first poll saw the flag, in milliseconds since an arbitrary start, counted from 1; 0 means never.
 static HEARD: AtomicU64 = AtomicU64::new(0);
 
 fn now() -> u64 {
@@ -21,12 +21,12 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
-/// Asks whatever runs to stop soon. Returns whether somebody had asked already.
+/// Requests that the running operation stop soon. Returns whether that had already been requested.
 pub fn ask() -> bool {
     ASKED.swap(true, Ordering::SeqCst)
 }
 
-/// Takes the wish back; whether there was one.
+/// Clears the request; returns whether there was one.
 pub fn clear() -> bool {
     HEARD.store(0, Ordering::SeqCst);
     ASKED.swap(false, Ordering::SeqCst)
@@ -36,7 +36,7 @@ pub fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Nobody hears the wish until `resume`: for work that undoes what was interrupted.
+/// Hides the request until `resume`, for work that undoes an interrupted operation.
 pub fn pause() -> bool {
     ASKED.swap(false, Ordering::SeqCst)
 }
@@ -47,13 +47,13 @@ pub fn resume(asked: bool) {
     }
 }
 
-/// Whether the moment of grace is over and something still runs.
+/// Whether the grace period has ended and something still runs.
 pub fn overdue() -> bool {
     let heard = HEARD.load(Ordering::SeqCst);
     asked() && heard != 0 && now() > heard + GRACE_MS
 }
 
-/// An error if somebody has asked and what runs should stop now.
+/// Fails if an interrupt was requested and the caller should stop now.
 pub fn check() -> Result<()> {
     if !asked() {
         return Ok(());

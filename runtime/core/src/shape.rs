@@ -1,12 +1,12 @@
 //! Implements shapes, strided layouts, and the arithmetic of broadcasting.
 //!
-//! A `Shape` is a small `Copy` value of at most `MAX_RANK` dims. A `Layout` says where the elements of a tensor of a
-//! given shape lie in a buffer: views are layouts over somebody else's buffer. All numbers are in elements.
+//! A `Shape` is a small `Copy` value of at most `MAX_RANK` dims. A `Layout` maps the elements of a tensor to positions
+//! in a buffer: views are layouts over another tensor's buffer. All numbers are in elements.
 
 use crate::error::{Error, Result};
 use std::fmt::{self, Display};
 
-/// More than any op here needs: the im2col view of a batched conv2d has 6 dims.
+/// Every op here needs fewer dims: the im2col view of a batched conv2d has 6.
 pub const MAX_RANK: usize = 8;
 
 /// The dims of a tensor. Rank 0 is a scalar.
@@ -19,7 +19,7 @@ pub struct Shape {
 impl Shape {
     pub const SCALAR: Shape = Shape { rank: 0, dims: [0; MAX_RANK] };
 
-    /// The shape of those dims; more than `MAX_RANK` of them, or a product beyond what fits in memory, is an error.
+    /// Creates a shape; more than `MAX_RANK` dims, or more elements than fit in memory, are an error.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
             let message = format!("shape {} has {} dims; at most {MAX_RANK} are allowed", Dims(dims), dims.len());
@@ -65,7 +65,7 @@ impl Shape {
         self.rank == 0
     }
 
-    /// A dim given from the user's side (negative counts from the end) as an index into `dims()`.
+    /// Converts a dim given by the user (negative counts from the end) to an index into `dims()`.
     pub fn axis(&self, op: &str, dim: i64) -> Result<usize> {
         let rank = self.rank() as i64;
         let at = if dim < 0 { dim + rank } else { dim };
@@ -101,7 +101,7 @@ impl Shape {
         s
     }
 
-    /// The shape both broadcast to, aligned at the last dim; `None` where two dims differ and neither is 1.
+    /// The shape that both broadcast to, aligned at the last dim; `None` if two dims differ and neither is 1.
     pub fn broadcast(a: &Shape, b: &Shape) -> Option<Shape> {
         if a == b {
             return Some(*a);
@@ -133,7 +133,7 @@ impl Shape {
     }
 }
 
-/// Prints dims as Lua would write them: `{2, 3}`.
+/// Formats dims as in Lua: `{2, 3}`.
 pub struct Dims<'a>(pub &'a [usize]);
 
 impl fmt::Display for Dims<'_> {
@@ -161,7 +161,7 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Where the elements of a tensor of shape `shape` lie: element `i` is at `offset + sum(i[d] * strides[d])`.
+/// The positions of the elements of a tensor of shape `shape`: element `i` is at `offset + sum(i[d] * strides[d])`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     pub shape: Shape,
@@ -203,8 +203,8 @@ impl Layout {
         true
     }
 
-    /// The same elements in the same order with neighbouring dims merged where their strides allow: the fewest dims
-    /// that say it. Dims of size 1 vanish; an empty layout becomes one dim of size 0.
+    /// Merges adjacent dims where their strides allow, without changing the elements or their order. The result has the
+    /// fewest possible dims: dims of size 1 are removed, and an empty layout becomes one dim of size 0.
     #[must_use]
     pub fn collapse(&self) -> Layout {
         let mut dims = [0usize; MAX_RANK];
@@ -232,7 +232,7 @@ impl Layout {
         Layout { shape: Shape::of(&dims[..rank]), strides, offset: self.offset }
     }
 
-    /// The layout of the same elements read with dims `shape`, if strides can say it without a copy.
+    /// The layout of the same elements read with dims `shape`, if strides can express it without a copy.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if self.shape == shape {
             return Some(*self);
@@ -262,7 +262,7 @@ impl Layout {
                 left /= d;
             }
         }
-        // What remains on the left are dims of size 1, whose stride does not matter.
+        // Only dims of size 1 remain on the left; their strides do not matter.
         Some(out)
     }
 
@@ -276,7 +276,7 @@ impl Layout {
         out
     }
 
-    /// The layout read through `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
+    /// The layout after `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
     pub fn expand(&self, shape: Shape) -> Layout {
         let lead = shape.rank() - self.shape.rank();
         let mut out = Layout { shape, strides: [0; MAX_RANK], offset: self.offset };
@@ -288,7 +288,7 @@ impl Layout {
         out
     }
 
-    /// The smallest and largest element position this layout touches, or `None` if it has no elements.
+    /// The smallest and largest element position of this layout, or `None` if it has no elements.
     pub fn extent(&self) -> Option<(isize, isize)> {
         if self.numel() == 0 {
             return None;

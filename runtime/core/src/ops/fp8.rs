@@ -1,7 +1,7 @@
-//! Numbers of 8 bits and products of them. They are no dtype: a tensor of them is a u8 tensor, and an f32 scale beside it says
-//! what 1 is worth.
+//! Defines conversions to and from 8-bit floats, and their matrix products. They are not a dtype: they are stored in a
+//! u8 tensor with a separate f32 scale.
 //!
-//! The CPU's `math/fp8.rs` states formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
+//! The CPU's `math/fp8.rs` defines formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
 
 use super::elementwise::{self, MapFn};
 use super::matmul::MATMUL;
@@ -14,11 +14,11 @@ use smallvec::{SmallVec, smallvec};
 pub static OPS: &[&Op] =
     &[&FP8_E4M3, &FP8_E5M2, &FP8_E4M3_VALUE, &FP8_E5M2_VALUE, &QUANTIZE_FP8, &DEQUANTIZE_FP8, &MATMUL_FP8];
 
-/// What an error says where a gradient would have to pass.
+/// The error for gradients through a conversion.
 const NO_GRADIENT: &str =
     "rounding to 8 bits has no derivative; nn.Linear { fp8 = true } has products with gradients of their own";
 
-/// A format, by its place in attributes.
+/// A format, by its code in attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Format {
     E4M3 = 0,
@@ -68,7 +68,7 @@ fn scale(g: &mut Graph, a: &Args, i: usize) -> Result<NodeId> {
     g.cast(s, DType::F32)
 }
 
-/// As `scale`, of one element.
+/// As `scale`, for exactly one element.
 fn single(g: &mut Graph, a: &Args, i: usize, name: &str) -> Result<NodeId> {
     let s = scale(g, a, i)?;
     let shape = g.shape(s);
@@ -88,7 +88,7 @@ fn bytes(g: &Graph, op: &str, name: &str, x: NodeId) -> Result<()> {
         .hint("pl.quantize_fp8(x, scale) makes them"))
 }
 
-/// `x`, u8, as the f32 numbers that its bytes mean.
+/// Decodes the bytes of `x` (u8) to f32.
 fn values(g: &mut Graph, x: NodeId, format: Format) -> Result<NodeId> {
     let code = g.cast(x, DType::F32)?;
     g.map(format.value(), &[code])
@@ -137,7 +137,7 @@ pub static DEQUANTIZE_FP8: Op = Op {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
         bytes(g, "dequantize_fp8", "x", x)?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
-        // Of the scale, too, it is a constant.
+        // It is a constant of the scale, too.
         let mut g = g.scope();
         (g.modes.no_grad, g.modes.autocast) = (true, None);
         let v = values(&mut g, x, format)?;
@@ -159,11 +159,11 @@ pub static DEQUANTIZE_FP8: Op = Op {
     ..Op::BASE
 };
 
-/// How a node of [`MATMUL_FP8`] reads its attributes.
+/// The decoded attributes of a [`MATMUL_FP8`] node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Product {
     pub formats: [Format; 2],
-    /// Whether a device may add with fewer bits than f32 has.
+    /// Whether a device may accumulate with fewer bits than f32.
     pub fast: bool,
 }
 
@@ -173,8 +173,8 @@ impl Product {
     }
 }
 
-/// a (M, K) u8, b (N, K) u8, two f32 scalars, and perhaps a bias (N) of the result's dtype, f16 or bf16.
-/// `attrs`: [format of a, format of b, dtype code, fast, K].
+/// a (M, K) u8, b (N, K) u8, two f32 scalars, and optionally a bias (N) of the result's dtype, f16 or bf16. `attrs`:
+/// [format of a, format of b, dtype code, fast, K].
 pub static MATMUL_FP8: Op = Op {
     name: "matmul_fp8",
     sig: "a: tensor, b: tensor, scale_a: operand = 1, scale_b: operand = 1, bias: tensor?, *, \
@@ -239,7 +239,7 @@ fn matmul_fp8(g: &mut Graph, a: &Args) -> Result<Out> {
             return Err(Error::shape(op, format!("bias {} must be {{{}}}", g.shape(b), sy.dims()[0])));
         }
         let b = g.cast(b, dtype)?;
-        // The sum of f32 numbers is the same within the product or after it.
+        // A sum in f32 is the same within the product or after it.
         if dtype == DType::F32 { after = Some(b) } else { inputs.push(b) }
     }
     let format = |i: usize| Format::parse(a.str(i)) as i64;

@@ -1,8 +1,8 @@
 //! Defines reads and writes by index tensors.
 //!
-//! Four library primitives (`gather`, `scatter_add`, `index_select`, `index_add`) and `scatter`; the rest are maps over
-//! index ramps. Additions happen in index order, so results do not depend on threads. An index out of range is an error
-//! at run time that names the index, the dim and the recipe line.
+//! There are four library primitives (`gather`, `scatter_add`, `index_select`, `index_add`) and `scatter`; the rest are
+//! maps over index ramps. Additions happen in index order, so results do not depend on threads. An index out of range
+//! is an error at run time that names the index, the dim and the recipe line.
 
 use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
 use super::{Args, Class, Grad, IndexFault, Op, one};
@@ -25,7 +25,7 @@ pub static OPS: &[&Op] = &[
     &MASKED_SELECT,
 ];
 
-/// An index tensor as i64, or an error: floats are no indices.
+/// Converts an index tensor to i64; floats are an error.
 pub fn as_index(g: &mut Graph, op: &str, index: NodeId) -> Result<NodeId> {
     let dtype = g.dtype(index);
     if !dtype.is_int() {
@@ -123,7 +123,7 @@ fn check_src(i: &Infer) -> Result<Meta> {
     like_x(i)
 }
 
-/// Sums of bools are sums of i64.
+/// Converts bools to i64 before they are summed.
 fn summand(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     if g.dtype(x) == DType::Bool { g.cast(x, DType::I64) } else { Ok(x) }
 }
@@ -193,7 +193,7 @@ fn one_dim(i: &Infer) -> Result<()> {
     Ok(())
 }
 
-/// The second attribute of an `index_select` that a person called as `embedding`.
+/// The second attribute of an `index_select` that the user called as `embedding`.
 pub const OF_EMBEDDING: i64 = 1;
 
 /// `attrs`: [axis, OF_EMBEDDING?].
@@ -358,7 +358,7 @@ pub static MASKED_SELECT: Op = Op {
         let at: Vec<i64> = positions(mask).into_iter().map(|p| p as i64).collect();
         Ok(vec![HostTensor::from_i64(Shape::of(&[at.len()]), &at)])
     }),
-    // The host says where the elements are; taking them has a gradient.
+    // The host finds the positions; gathering the elements has a gradient.
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let flat = g.reshape(x, &[g.shape(x).numel()])?;

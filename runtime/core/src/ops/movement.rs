@@ -1,7 +1,8 @@
-//! Defines views, which read the same elements through another layout, and the ops built from them.
+//! Defines views, which read the same elements through another layout, and the ops built on them.
 //!
-//! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
-//! planner folds chains of them into strides. `place` is the opposite of `slice` and does write memory, as does `cat`.
+//! There are six primitives, `reshape expand permute slice flip window`, and `detach`. None of them moves data; the
+//! planner folds chains of them into strides. `place` (strided padding) is the inverse of `slice` and writes memory, as
+//! does `cat`.
 
 use super::{Args, Class, Grad, Op, Out, create, one};
 use crate::error::{Error, Result};
@@ -51,7 +52,7 @@ fn same(i: &Infer) -> Result<Meta> {
     Ok(i.inputs[0])
 }
 
-/// Shape given in full by the attributes.
+/// The shape that the attributes contain in full.
 fn from_attrs(i: &Infer) -> Result<Meta> {
     let dims: Vec8 = i.attrs.iter().map(|&d| d as usize).collect();
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
@@ -70,7 +71,7 @@ pub fn reshape(g: &mut Graph, x: NodeId, shape: Shape) -> Result<NodeId> {
     g.push(&RESHAPE, &[x], &attrs_of(shape.dims()))
 }
 
-/// Dims with at most one -1, resolved against `shape`.
+/// Resolves dims with at most one -1 against `shape`.
 fn resolve(op: &str, shape: Shape, dims: &[i64]) -> Result<Shape> {
     let bad = |why: String| {
         let wanted: Vec<String> = dims.iter().map(i64::to_string).collect();
@@ -367,7 +368,8 @@ pub fn slice(g: &mut Graph, x: NodeId, at: usize, lo: usize, hi: usize, step: us
     g.push(&SLICE, &[x], &[at as i64, lo as i64, step as i64, len as i64])
 }
 
-/// A half-open range from the user's side: negative ends count from the back, ends beyond the dim are cut, as in NumPy.
+/// A half-open range given by the user: negative ends count from the back, and ends beyond the dim are clamped, as in
+/// NumPy.
 pub fn range(n: usize, lo: Option<i64>, hi: Option<i64>) -> (usize, usize) {
     let fix = |v: i64| (if v < 0 { v + n as i64 } else { v }).clamp(0, n as i64) as usize;
     let (lo, hi) = (lo.map_or(0, fix), hi.map_or(n, fix));
@@ -428,7 +430,7 @@ pub static NARROW: Op = Op {
     ..Op::BASE
 };
 
-/// Element `index` of axis `at`; the axis vanishes.
+/// Element `index` of axis `at`; the axis is removed.
 pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Result<NodeId> {
     let shape = g.shape(x);
     let n = shape.dims()[at] as i64;
@@ -456,7 +458,7 @@ pub static SELECT: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of `slice`: `attrs` [axis, lo, step, total, fill bits].
+/// The inverse of `slice` (strided padding): `attrs` [axis, lo, step, total, fill bits].
 pub static PLACE: Op = Op {
     name: "place",
     class: Class::Library,
@@ -596,7 +598,7 @@ pub fn window(g: &mut Graph, x: NodeId, at: usize, size: usize, step: usize, dil
     g.push(&UNFOLD, &[x], &[at as i64, size as i64, step as i64, dilation as i64])
 }
 
-/// How many windows fit.
+/// Number of windows that fit.
 pub fn windows(n: usize, size: usize, step: usize, dilation: usize) -> usize {
     let reach = dilation * size.saturating_sub(1) + 1;
     if n < reach { 0 } else { (n - reach) / step + 1 }
@@ -641,7 +643,7 @@ pub static UNFOLD: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of a window view, overlaps summed: `attrs` [axis, size, step, dilation, total].
+/// The inverse of a window view, with overlaps summed (col2im): `attrs` [axis, size, step, dilation, total].
 pub static UNWINDOW: Op = Op {
     name: "unwindow",
     class: Class::Library,
@@ -671,7 +673,7 @@ pub static DETACH: Op = Op {
     ..Op::BASE
 };
 
-// ---- joining and parting -----------------------------------------------------------------------------------------
+// ---- joining and splitting ---------------------------------------------------------------------------------------
 
 pub fn cat(g: &mut Graph, xs: &[NodeId], at: usize) -> Result<NodeId> {
     if xs.len() == 1 {
@@ -991,7 +993,7 @@ pub static DIAGONAL: Op = Op {
     ..Op::BASE
 };
 
-/// The diagonal of the last two dims, which are of one size.
+/// The diagonal of the last two dims, which have equal sizes.
 pub fn diagonal(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let shape = g.shape(x);
     let rank = shape.rank();
