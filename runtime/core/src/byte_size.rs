@@ -27,7 +27,7 @@ pub fn parse(text: &str) -> Option<usize> {
 /// forms.
 pub fn amount(text: &str) -> Result<usize, String> {
     let hint = "write it as 20GiB, 512M or 5GB";
-    parse(text).filter(|n| *n > 0).ok_or_else(|| format!("\"{text}\" is no amount of memory; {hint}"))
+    parse(text).filter(|n| *n > 0).ok_or_else(|| format!("\"{text}\" is not an amount of memory; {hint}"))
 }
 
 /// Formats as `1.50 GiB`, `12.3 MiB`, `640 B`.
@@ -57,7 +57,8 @@ mod tests {
         }
         assert_eq!(["512M", "512MiB", "512mib", "536870912"].map(amount), [const { Ok(512 << 20) }; 4]);
         for bad in ["0", "0GiB", "much"] {
-            let e = amount(bad).map(drop).map_err(|e| e.contains(&format!("\"{bad}\" is no amount of memory; write")));
+            let e =
+                amount(bad).map(drop).map_err(|e| e.contains(&format!("\"{bad}\" is not an amount of memory; write")));
             assert_eq!(e, Err(true), "{bad}");
         }
         assert_eq!([0, 640, 1536, 200 << 20, 3 << 30].map(show), ["0 B", "640 B", "1.5 KiB", "200 MiB", "3.0 GiB"]);

@@ -77,7 +77,7 @@ impl Block {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
             None => {
                 let asked = byte_size::show(capacity);
-                Err(Error::memory("cpu", format!("out of memory: the system has no {asked} more to give")))
+                Err(Error::memory("cpu", format!("out of memory: the system cannot allocate {asked} more")))
             }
         }
     }

@@ -94,12 +94,12 @@ pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, Str
             "string" => Ty::Str(Vec::new()),
             words if words.starts_with('\'') => Ty::Str(split_words(words)),
             either if either.starts_with("ints|") => Ty::IntsOr(split_words(&either["ints|".len()..])),
-            other => return Err(format!("'{other}' is no parameter type")),
+            other => return Err(format!("'{other}' is not a parameter type")),
         };
         optional |= default_text.is_some();
         let default = match default_text {
             None => Value::None,
-            Some(text) => parse_default(text, &ty).ok_or_else(|| format!("'{text}' is no default for {name}"))?,
+            Some(text) => parse_default(text, &ty).ok_or_else(|| format!("'{text}' is not a default for {name}"))?,
         };
         params.push(Param { name: name.trim(), ty, optional, default_text, default, option });
     }

@@ -303,8 +303,8 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
             return Err(Error::shape(op, format!("mask {m} does not broadcast to the scores {scores}")));
         }
         if dtype != DType::Bool && !dtype.is_float() {
-            let e = Error::dtype(op, format!("mask must be bool (true takes part) or float (added), not {dtype}"));
-            return Err(e.hint("mask:to(\"bool\") makes it a choice of keys"));
+            let e = Error::dtype(op, format!("mask must be bool (true: attend) or float (added), not {dtype}"));
+            return Err(e.hint("mask:to(\"bool\") selects keys"));
         }
         inputs.push(mask);
     }
@@ -326,14 +326,12 @@ fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<
     let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
     if !dtype.is_int() {
         let e = Error::dtype(op, format!("documents must be integers, not {dtype}"));
-        return Err(e.hint("documents:to(\"i64\"), or `mask` for a choice of keys"));
+        return Err(e.hint("documents:to(\"i64\"), or `mask` to select keys"));
     }
     if t != s {
-        let e = Error::shape(
-            op,
-            format!("documents number the positions of queries and keys alike, but q has {t} and k has {s}"),
-        );
-        return Err(e.hint("a mask (..., T, S) can say which keys a query sees"));
+        let e =
+            Error::shape(op, format!("documents needs as many keys as queries, but q has {t} positions and k has {s}"));
+        return Err(e.hint("a mask (..., T, S) selects the keys of each query"));
     }
     let mut dims: SmallVec<[usize; 8]> = SmallVec::from_slice(&q.dims()[..n.saturating_sub(3)]);
     dims.push(t);

@@ -258,9 +258,9 @@ fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Sh
             if let Some(s) = stride.iter().find(|s| **s != 1) {
                 return Err(Error::argument(
                     a.op.name,
-                    format!("padding is \"same\" and stride is {s}; it must be 1 then"),
+                    format!("padding is \"same\" and stride is {s}; \"same\" needs stride 1"),
                 )
-                .hint("with a stride there is no padding that keeps the size: give padding in numbers"));
+                .hint("a stride above 1 changes the size: give padding as numbers"));
             }
             // If the total is odd, the extra zero is at the end, as in PyTorch.
             let total = |d: usize| dilation[d] * (weight.dims()[2 + d] as i64 - 1);
@@ -485,7 +485,7 @@ fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
         match (span(&s, d, size) + extra[d]).checked_sub(2 * s.before[d]) {
             Some(n) if n > 0 => dims.push(n),
             _ => {
-                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
+                let message = format!("padding {} removes all of dim {} of size {size}", s.before[d], d + 2);
                 return Err(Error::shape(i.op, message));
             }
         }
@@ -516,7 +516,7 @@ fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     let want = if n == 1 { "(C, O / groups, k)" } else { "(C, O / groups, kh, kw)" };
     let c = g.shape(x).dims()[1];
     if groups < 1 || !c.is_multiple_of(groups as usize) {
-        return Err(Error::argument(op, format!("{c} channels do not part into {groups} equal groups")));
+        return Err(Error::argument(op, format!("{c} channels cannot be split into {groups} equal groups")));
     }
     let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1] * groups as usize)?;
     let w = g.shape(inputs[1]);
@@ -939,7 +939,7 @@ pub static INTERPOLATE: Op = Op {
             if out < 1 {
                 return Err(Error::argument(
                     op,
-                    format!("scale {} leaves nothing of dim {} of size {size}", scale.unwrap_or(0.0), d + 2),
+                    format!("scale {} reduces dim {} of size {size} to 0", scale.unwrap_or(0.0), d + 2),
                 ));
             }
             attrs.push(bits(match (mode, align, scale) {

@@ -89,7 +89,7 @@ fn dotted(n: usize) -> Vec<char> {
 fn spell(text: &str, n: usize) -> std::result::Result<Vec<char>, String> {
     let dots: String = dotted(n).into_iter().collect();
     match text.replacen("...", "", 1).chars().find(|c| !c.is_ascii_alphabetic()) {
-        Some(c) => Err(format!("'{c}' is no letter")),
+        Some(c) => Err(format!("'{c}' is not a letter")),
         None => Ok(text.replacen("...", &dots, 1).chars().collect()),
     }
 }

@@ -15,8 +15,7 @@ pub static OPS: &[&Op] =
     &[&FP8_E4M3, &FP8_E5M2, &FP8_E4M3_VALUE, &FP8_E5M2_VALUE, &QUANTIZE_FP8, &DEQUANTIZE_FP8, &MATMUL_FP8];
 
 /// The error for gradients through a conversion.
-const NO_GRADIENT: &str =
-    "rounding to 8 bits has no derivative; nn.Linear { fp8 = true } has products with gradients of their own";
+const NO_GRADIENT: &str = "rounding to 8 bits has no derivative; nn.Linear { fp8 = true } defines its own gradients";
 
 /// A format, by its code in attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,8 +83,8 @@ fn bytes(g: &Graph, op: &str, name: &str, x: NodeId) -> Result<()> {
     if dtype == DType::U8 {
         return Ok(());
     }
-    Err(Error::dtype(op, format!("{name} is {dtype}; numbers of 8 bits lie in u8 tensors"))
-        .hint("pl.quantize_fp8(x, scale) makes them"))
+    Err(Error::dtype(op, format!("{name} is {dtype}; 8-bit floats are stored in u8 tensors"))
+        .hint("pl.quantize_fp8(x, scale) creates them"))
 }
 
 /// Decodes the bytes of `x` (u8) to f32.

@@ -210,7 +210,7 @@ pub const IGNORES_NONE: i64 = i64::MIN;
 pub fn cure_of_class(classes: i64, ignored: i64) -> String {
     match ignored {
         IGNORES_NONE => format!("classes count from 0: here 0 to {}", classes - 1),
-        id => format!("classes count from 0: here 0 to {}, or {id} (ignore_index) to leave one out", classes - 1),
+        id => format!("classes count from 0: here 0 to {}, or {id} (ignore_index) to ignore one", classes - 1),
     }
 }
 
@@ -566,7 +566,7 @@ fn pair(g: &mut Graph, a: &Args) -> Result<(NodeId, NodeId)> {
     if sx != st && !st.is_scalar() {
         let e =
             Error::shape(a.op.name, format!("x {sx} and target {st} must have the same shape; they are not broadcast"));
-        return Err(if sx.numel() == st.numel() { e.hint("bring the target to it with y:reshape") } else { e });
+        return Err(if sx.numel() == st.numel() { e.hint("give the target the shape of x with y:reshape") } else { e });
     }
     let dtype = DType::promote(dtype, g.dtype(t));
     Ok((g.cast(x, dtype)?, g.cast(t, dtype)?))
@@ -931,7 +931,7 @@ mod tests {
         assert_eq!(
             e.to_string(),
             "mse_loss: x {3} and target {3, 1} must have the same shape; they are not broadcast\n  \
-             hint: bring the target to it with y:reshape"
+             hint: give the target the shape of x with y:reshape"
         );
     }
 }

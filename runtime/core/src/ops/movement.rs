@@ -494,7 +494,7 @@ pub static PAD: Op = Op {
         let rank = g.shape(x).rank();
         if pads.len() % 2 != 0 || pads.len() > 2 * rank {
             let message =
-                format!("{} pads for a tensor of rank {rank}; there must be two a dim, last dim first", pads.len());
+                format!("{} pads for a tensor of rank {rank}; there must be two per dim, last dim first", pads.len());
             return Err(Error::argument("pad", message));
         }
         for (k, pair) in pads.chunks(2).enumerate() {
@@ -502,8 +502,7 @@ pub static PAD: Op = Op {
             let n = g.shape(x).dims()[at] as i64;
             let (before, after) = (pair[0], pair[1]);
             if n + before.min(0) + after.min(0) < 0 || n + before + after < 0 {
-                let message =
-                    format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
+                let message = format!("pads {{{before}, {after}}} would give dim {at} of size {n} a negative size");
                 return Err(Error::shape("pad", message));
             }
             x = slice(g, x, at, (-before).max(0) as usize, (n + after.min(0)) as usize, 1)?;
@@ -572,7 +571,7 @@ pub static ROLL: Op = Op {
                     "roll",
                     format!("{} shifts and no dims; without dims there is one", shifts.len()),
                 )
-                .hint("say which dims: x:roll({1, 2}, {0, 1})"));
+                .hint("name the dims: x:roll({1, 2}, {0, 1})"));
             };
             let flat = g.reshape(x, &[shape.numel()])?;
             let y = roll1(g, flat, 0, shift)?;
@@ -961,7 +960,7 @@ pub static REPEAT_INTERLEAVE: Op = Op {
         }
         if repeats.len() != n {
             return Err(Error::argument("repeat_interleave", format!("{} repeats for {n} elements", repeats.len()))
-                .hint("give one number for all, or one for each"));
+                .hint("give one number for all elements, or one for each"));
         }
         let mut parts: SmallVec<[NodeId; 8]> = SmallVec::new();
         for (i, &r) in repeats.iter().enumerate().filter(|(_, r)| **r > 0) {

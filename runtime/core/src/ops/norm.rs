@@ -416,7 +416,10 @@ pub static GROUP_NORM: Op = Op {
         let x = g.to_float(a.tensor(0)?)?;
         let (c, groups) = (channels(g, "group_norm", x)?, a.int(1)?);
         if groups < 1 || !c.is_multiple_of(groups as usize) {
-            return Err(Error::argument("group_norm", format!("{c} channels do not part into {groups} equal groups")));
+            return Err(Error::argument(
+                "group_norm",
+                format!("{c} channels cannot be split into {groups} equal groups"),
+            ));
         }
         let (weight, bias) = (a.opt_tensor(2), a.opt_tensor(3));
         check_weight(g, "group_norm", "weight", weight, &[c])?;

@@ -201,10 +201,7 @@ pub static BERNOULLI: Op = Op {
                     ));
                 }
                 if !a.is_none(1) {
-                    return Err(Error::argument(
-                        "bernoulli",
-                        "the shape of p is the shape of the result; give no other",
-                    ));
+                    return Err(Error::argument("bernoulli", "the result has the shape of p; omit the shape"));
                 }
                 (shape, dtype)
             }

@@ -23,7 +23,7 @@ pub static KERNEL: Op = Op {
         let outputs = Launch::read(i.attrs).map(|l| l.outputs).unwrap_or_default();
         outputs.first().copied().ok_or_else(|| Error::argument(i.op, "this is a bug: a kernel without outputs"))
     },
-    grad: Grad::Missing("a kernel from CUDA source has the gradient that its `backward` says, and this one has none"),
+    grad: Grad::Missing("a kernel from CUDA source has a gradient only with `backward`, which this one lacks"),
     ..Op::BASE
 };
 
