@@ -12,9 +12,9 @@
 //   C (16 x 8): c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
 // A column of A and the same row of B may be permuted together:
 //   Scores: lane t owns 8 columns of every 32 of the head, 4 at a time: one 16-byte read feeds two steps.
-//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores are the left operand of the next product as they
-//   are. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4, which is one read of 16
-//   bytes; a lane then has 8 neighbouring columns of the result.
+//   Weighted sums: the keys of a step are ordered 0 2 4 6 1 3 5 7, so that scores are the left operand of the next
+//   product unchanged. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4,
+//   which is one read of 16 bytes; a lane then has 8 adjacent columns of the result.
 // A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
 //
 // Tensor cores truncate the sums they accumulate, so they accumulate few terms: 16 columns of the head for scores, at

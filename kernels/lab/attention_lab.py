@@ -621,7 +621,7 @@ def rival(c, backend, causal=True):
 
 
 def timing(gpu, tiles):
-    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, behind delta for kernels of warps")
+    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, after delta for mma kernels")
     for d, h, b, t in SHAPES:
         c = Case(b, h, h, t, t, d, d, True)
         work = 4 * b * h * t * t * d / 2 / 1e9

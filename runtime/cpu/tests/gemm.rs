@@ -221,7 +221,7 @@ fn skinny_products_add_in_the_stated_order() {
 #[test]
 fn dense_products_add_in_the_stated_order() {
     if perilune_cpu::Isa::chosen() == Ok(perilune_cpu::Isa::Baseline) {
-        return skip::skipped("the instruction set is sse2, where `gemm` has an order of its own");
+        return skip::skipped("the instruction set is sse2, where `gemm` has its own order");
     }
     let mut rng = Rng(4);
     for (m, n, k, chunk) in

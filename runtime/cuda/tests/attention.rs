@@ -370,7 +370,7 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
     each(kinds, |&(arch, dtype, mask)| {
         let mut text = String::new();
         let props = props(arch);
-        // The one of each pass and size that is taken.
+        // The tile that is used for each pass and size.
         let tiles = MMA_TILES
             .iter()
             .filter(|t| warps && MmaTile::of(t.0, t.1, &props, mask) == Some(t.3) && t.2.holds(&props, mask));

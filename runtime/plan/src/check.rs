@@ -90,7 +90,7 @@ fn outputs(p: &Program, l: &Library) -> Result<(), String> {
         let mut seen = vec![size > SMALL; size.min(SMALL)];
         for at in layouts.iter().filter(|_| size <= SMALL).flat_map(|l| positions(l)) {
             if std::mem::replace(&mut seen[at], true) {
-                return Err(format!("its outputs meet in value {}", v.0));
+                return Err(format!("its outputs overlap in value {}", v.0));
             }
         }
     }
@@ -127,7 +127,7 @@ fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     for r in list {
         let own: FxHashSet<Storage> = r.writes().map(|v| place(p, v)).collect();
         if let Some(v) = r.reads().find(|v| written.contains(&place(p, *v)) && !own.contains(&place(p, *v))) {
-            return Err(format!("value {} is read beside its writer", v.0));
+            return Err(format!("value {} is read by another region of its launch", v.0));
         }
     }
     Ok(())

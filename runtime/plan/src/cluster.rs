@@ -1,4 +1,4 @@
-//! Represents clusters, sets of primitives that share a kernel, and answers the queries of later passes about them.
+//! Defines clusters, sets of primitives that share a kernel, and answers the queries of later passes about them.
 
 use crate::ir::Level;
 use crate::lowered::Lowered;

@@ -1,4 +1,5 @@
-//! Represents a step between recording and fusion: a separate graph in which leaves and run-time numbers have indices.
+//! Defines the intermediate representation between recording and fusion: a graph in which leaves and run-time numbers
+//! have indices.
 //!
 //! The passes of `pipeline` map one `Lowered` to the next. Some fields are set by one pass and consumed by a later one;
 //! their comments name both passes.

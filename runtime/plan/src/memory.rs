@@ -1,4 +1,4 @@
-//! Assigns memory to temporaries: one arena per program, with offsets fixed at planning time.
+//! Plans the memory of temporaries: one arena per program, with offsets fixed at planning time.
 //!
 //! A walk over the kernels allocates the best-fitting free block when a value is first written and frees it after the
 //! last reader. A large elementwise result reuses the block of an input whose last reader is the same kernel. The walk

@@ -1,4 +1,4 @@
-//! Defines views, which read the same elements through another layout, and the ops built on them.
+//! Defines data movement: views, which read the same elements through another layout, and the ops built on them.
 //!
 //! There are six primitives, `reshape expand permute slice flip window`, and `detach`. None of them moves data; the
 //! planner folds chains of them into strides. `place` (strided padding) is the inverse of `slice` and writes memory, as

@@ -161,6 +161,6 @@ mod tests {
         let (a, b) = (intern(body("one", 3)), intern(body("two", 3)));
         assert_ne!(a, b);
         assert_eq!(intern(body("one", 9)), a);
-        assert_eq!(super::body(a).map(|b| b.line), Some(9), "where it stands now");
+        assert_eq!(super::body(a).map(|b| b.line), Some(9), "the latest line");
     }
 }

@@ -30,7 +30,7 @@ impl Arg {
     pub const NONE: Arg = Arg { ptr: std::ptr::null(), step: 0 };
 
     /// # Safety
-    /// Row `r` must lie within the memory that the operand was made for.
+    /// Row `r` must be within the memory that the operand was made for.
     #[inline(always)]
     pub unsafe fn row<T>(&self, r: usize) -> *const T {
         // SAFETY: guaranteed by the caller.

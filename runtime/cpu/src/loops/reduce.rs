@@ -335,7 +335,7 @@ impl<T: Number, J: Monoid> Body for Partials<T, J> {
         for (b, out) in out.chunks_mut(WIDTH).enumerate() {
             let mut total = [J::identity::<T::Wide>(); WIDTH];
             for r in 0..rows {
-                // SAFETY: the block lies within the `cols` elements of the row.
+                // SAFETY: the block is within the `cols` elements of the row.
                 let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(b * WIDTH), out.len()) };
                 for (t, &v) in total.iter_mut().zip(c) {
                     *t = J::combine(*t, v.widen());

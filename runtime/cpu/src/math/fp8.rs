@@ -92,7 +92,7 @@ mod tests {
                 let x = f32::from_bits(bits & 0x807f_ffff | (100 + (bits >> 7) % 50) << 23);
                 assert_eq!(to(x), nearest(x, from), "{x}");
             }
-            // The midpoints between neighbours, and the floats next to each midpoint.
+            // The midpoints between adjacent values, and the floats next to each midpoint.
             for code in 0..0x7fu32 {
                 let half = (from(code) + from(code + 1)) / 2.0;
                 if half.is_finite() {

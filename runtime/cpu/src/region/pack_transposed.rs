@@ -135,7 +135,7 @@ impl Load {
                 }
             }
             let n = (end - at).min((row + 1) * p.width - at);
-            // SAFETY: the run lies within a row of the panel and within `out`.
+            // SAFETY: the run is within a row of the panel and within `out`.
             unsafe {
                 let from =
                     packed.words.as_ptr().cast::<u8>().add(((row - packed.rows.0) * p.pitch + at % p.width) * size);

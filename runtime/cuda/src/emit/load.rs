@@ -13,7 +13,7 @@ pub(super) struct Load {
     pub(super) reading: Reading,
     /// Address, if the load reads a stored value.
     pub(super) pointer: String,
-    /// Whether no kernel instruction writes that value.
+    /// Whether this kernel does not write that value.
     pub(super) constant: bool,
     /// Names of seed and counter.
     pub(super) stream: (String, String),

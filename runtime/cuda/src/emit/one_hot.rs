@@ -1,4 +1,5 @@
-//! Computes the one column of a row where a comparison with the column index holds (`x[target]`, one-hot rows).
+//! Emits the correction of one-hot columns: the one column of a row where a comparison with the column index holds
+//! (`x[target]`).
 //!
 //! The loops over the row treat the comparison as false everywhere; the thread that owns the column corrects its
 //! element.

@@ -1,4 +1,4 @@
-//! Prefetches the next row into registers.
+//! Emits prefetches of the next row into registers.
 //!
 //! A row of 16-bit floats stays packed in registers while an intermediate takes its place in shared memory; the loads of the next row are
 //! issued during the last passes, which read only the intermediate. Column sums prefetch their next row in the same way.

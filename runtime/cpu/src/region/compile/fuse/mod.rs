@@ -1,4 +1,4 @@
-//! Fuses neighbouring f32 loops of a list into one op whose values stay in registers (`loops::fused_interpreter`).
+//! Fuses adjacent f32 loops of a list into one op whose values stay in registers (`loops::fused_interpreter`).
 //!
 //! Ops that only bind views to memory, and ops that read no result of the group, move before it; all others keep their
 //! order. A value that only the group reads needs no tile. A result that a store copies to its output is stored there
