@@ -37,7 +37,7 @@ pub struct LoopNest<'p> {
     pub feeds: &'p [usize],
     /// Positions in the region's stores.
     pub stores: &'p [usize],
-    /// Comparisons that hold for at most one element of a row (see `Emit::column`). They are false here; the caller
+    /// Comparisons that hold for at most one element of a row (see `Emitter::column`). They are false here; the caller
     /// corrects that element.
     pub assumed_false: &'p BTreeSet<usize>,
 }
