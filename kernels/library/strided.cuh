@@ -1,4 +1,4 @@
-// Turns an element's row-major index into the offsets of several strided operands.
+// Computes the offsets of several strided operands from an element's row-major index.
 //
 // `Strided32` is for calls whose counts and offsets are all below 2^31, and divides by multiplication. `Strided64` is
 // for all others. The host merges dims where all operands allow it (runtime/cuda/src/library/strided.rs), so ranks are

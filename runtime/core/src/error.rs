@@ -1,4 +1,4 @@
-//! Defines the error type of all crates: the mistake in a recipe, and its cure.
+//! Defines the error type: the mistake in a recipe, and its cure.
 //!
 //! A message names the op, the offending values, the rule and, if there is one, the cure (`hint`). The Lua layer adds
 //! the recipe's file and line. Callers match on `kind`, never on text.

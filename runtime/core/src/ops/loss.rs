@@ -1,4 +1,4 @@
-//! Defines the losses: fused nodes that compute in f32, all with a `reduction`.
+//! Defines the losses: fused nodes that compute in f32 or wider, all with a `reduction`.
 //!
 //! Classes are the *last* dim of logits, here as everywhere in Perilune (PyTorch has them second). No loss uses a
 //! gather: the logit of the target is selected by comparing an index ramp with the class id, so that a loss and its

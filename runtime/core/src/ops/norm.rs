@@ -1,4 +1,4 @@
-//! Defines softmax and the normalisations: fused nodes that compute in f32.
+//! Defines softmax and the normalisations: fused nodes that compute in f32 or wider.
 //!
 //! Statistics and arithmetic are in f32 for 16-bit inputs (f64 for f64), variances are two-pass, and the result is
 //! rounded once. Backward rules are separate fused nodes, in the form of one pass over a row with two sums. They start

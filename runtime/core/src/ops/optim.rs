@@ -1,4 +1,4 @@
-//! Defines weight updates: one fused node per parameter, with the new moments as further outputs.
+//! Defines weight updates (AdamW): one fused node per parameter, with the new moments as further outputs.
 //!
 //! Hyper-parameters are run-time numbers. Values derived from them (bias corrections, the complements of the betas) are
 //! computed on the host in f64: 1 - 0.999 in f32 would be off by 1.3e-5.

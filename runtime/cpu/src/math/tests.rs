@@ -1,5 +1,5 @@
-//! Compares every function with the `libm` crate: f32 with f64 libm, f64 with libm in its own precision, so that the
-//! f64 bounds include libm's own error. Sweeps of f32 take every 499th bit pattern; `--ignored` takes all of them.
+//! Tests the accuracy of every math function against the `libm` crate: f32 against libm in f64, f64 against libm in its
+//! own precision, so that the f64 bounds include libm's own error. Sweeps of f32 take every 499th bit pattern; `--ignored` takes all of them.
 
 use super::{Float, Number};
 

@@ -1,4 +1,4 @@
-//! Compiles kernels whose CUDA source a recipe supplies (`pl.kernel { source = … }`).
+//! Wraps CUDA source from a recipe (`pl.kernel { source = … }`) in a kernel, and translates its compile errors.
 //!
 //! The recipe's `__global__` function becomes a device function, and a generated kernel calls it. This passes run-time
 //! numbers, which are in device memory, by value; lets templates deduce their types; and lets the compiler check the

@@ -1,4 +1,4 @@
-//! Compares every entry of the list with the interpreter, bit for bit.
+//! Tests every superinstruction against the interpreter, bit for bit.
 
 use super::step::MAX;
 use super::*;
