@@ -1,4 +1,5 @@
-//! Implements the plan's backend on a GPU: buffers, the arena that all programs share, compilation and readings.
+//! Implements the `Backend` trait on a GPU: buffers, the arena that all programs share, compilation and sensor
+//! readings.
 
 use crate::autotune::Search;
 use crate::blas::{self, Blas};
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// A GPU as a device.
+/// The GPU device.
 pub struct Cuda {
     name: String,
     shared: Arc<SharedDevice>,
@@ -31,7 +32,8 @@ pub(crate) struct SharedDevice {
     device: Arc<Device>,
 }
 
-/// State that all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+/// State that all programs of a device share. Memory is the last field, so that it is unmapped after everything that
+/// uses it.
 pub(crate) struct DeviceContext {
     pub compiler: Compiler,
     pub modules: HashMap<[u8; 32], Arc<Module>>,
@@ -48,9 +50,9 @@ pub(crate) struct DeviceContext {
     /// Scratch of kernels.
     pub scratch: Range,
     pub _workspace: CudaBuffer,
-    /// Whether steps are replayed as graphs.
+    /// Whether steps are replayed as CUDA graphs.
     pub replay: bool,
-    /// How products find their algorithms.
+    /// How algorithms for products are chosen.
     pub search: Search,
     /// Copies that do not wait for the compute stream.
     pub beside: CopyStreams,
@@ -83,7 +85,7 @@ impl Cuda {
         Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Arc::new(shared) })
     }
 
-    /// The device of that name: `cuda` or `cuda:N`.
+    /// Opens the device with that name: `cuda` or `cuda:N`.
     pub fn named(name: &str) -> Result<Cuda> {
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
@@ -92,7 +94,7 @@ impl Cuda {
         };
         match ordinal {
             Some(n) => Cuda::new(n),
-            None => Err(Error::argument("device", format!("{name:?} is no device")).hint("say cpu, cuda or cuda:0")),
+            None => Err(Error::argument("device", format!("{name:?} is not a device")).hint("use cpu, cuda or cuda:0")),
         }
     }
 }
@@ -105,7 +107,7 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Records operation `number` as the buffer's last writer.
+/// Records operation `number` as the last writer of the buffer.
 pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
         b.set_last_write(number);

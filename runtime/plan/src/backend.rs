@@ -15,11 +15,11 @@ pub type Buffer = Arc<dyn DeviceBuffer>;
 
 pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize;
-    /// The backend's own type behind it.
+    /// Downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A device's memory as this process uses it, in bytes.
+/// Device memory as this process uses it, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// In buffers and the arena.
@@ -35,7 +35,7 @@ pub struct Memory {
 /// Sensor readings of a device; `None` where it reports nothing.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Readings {
-    /// Per cent of the time in which some kernel ran.
+    /// Per cent of the time in which a kernel ran.
     pub utilization: Option<f64>,
     /// Bytes in use by all processes, and the device's total.
     pub memory_used: Option<f64>,
@@ -55,8 +55,8 @@ pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
 
 /// The contents of buffers at one moment, unaffected by later writes. It may move to another thread.
 pub struct Snapshot {
-    /// Bytes of memory that the copies take; 0 once they are freed. The code that drops the result of `bytes` sets it to 0, if
-    /// it is not 0 by then.
+    /// Bytes of memory that the copies take, or 0 once they are freed. The code that drops the result of `bytes` sets
+    /// it to 0 if necessary.
     pub held: Arc<AtomicUsize>,
     /// Why the copy was synchronous, on a device that can copy asynchronously.
     pub waited: Option<String>,
@@ -65,7 +65,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// One whose bytes are on the host already.
+    /// Creates a snapshot whose bytes are on the host already.
     pub fn of(bytes: Vec<Vec<u8>>) -> Snapshot {
         let held = Arc::new(AtomicUsize::new(bytes.iter().map(Vec::len).sum()));
         Snapshot { held, waited: None, bytes: Box::new(move || Ok(bytes)) }
@@ -78,7 +78,7 @@ pub trait Backend: Send + Sync {
     /// `cpu`, `cuda:0` …
     fn name(&self) -> &str;
 
-    /// A description in one line: `cpu (2 threads, AVX-512)`.
+    /// A one-line description: `cpu (2 threads, AVX-512)`.
     fn describe(&self) -> String;
 
     /// Whether this device runs a fused op as one kernel; otherwise the planner decomposes it.
@@ -101,25 +101,25 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Uninitialised memory; out-of-memory is an `Err`.
+    /// Allocates uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, nbytes: usize) -> Result<Buffer>;
 
-    /// Memory holding `bytes`.
+    /// Allocates memory that holds `bytes`.
     fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
 
-    /// The first `nbytes` bytes of a buffer, after all work queued so far.
+    /// Returns the first `nbytes` bytes of a buffer, after all work queued so far.
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>>;
 
     /// Overwrites the start of a buffer, after all work queued so far.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
 
-    /// Copies the first bytes of each buffer, after all work queued so far. `room`: bytes of device memory that the copies may
-    /// take, if not all that is free.
+    /// Copies the first bytes of each buffer, after all work queued so far. `room`: maximum bytes of device memory for
+    /// the copies; all free memory if absent.
     fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
         Ok(Snapshot::of(parts.iter().map(|(buffer, n)| self.download(buffer, *n)).collect::<Result<_>>()?))
     }
 
-    /// How much of the device's memory is in use.
+    /// Returns the memory use of the device.
     fn memory(&self) -> Memory {
         Memory::default()
     }
@@ -134,23 +134,23 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// The device's sensors, if it has some.
+    /// Returns a probe of the device's sensors, if it has any.
     fn probe(&self) -> Option<Probe> {
         None
     }
 
-    /// Faults since the last call, each reported once: an installed library that failed, and what runs instead.
+    /// Returns faults since the last call, each once: an installed library that failed, and what runs instead.
     fn take_notices(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` would have to generate for this program. `None`: there is
+    /// Starts a thread that generates the machine code that `compile` will need for this program. `None` if there is
     /// nothing to generate.
     fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 
-    /// Makes a program runnable.
+    /// Compiles a program for this device.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }
 

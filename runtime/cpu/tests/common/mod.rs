@@ -1,6 +1,6 @@
 //! Builds programs by hand and interprets `plan::ir` literally, as the reference for compiled programs.
 //!
-//! The reference works on one element at a time: an element is the bits of its compute type (f32 for 16-bit floats).
+//! The reference evaluates one element at a time; an element is the bits of its compute type (f32 for 16-bit floats).
 #![allow(dead_code)]
 
 pub mod reference;
@@ -15,7 +15,7 @@ use perilune_plan::{Backend, RunContext};
 use reference::{column_of, eval, row};
 use std::sync::Arc;
 
-/// A small generator for test data.
+/// A small random number generator for test data.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -273,7 +273,7 @@ impl Build {
     }
 }
 
-/// Ops without a Lua function are in the registry only as statics.
+/// Finds an op without a Lua function; such ops are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
     [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)

@@ -1,8 +1,8 @@
 //! Copies asynchronously between host and device, through pinned buffers and a second stream.
 //!
-//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results are copied on a
-//! stream of their own, after the work that made them but not after work queued since: a training loop reads the loss of the
-//! previous step while a step runs.
+//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results
+//! are copied on a separate stream, after the work that produced them but not after work queued since: a training loop
+//! reads the loss of the previous step while a step runs.
 //!
 //! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
 //! program. A result waits for the first event that is not older than its number.
@@ -13,14 +13,14 @@ use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Bytes of a pinned piece for inputs, and how many there are at most.
+/// Bytes of a pinned piece for inputs, and the maximum number of pieces.
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
 /// The driver copies smaller inputs into its own buffer at once, without waiting.
 const TAKEN_ALONG: usize = 16 << 10;
-/// The largest result that uses the second stream.
+/// Maximum bytes of a result that uses the second stream.
 const SMALL: usize = 64 << 10;
-/// Marks that are kept: of the last programs.
+/// Number of marks that are kept, those of the last programs.
 const MARKS: usize = 8;
 
 /// Copies of a device that do not wait for its compute stream.
@@ -65,12 +65,12 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// Copies from memory that was last written by what has the number `written`; false if this way is not open.
+    /// Copies memory whose last writer has the number `written`; returns false if the second stream cannot be used.
     pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<bool> {
         let mark = self.marks.iter().find(|m| m.0 >= written);
         let (Some((_, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(false) };
-        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before the mark
-        // writes there later than it, and the copy is over when this stream is idle.
+        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before
+        // the mark writes there later than it, and the copy has finished when this stream is idle.
         unsafe {
             check(sys::cuStreamWaitEvent(self.stream.0, mark.event.0, 0), "waiting for a result")?;
             let to = self.landing.ptr.cast();
@@ -88,8 +88,8 @@ impl CopyStreams {
         }
         for (k, part) in bytes.chunks(PIECE).enumerate() {
             let (piece, event) = self.piece()?;
-            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is handed back below; `to` has
-            // room for the bytes (callers check sizes).
+            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is returned below;
+            // `to` has room for the bytes (callers check sizes).
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
             let from = piece.ptr.cast_const().cast();
             let at = to + (k * PIECE) as u64;

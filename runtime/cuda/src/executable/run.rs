@@ -1,4 +1,5 @@
-//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a graph, and times kernels.
+//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a CUDA graph, and times
+//! kernels.
 
 use super::errors::FAULT_WORDS;
 use super::{Compiled, CudaExecutable, DeviceErrors, Step};
@@ -13,9 +14,9 @@ use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
-/// Runs that go launch by launch, and wait where an index may be bad.
+/// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
-/// Captured graphs of a program, for as many sets of addresses.
+/// Maximum captured graphs of a program, one for each set of addresses.
 const GRAPHS: usize = 64;
 
 /// The address of each value in this run.
