@@ -93,11 +93,11 @@ const LONGEST_NAME: usize = 100;
 /// Candidates that a name is compared with.
 const MOST_CANDIDATES: usize = 5000;
 
-/// The candidate nearest to `name`, if it is near enough to be a likely slip of the fingers.
+/// The candidate nearest to `name`, if it is near enough for a likely typo.
 ///
-/// Distance is optimal string alignment (insert, delete, substitute, swap of neighbours); a candidate counts as near
-/// when at most a third of its letters, and at most three, differ. A name that contains the candidate as a whole word
-/// or prefix counts too (`leraning_rate` finds `lr` only through the caller's alias list).
+/// The distance is optimal string alignment (insert, delete, substitute, swap of adjacent letters). A candidate is near
+/// if at most a third of its letters, and at most three, differ. A name that contains the candidate as a whole word or
+/// prefix also counts (`leraning_rate` matches `lr` only through the caller's alias list).
 ///
 /// Names longer than 100 bytes have no suggestion, and of very many candidates only the first 5,000 are compared, which bounds
 /// the work.

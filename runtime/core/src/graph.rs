@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 /// The most nodes of a graph that ops record: some gigabytes.
 const MAX_NODES: usize = 1 << 24;
 
-/// A node of one graph. Meaningless in another.
+/// A node of one graph; invalid in any other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u32);
 
@@ -316,7 +316,7 @@ impl Graph {
         self.leaf(&create::CONSTANT, Shape::SCALAR, DType::I64, &[value], 0)
     }
 
-    /// A rank-0 constant of the dtype of `like`.
+    /// Appends a rank-0 constant with the dtype of `like`.
     pub fn constant_like(&mut self, value: f64, like: NodeId) -> NodeId {
         let dtype = self.dtype(like);
         self.constant(value, dtype)

@@ -42,10 +42,10 @@ pub(crate) struct DeviceContext {
     dnn: Option<Option<Dnn>>,
     /// Faults that have not been reported yet.
     notices: Vec<String>,
-    /// Where bad indices are reported, of every program alive.
+    /// Where the programs alive report bad indices.
     pub cells: Vec<Weak<DeviceErrors>>,
     pub heap: Arc<Heap>,
-    /// Intermediate values of whichever program runs.
+    /// Intermediate values of the running program.
     pub arena: Range,
     /// Scratch of kernels.
     pub scratch: Range,
@@ -191,7 +191,7 @@ impl Backend for Cuda {
 
     fn memory(&self) -> Memory {
         let (used, peak, mapped) = self.shared.heap.counts();
-        // The arena and the scratch keep what the largest program needed.
+        // The arena and the scratch stay as large as the largest program required.
         let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
         let fixed = fixed + self.shared.device.snapshots.held();
         let limit = Some(self.shared.device.total_bytes);
@@ -228,8 +228,8 @@ impl SharedDevice {
 }
 
 impl DeviceContext {
-    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
-    /// `doctor` reports.
+    /// Returns cuDNN, if it is installed and enabled. A cuDNN that fails to start is reported once; `doctor` reports a
+    /// missing one.
     pub fn dnn(&mut self) -> Option<&Dnn> {
         let open = || {
             if !env_flags::CUDNN.is_on(true) || dylib::load("cuDNN").is_err() {
@@ -246,7 +246,7 @@ impl DeviceContext {
         self.dnn.as_ref()?.as_ref()
     }
 
-    /// The error of a kernel that met a bad index, if one did in what is done so far.
+    /// Returns the error of a kernel that read a bad index, if one has done so in the completed work.
     fn faults(&mut self) -> Result<()> {
         self.cells.retain(|c| c.strong_count() > 0);
         for c in self.cells.iter().filter_map(Weak::upgrade) {

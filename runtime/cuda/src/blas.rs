@@ -42,7 +42,7 @@ pub struct Blas {
 // SAFETY: cuBLASLt's handle belongs to no thread; the backend's lock holds its calls apart.
 unsafe impl Send for Blas {}
 
-/// All that the choice of an algorithm depends on.
+/// Everything that the choice of an algorithm depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Choice {
     problem: Problem,
@@ -61,7 +61,7 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
 }
 
 impl Blas {
-    /// `workspace` has [`WORKSPACE`] bytes.
+    /// Initialises cuBLASLt. `workspace` has [`WORKSPACE`] bytes.
     pub fn new(device: &Arc<Device>, workspace: Address) -> Result<Blas> {
         dylib::load("cuBLASLt")?;
         let mut handle = null_mut();

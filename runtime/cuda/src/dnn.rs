@@ -117,7 +117,7 @@ pub struct Plan {
     pub workspace: usize,
     /// The engine's number, for messages.
     pub engine: i64,
-    /// What the plan was made of.
+    /// The descriptors that the plan was built from.
     _parts: Arc<Vec<Desc>>,
 }
 

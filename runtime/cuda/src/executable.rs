@@ -91,7 +91,7 @@ struct Compiled {
     cells: Option<Arc<DeviceErrors>>,
     scratch: usize,
     runs: u64,
-    /// Inputs that the program writes: States.
+    /// Inputs that the program writes, which are States.
     writes: Vec<usize>,
 }
 
@@ -242,7 +242,7 @@ impl Compiled {
     }
 }
 
-/// Compiles functions and finds them in their modules, by name.
+/// Compiles functions and looks them up in their modules by name.
 fn entries(context: &mut DeviceContext, functions: &[Arc<crate::launch::Function>]) -> Result<HashMap<String, Entry>> {
     let cubins = context.compiler.compile(functions)?;
     let mut out = HashMap::new();

@@ -75,7 +75,7 @@ impl Snapshot {
 /// A device. Several threads may share one: a method that reaches the device takes its lock, and a run holds it to its end, so that
 /// programs run one after the other.
 pub trait Backend: Send + Sync {
-    /// `cpu`, `cuda:0` …
+    /// Such as `cpu` or `cuda:0`.
     fn name(&self) -> &str;
 
     /// A one-line description: `cpu (2 threads, AVX-512)`.
@@ -156,10 +156,11 @@ pub trait Backend: Send + Sync {
 
 /// A compiled program. Several threads may run it, one after the other.
 pub trait Executable: Send + Sync {
-    /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
+    /// Runs the program: `inputs` and `slots` in the order of the program, `outputs` freshly allocated with the
+    /// program's sizes.
     ///
-    /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
-    /// written, so backends check before they write where they can.
+    /// An error (an index out of range) names the kernel as [`Failure`]. The States that the program writes may then be
+    /// partly written, so backends check before they write where possible.
     fn run(
         &self,
         inputs: &[Buffer],

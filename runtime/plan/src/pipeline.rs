@@ -16,7 +16,7 @@ use perilune_core::graph::{Graph, NodeId};
 /// The most bytes that all values of a step may have together. What follows sums sizes in 64 bits.
 const MAX_BYTES: u128 = 1 << 60;
 
-/// How plans are made. Part of the key.
+/// Planner options; part of the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// If false, every primitive is a separate kernel. The numbers stay the same.

@@ -272,7 +272,7 @@ fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Sh
                 )
                 .hint("a stride above 1 changes the size: give padding as numbers"));
             }
-            // An odd total has its extra zero at the end, as in PyTorch.
+            // If the total is odd, the extra zero is at the end, as in PyTorch.
             let (mut before, mut after) = (Dims2::new(), Dims2::new());
             for d in 0..n {
                 let (dilation, kernel) = (dilation[d], weight.dims()[2 + d]);
@@ -426,7 +426,7 @@ fn infer_conv_backward(i: &Infer) -> Result<Meta> {
 pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
-    // Each element of the gradient meets each weight of its filter.
+    // Each element of the gradient is multiplied with each weight of its filter.
     flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
     infer: infer_conv_backward,
     ..FUSED
@@ -455,7 +455,7 @@ fn transpose_sliding(attrs: &[i64], weight: Shape) -> (Sliding, Vec8, usize) {
     (s, extra, attrs[4 * n] as usize)
 }
 
-/// The size that dim `d` of `size` positions spans before padding is cut off.
+/// The size that dim `d` of `size` positions spans before padding is removed.
 fn span(s: &Sliding, d: usize, size: usize) -> i128 {
     let wide = |n: usize| n as i128;
     if size == 0 { 0 } else { wide(size - 1) * wide(s.stride[d]) + wide(s.dilation[d]) * wide(s.kernel[d] - 1) + 1 }

@@ -460,7 +460,7 @@ pub static SELECT: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of `slice`: `attrs` [axis, lo, step, total, fill bits].
+/// The inverse of `slice` (strided padding): `attrs` [axis, lo, step, total, fill bits].
 pub static STRIDED_PAD: Op = Op {
     name: "strided_pad",
     class: Class::Library,
@@ -513,8 +513,7 @@ pub static PAD: Op = Op {
             let (before, after) = (i128::from(pair[0]), i128::from(pair[1]));
             let (cut, end) = ((-before).max(0), n + after.min(0));
             if end < cut {
-                let message =
-                    format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
+                let message = format!("pads {{{before}, {after}}} would give dim {at} of size {n} a negative size");
                 return Err(
                     Error::shape("pad", message).hint(format!("together, negative pads cut at most {n} elements"))
                 );
@@ -663,7 +662,7 @@ pub static UNFOLD: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of a window view, overlaps summed: `attrs` [axis, size, step, dilation, total].
+/// The inverse of a window view, with overlaps summed (col2im): `attrs` [axis, size, step, dilation, total].
 pub static COL2IM: Op = Op {
     name: "col2im",
     class: Class::Library,

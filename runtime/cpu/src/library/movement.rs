@@ -138,7 +138,7 @@ pub fn col2im(c: &Call) -> Result<()> {
     by_type!(c.out_dtype(), col2im_of(c))
 }
 
-/// Sums, for every element, its windows in the order of their start.
+/// Sums the windows that contain each element, in the order of their start.
 fn col2im_of<T: Element>(c: &Call) -> Result<()> {
     let (size, step, dilation) = (c.attr(1) as usize, c.attr(2) as usize, c.attr(3) as usize);
     let (x, out) = (c.input(0), c.output::<T>());

@@ -279,7 +279,7 @@ fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
-/// A device of that many threads, created once a test thread: pools are expensive.
+/// Returns a device with that many threads, created once per test thread because pools are expensive.
 pub fn device(threads: usize) -> Arc<Cpu> {
     thread_local! {
         static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, Arc<Cpu>>> = Default::default();

@@ -200,14 +200,14 @@ impl Heap {
     }
 
     pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
-        // An empty buffer gets an address too: kernels may be handed it.
+        // An empty buffer gets an address too, since kernels may receive it.
         let room = nbytes.max(1).next_multiple_of(ALIGN);
         let mut space = self.lock();
         let at = space.places.take(room);
         let end = space.places.end;
         if let Err(e) = space.range.ensure(end) {
             space.places.give(at, room);
-            // Nothing is allocated behind the last place: the next allocation need not start there.
+            // Nothing is allocated after the last block, so the next allocation need not start there.
             space.places.trim();
             return Err(e);
         }

@@ -27,11 +27,11 @@ const MARKS: usize = 8;
 pub struct CopyStreams {
     device: Arc<Device>,
     stream: Handle<sys::CUstream_st>,
-    /// Where results land.
+    /// The pinned memory that results are copied to.
     landing: Pinned,
-    /// Each with the event behind which it is free again; oldest first.
+    /// Each with the event after which it is free again; oldest first.
     pieces: VecDeque<(Pinned, Event)>,
-    /// The number of what was queued last.
+    /// The number of the last queued operation.
     queued: u64,
     /// Oldest first.
     marks: VecDeque<(u64, Event)>,
@@ -48,13 +48,13 @@ impl CopyStreams {
         Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: 0, marks })
     }
 
-    /// The number of what is queued next, which goes to the buffers that it writes.
+    /// Returns the number of the next queued operation, to be stored in the buffers that it writes.
     pub fn number(&mut self) -> u64 {
         self.queued += 1;
         self.queued
     }
 
-    /// Leaves a mark behind all that was queued.
+    /// Records a mark after all queued operations.
     pub fn mark(&mut self) -> Result<()> {
         let event = match if self.marks.len() == MARKS { self.marks.pop_front() } else { None } {
             Some((_, event)) => event,
@@ -81,7 +81,7 @@ impl CopyStreams {
         Ok(true)
     }
 
-    /// Queues a copy to the device, of bytes that may change as soon as this returns.
+    /// Queues a copy to the device; the bytes may change as soon as this returns.
     pub fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
         if bytes.len() < TAKEN_ALONG {
             return self.device.upload(to, bytes);
@@ -93,7 +93,7 @@ impl CopyStreams {
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
             let from = piece.ptr.cast_const().cast();
             let at = to + (k * PIECE) as u64;
-            // SAFETY: as above; whoever takes the piece next waits for the event first.
+            // SAFETY: as above; the next user of the piece waits for the event first.
             let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream.0) };
             let queued = check(status, "copying to the GPU").and_then(|()| event.again());
             self.pieces.push_back((piece, event));
@@ -102,7 +102,7 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// A piece that nothing reads any more.
+    /// Returns a piece that is no longer read.
     fn piece(&mut self) -> Result<(Pinned, Event)> {
         let free = self.pieces.front().is_some_and(|p| p.1.is_over());
         if !free && self.pieces.len() < PIECES {
@@ -123,7 +123,7 @@ impl Drop for CopyStreams {
         if self.device.bind().is_err() {
             return;
         }
-        // SAFETY: made by `new`; the pieces may still be read by the device's stream.
+        // SAFETY: created by `new`; the pieces may still be read by the device's stream.
         unsafe {
             sys::cuStreamSynchronize(self.device.stream.0);
             sys::cuStreamSynchronize(self.stream.0);

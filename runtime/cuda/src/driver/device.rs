@@ -80,7 +80,7 @@ impl Device {
         self.context.bind()
     }
 
-    /// Where the GPU is, as `00000000:1B:00.0`.
+    /// The PCI address of the GPU, such as `00000000:1B:00.0`.
     pub fn pci_address(&self) -> Option<String> {
         let mut text = [0i8; 32];
         // SAFETY: the buffer has the length that is passed.

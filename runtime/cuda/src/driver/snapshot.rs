@@ -291,7 +291,8 @@ impl Drop for Lane {
         if self.bind().is_err() {
             return;
         }
-        // SAFETY: all of it was made by this lane, which holds the context; the stream is idle before memory goes.
+        // SAFETY: all of it was created by this lane, which retains the context; the stream is idle before memory is
+        // freed.
         unsafe {
             sys::cuStreamSynchronize(self.stream);
             for piece in &self.pieces {

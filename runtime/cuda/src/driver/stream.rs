@@ -25,7 +25,7 @@ impl Device {
 
     /// Queues a copy within the device.
     pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
-        // SAFETY: both places hold that many bytes, and do not overlap (callers check).
+        // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
         let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
         check(status, "copying on the GPU")
     }
@@ -50,7 +50,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Records now.
+    /// Creates an event and records it now.
     pub fn record(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         // SAFETY: out-pointer to a local; the stream is the device's.
@@ -61,7 +61,7 @@ impl Event {
         Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
-    /// One that is not recorded yet and keeps no time, which costs less.
+    /// Creates an event that is not recorded yet and stores no time, which costs less.
     pub fn untimed(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;

@@ -38,7 +38,7 @@ pub(super) fn gemm(
     let align = bias.map_or(256, |(_, n)| alignment(n, size));
     let gemm = match context.blas.gemm(p, l.tf32, how, align, trial.as_ref()) {
         Err(_) if how != Epilogue::default() => {
-            // Then the map runs by itself.
+            // The map then runs as a separate launch.
             let plain = context.blas.gemm(p, l.tf32, Epilogue::default(), align, trial.as_ref())?;
             let (out, bias, residual) = (l.outputs[0], None, None);
             return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
@@ -49,7 +49,7 @@ pub(super) fn gemm(
     Ok((step, how != Epilogue::default()))
 }
 
-/// The step of `linear`, if cuBLASLt has a product for it that adds the bias before it rounds.
+/// Returns the step of `linear`, if cuBLASLt has a product for it that adds the bias before it rounds.
 pub(super) fn linear(context: &mut DeviceContext, program: &Program, l: &Library, product: Product) -> Option<Step> {
     let [Operand::View(a, _), Operand::View(b, _), Operand::View(v, layout)] = &l.inputs[..] else { return None };
     let (size, out) = (l.dtypes[0].size(), l.outputs[0]);

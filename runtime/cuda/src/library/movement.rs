@@ -76,8 +76,8 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
     c.each("strided_pad", "movement/strided_pad.cuh", &params, body, n)
 }
 
-/// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
-/// result.
+/// Pads along the last dim if the rows of the result begin at multiples of 16 bytes but those of x do not. `space`
+/// iterates over packs of the result.
 fn strided_pad_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
     let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
     let t = sized(size);
