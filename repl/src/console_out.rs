@@ -26,7 +26,7 @@ pub struct ConsoleOut {
     bar: RefCell<Option<ProgressBar>>,
     /// The pipe of stdout is closed.
     lost: Cell<bool>,
-    /// Training has begun: a closed pipe does not end it.
+    /// Whether training has begun, which a closed pipe does not end.
     pub training: Cell<bool>,
 }
 
@@ -58,7 +58,7 @@ pub fn complain(word: &str, text: &str) {
     };
 }
 
-/// Prints a whole text; a closed pipe is no error.
+/// Prints a text. A closed pipe is not an error.
 pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
     let mut out = std::io::stdout().lock();
     let newline = if text.ends_with('\n') { "" } else { "\n" };
@@ -161,7 +161,7 @@ impl ConsoleOut {
         self.aside(|| complain("warning", text));
     }
 
-    /// Prints text on stderr without a word before it.
+    /// Prints text on stderr without a prefix.
     pub fn note(&self, text: &str) {
         self.aside(|| complain("", text));
     }

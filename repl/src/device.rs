@@ -7,31 +7,31 @@ use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
 
-/// Options of where to compute.
+/// Options for the device.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlaceArgs {
-    /// Where to compute: cpu, cuda, cuda:N or auto
+    /// Device: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// CPU threads; as many as there are cores by default. Results do not depend on it
+    /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
 
-/// Options of where to compute, and of how a recipe computes.
+/// Options for the device and for the precision and memory of a recipe.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// f32, tf32, bf16, fp16 or fp8: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
+    /// Precision of matmuls, convolutions and attention: f32, tf32, bf16, fp16 or fp8 [default: the recipe's, else f32]
     #[arg(long, value_name = "PRECISION")]
     pub precision: Option<String>,
-    /// What a training step may take, as in 20GiB: more is recomputed, or an error [default: what the recipe says]
+    /// Device memory of a training step, such as 20GiB; values that exceed it are recomputed [default: the recipe's]
     #[arg(long, value_name = "BYTES", value_parser = amount)]
     pub memory_budget: Option<usize>,
 }
 
-/// An upper limit of `--threads`: a larger number is a typing error.
+/// The upper limit of `--threads`, which detects typing errors.
 const MOST_THREADS: usize = 1024;
 
 impl DeviceArgs {
@@ -45,7 +45,7 @@ impl DeviceArgs {
         match self.precision.as_deref().unwrap_or("f32") {
             "f32" | "tf32" | "bf16" | "fp16" | "fp8" => self.place.open(),
             p => Err(Error::Usage(format!(
-                "--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8"
+                "--precision {p}: there is no such precision; use f32, tf32, bf16, fp16 or fp8"
             ))),
         }
     }
@@ -57,8 +57,8 @@ impl PlaceArgs {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
-    /// a value that a flag does not take is an error here, before anything reads it.
+    /// Opens the backend. `auto` selects the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
+    /// an invalid value is an error here, before the flag is read.
     pub fn open(&self) -> Result<Rc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
         if let Err(e) = perilune_core::env_flags::check() {
@@ -82,16 +82,16 @@ impl PlaceArgs {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Rc<dyn Backend>, |gpu| Rc::new(gpu))),
             d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
-                no(format!("--device {d}: this version computes on one GPU; several come in a later one"))
+                no(format!("--device {d}: this version supports one GPU; several are planned for a later one"))
             }
             d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
                 Ok(gpu) => Ok(Rc::new(gpu)),
-                // The message without the op, which is the device's name once more.
+                // Drop the op from the message, because it repeats the name of the device.
                 Err(e) => {
                     Err(Error::System(format!("--device {d}: {}", perilune_core::Error { op: String::new(), ..e })))
                 }
             },
-            d => no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
+            d => no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N or auto")),
         }
     }
 }

@@ -27,7 +27,7 @@ fn ours_alone() {
 fn a_python_that_is_not_there_is_said() {
     let r = place().run(&args(&["--python", "no-such-python", "matmul_64"]));
     assert_eq!(r.status, Some(0), "{}", r.err);
-    assert!(r.out.contains("ours alone (cannot start no-such-python: "), "{}", r.out);
+    assert!(r.out.contains("without PyTorch (cannot start no-such-python: "), "{}", r.out);
 }
 
 #[cfg(unix)]

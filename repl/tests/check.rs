@@ -59,9 +59,9 @@ fn check_against_a_run_says_what_an_edit_would_do() {
         TINY.replace("pl.optim.SGD", "pl.optim.AdamW")
             .replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 2), pl.nn.Linear(2, 1)"),
         &[
-            "model.1.weight f32 {1, 4} -> f32 {2, 4}: begins anew",
-            "model.2.bias is new: begins anew",
-            "moments     0 kept, 8 begin anew, 0 dropped",
+            "model.1.weight f32 {1, 4} -> f32 {2, 4}: is initialized",
+            "model.2.bias is new: is initialized",
+            "moments     0 kept, 8 initialized, 0 dropped",
             " of them new",
             "from step 6, with `--resume --edited`",
         ],
@@ -293,7 +293,7 @@ fn init_makes_a_recipe_that_trains() {
     assert_eq!(r.status, Some(0), "{}", r.err);
     let events = r.events();
     assert!(events.last().unwrap()["metrics"]["valid/loss"].as_f64().unwrap() < 0.6);
-    assert_eq!(p.run(&["init", "new"]).err, "error: new is there already and is not empty\n");
+    assert_eq!(p.run(&["init", "new"]).err, "error: new already exists and is not empty\n");
 }
 
 #[test]

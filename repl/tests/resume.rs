@@ -439,7 +439,7 @@ fn a_replay_goes_through_stops_and_resumes() {
     for (dir, again) in [("r", "r2"), ("lost", "lost2")] {
         let r = p.run(&["replay", dir, "--run-dir", again]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
-        assert!(r.out.contains("the weights are those of the run"), "{}", r.out);
+        assert!(r.out.contains("the weights equal those of the run"), "{}", r.out);
         assert_eq!(weights(&p, again), weights(&p, dir));
     }
     let ledger = p.read("r/ledger.jsonl");

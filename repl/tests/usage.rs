@@ -98,19 +98,19 @@ fn what_is_not_built_yet_is_refused() {
     says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],
         2,
-        "error: --device cuda:0,1: this version computes on one GPU; several come in a later one",
+        "error: --device cuda:0,1: this version supports one GPU; several are planned for a later one",
     );
     says(
         &["run", "tiny.lua", "--device", "gpu"],
         2,
-        "error: --device gpu: there is no such device; it is one of cpu, cuda, cuda:N, auto",
+        "error: --device gpu: there is no such device; use cpu, cuda, cuda:N or auto",
     );
     says(
         &["run", "tiny.lua", "--precision", "int8"],
         2,
-        "error: --precision int8: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8",
+        "error: --precision int8: there is no such precision; use f32, tf32, bf16, fp16 or fp8",
     );
-    says(&["bundle"], 2, "error: `perilune bundle` is not in this version yet; it comes in a later one");
+    says(&["bundle"], 2, "error: `perilune bundle` is not implemented in this version; it is planned for a later one");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Handles Ctrl-C while a line runs. The first interrupts the line; the second prints what it waits for; the third ends the
+//! Handles Ctrl-C while a line runs. The first interrupts the line; the second prints what the line waits for; the third ends the
 //! process, for work that cannot be interrupted (one long kernel, a Lua pattern that takes hours).
 //!
 //! While a line is typed the terminal delivers Ctrl-C as a key, and the editor clears the line.
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The installed handler.
 pub struct Interrupts {
-    /// A line runs.
+    /// Whether a line is running.
     busy: Arc<AtomicBool>,
     pressed: Arc<AtomicU32>,
 }
