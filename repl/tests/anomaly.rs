@@ -133,7 +133,7 @@ fn a_leap_is_said_and_may_be_skipped() {
     let said = warnings(&r);
     assert_eq!((said.len(), &said[0]["step"]), (1, &step.into()), "{said:?}");
     let message = said[0]["message"].as_str().unwrap();
-    assert!(message.starts_with("the loss leaps to 1") && message.ends_with("its update was skipped"), "{message}");
+    assert!(message.starts_with("the loss rises to 1") && message.ends_with("its update was skipped"), "{message}");
     assert!(same(&p, "a", step - 1, step) && !same(&p, "a", step, step + 1));
     let stopped = run(&p, "b", &["--on-spike", "stop"]);
     assert_eq!(stopped.status, Some(3));

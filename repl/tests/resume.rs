@@ -430,7 +430,7 @@ fn a_replay_goes_through_stops_and_resumes() {
     );
     let r = run(&p, "r", &["--resume", "--steps", "12"]);
     assert_eq!(r.status, Some(4));
-    assert!(r.err.contains("`--resume --edited` goes on with what fits"), "{}", r.err);
+    assert!(r.err.contains("`--resume --edited` continues with the States that fit"), "{}", r.err);
     ok(&["--resume", "--edited", "--steps", "12"]);
     // The last part is lost, and done again.
     copy_until(&p, "r", "lost", 10);
@@ -467,7 +467,7 @@ fn what_does_not_fit_is_refused() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&at, bytes).unwrap();
     refused("model.safetensors: blake3: is ");
-    refused("hint: remove r/checkpoints/step-12 to go on from step 6");
+    refused("hint: remove r/checkpoints/step-12 to continue from step 6");
 }
 
 /// Files that are none: they are refused before they fill the memory, and `list` says so.

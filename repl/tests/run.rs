@@ -108,7 +108,7 @@ fn two_runs_in_one_second_do_not_share_a_directory() {
     assert_eq!(p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]).status, Some(0));
     let again = p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]);
     assert_eq!(again.status, Some(2));
-    assert_eq!(again.err, "error: --run-dir here: it holds a run already; choose another directory\n");
+    assert_eq!(again.err, "error: --run-dir here: it already contains a run; choose another directory\n");
 }
 
 #[test]

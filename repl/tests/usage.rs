@@ -44,7 +44,7 @@ fn params() {
     says(
         &["run", "tiny.lua", "--steps", "2", "--set", "steps=3"],
         2,
-        "error: --steps and --set steps=… say the same thing twice; give one of them",
+        "error: --steps and --set steps=… set the same param; give one of them",
     );
     says(
         &["run", "tiny.lua", "--set", "lr"],
@@ -58,7 +58,11 @@ fn files() {
     says(&["run", "tyni.lua"], 2, "error: there is no file tyni.lua. Did you mean tiny.lua?");
     says(&["run", "tiny"], 2, "error: there is no file tiny. Did you mean tiny.lua?");
     says(&["run", "dir"], 2, "error: dir is a directory, not a recipe; recipes in it: inner.lua");
-    says(&["run", "latin.lua"], 2, "error: latin.lua is not UTF-8 text: line 2 holds the byte 0xe9; save it as UTF-8");
+    says(
+        &["run", "latin.lua"],
+        2,
+        "error: latin.lua is not UTF-8 text: line 2 contains the byte 0xe9; save it as UTF-8",
+    );
     says(&["run", "byte.lua"], 2, "error: byte.lua is compiled Lua bytecode; recipes are loaded as text only");
     says(&["check", "table.csv"], 2, "error: table.csv is not a Lua file: a recipe's name ends in .lua");
 }
@@ -93,7 +97,7 @@ fn what_is_not_built_yet_is_refused() {
     says(
         &["run", "tiny.lua", "--resume", "--run-dir", "none"],
         2,
-        "error: --resume: there is no checkpoint in none/checkpoints; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+        "error: --resume: there is no checkpoint in none/checkpoints; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
     );
     says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],

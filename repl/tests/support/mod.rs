@@ -52,7 +52,7 @@ impl Ran {
     /// What it said on stderr, but for leaps of the loss: at which step an edit lands differs from run to run, and with some
     /// steps the loss leaps after it.
     pub fn complaints(&self) -> Vec<&str> {
-        self.err.lines().filter(|l| !(l.starts_with("warning: ") && l.contains(": the loss leaps to "))).collect()
+        self.err.lines().filter(|l| !(l.starts_with("warning: ") && l.contains(": the loss rises to "))).collect()
     }
 }
 

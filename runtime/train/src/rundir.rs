@@ -1,7 +1,7 @@
-//! Creates and updates the run directory, which has everything needed to repeat a run and to look at it.
+//! Creates and updates the run directory, which has everything needed to repeat and inspect a run.
 //!
 //! ```text
-//! run.json                 what ran, on what, how it ended
+//! run.json                 recipe, device, result
 //! recipe/                  the recipe and the files it required, as they were
 //! metrics.jsonl            the step and eval events
 //! tb/                      TensorBoard events (`tensorboard --logdir runs`)
@@ -34,7 +34,7 @@ pub struct RunDir {
     flushed: Instant,
 }
 
-/// What the log of a resumed run has up to the step of its checkpoint.
+/// The log of a resumed run up to the step of its checkpoint.
 #[derive(Default)]
 pub(crate) struct LogTail {
     /// The metrics of the evaluation of `valid` at that step, if there was one.
@@ -60,7 +60,7 @@ pub fn hostname() -> String {
 /// Reads a small text file of a run directory, which may come from an untrusted source.
 pub fn text_of(path: &Path) -> Result<String> {
     const MOST: u64 = 64 << 20;
-    // Checked before it is opened: opening a pipe would wait for a writer.
+    // Check before opening, because opening a pipe would wait for a writer.
     let meta = fs::metadata(path).map_err(disk("read", path))?;
     let no = |rule: &str| Err(Error::Refused(format!("{}: {rule}", path.display())));
     if !meta.is_file() {
@@ -75,7 +75,7 @@ pub fn text_of(path: &Path) -> Result<String> {
 }
 
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
-/// the old or the new one is there.
+/// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
     let write = |mut f: File| f.write_all(text.as_bytes()).and_then(|()| f.sync_all());
@@ -95,7 +95,7 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
         return match File::create_new(path.join("run.json")) {
             Ok(_) => Ok(path.to_path_buf()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Usage(format!(
-                "--run-dir {}: it holds a run already; choose another directory",
+                "--run-dir {}: it already contains a run; choose another directory",
                 path.display()
             ))),
             Err(e) => Err(disk("write to the run directory", path)(e)),
