@@ -1,4 +1,4 @@
-//! Wrong usage and wrong recipes: exit status 2 or 3, and a message that says what to do.
+//! Tests wrong usage and wrong recipes: exit status 2 or 3, and a message with a cure.
 
 #![allow(clippy::unwrap_used)]
 
