@@ -11,7 +11,7 @@ local table_of = pl.load "golden/fp8/table.npz"
 local function every_bf16()
   local code = pl.arange(65536)
   local mantissa, exponent, negative = code % 128, (code // 128) % 256, code:ge(32768)
-  local powers = {} -- exact, as no device's pow has to be
+  local powers = {} -- exact, which `pow` of a device need not be
   for e = 0, 255 do powers[e + 1] = 2.0 ^ (e - 134) end
   local normal = (mantissa + 128):to("f64") * pl.tensor(powers, { dtype = "f64" }):index_select(0, exponent)
   local small = mantissa:to("f64") * 2.0 ^ -133
