@@ -22,7 +22,7 @@ ROWS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
 COLUMNS = ["date", "commit", "machine", "case", "ours", "rival", "rival_name", "unit", "ratio", "script"]
 
-# unit -> how the page writes it, and whether more is better
+# unit -> its text on the page, and whether more is better
 UNITS = {"us": ("µs", False), "ms": ("ms", False), "s": ("s", False), "GiB": ("GiB", False), "MB": ("MB", False), "loss": ("loss", False),
          "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "accuracy": ("accuracy", True)}
 
@@ -154,7 +154,7 @@ def against(row, named):
 
 
 def table(rows, unit, about):
-    """A line for each case of one unit, with the best rival; the others stand in a last column."""
+    """A line for each case of one unit, with the best rival; the others are in the last column."""
     cases = {}
     for row in rows:
         of_case = cases.setdefault(row["case"], {"ours": row, "rivals": []})
