@@ -1,6 +1,6 @@
 //! Decompresses text files that may be gzipped: detected by their first two bytes, bounded in size.
 //!
-//! Several gzip members one after the other are one file, as for `zcat`. Other compressions are not read.
+//! Concatenated gzip members are one file, as for `zcat`. Other compressions are not supported.
 
 use crate::error::{Error, Result};
 use crate::file;
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// A reader of the plain or unpacked bytes of `path` that fails with `TOO_LONG` beyond `limit` bytes.
+/// Returns a reader of the plain or unpacked bytes of `path` that fails with `TOO_LONG` beyond `limit` bytes.
 pub(crate) fn open(path: &Path, limit: u64) -> Result<BufReader<Capped>> {
     let (file, len) = file::open(path)?;
     let mut file = BufReader::with_capacity(1 << 16, file);
@@ -24,7 +24,7 @@ pub(crate) fn open(path: &Path, limit: u64) -> Result<BufReader<Capped>> {
     Ok(BufReader::with_capacity(1 << 16, Capped { source, left: limit }))
 }
 
-/// Turns a failed read of [`open`]'s reader into the crate's error.
+/// Converts a failed read of [`open`]'s reader to the crate's error.
 pub(crate) fn read_error(path: &Path, limit: u64, e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::FileTooLarge => too_long(path, limit.saturating_add(1), limit),
