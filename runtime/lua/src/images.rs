@@ -1,4 +1,4 @@
-//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
+//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
 use crate::data_bindings::{fail, folder, text_arg, upload};
 use crate::functions::host;
@@ -15,7 +15,7 @@ impl UserData for FolderData {
         methods.add_method("size", |_, this, ()| Ok(this.0.len()));
         methods.add_method("classes", |_, this, ()| Ok(this.0.classes().to_vec()));
         methods.add_method("path", |_, this, i: usize| Ok(this.0.path(i).to_string_lossy().into_owned()));
-        // The batches of one loader: `seed` for random crops, `resize` for those of the middle.
+        // The batches of one loader: `seed` for random crops, `resize` for center crops.
         methods.add_method("reader", |lua, this, o: Table| {
             let host = host(lua)?;
             let crop = match o.get::<Option<i64>>("seed")? {
@@ -52,7 +52,7 @@ impl UserData for ReaderData {
     }
 }
 
-/// `native.images(path, classes)`: the folder's images, listed; with `classes` these are the names and their ids.
+/// `native.images(path, classes)`: lists the folder's images; `classes` fixes the names in the order of their ids.
 pub fn images(lua: &Lua, (path, classes): (Value, Option<Vec<String>>)) -> mlua::Result<mlua::AnyUserData> {
     let host = host(lua)?;
     let path = text_arg(&host, lua, OP, "the path", &path)?;
