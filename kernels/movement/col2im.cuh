@@ -1,4 +1,4 @@
-// Computes unwindow (col2im): adds windows (outer, windows, inner, size) back onto an axis, overlaps in order of windows.
+// Computes col2im: adds windows (outer, windows, inner, size) back onto an axis, overlaps in order of windows.
 //
 // Window w holds positions w * step + s * dilation. Mapping: one thread for each result element, 256 a block; it visits the windows that
 // cover it, in order, so the bits are those of the CPU. No shared memory. Limited by device memory: x is read once (neighbours share

@@ -1,4 +1,4 @@
-// Computes place (strided padding: x at positions low + i * step along an axis, a constant elsewhere) and cat (one part of the result).
+// Computes strided_pad (x at positions low + i * step along an axis, a constant elsewhere) and cat (one part of the result).
 //
 // Mapping: one thread for each result element, or for a vector of them, 256 a block. T is as wide as 16 bytes where slices are
 // contiguous. No shared memory. Limited by device memory: the result is written once, coalesced, x read once.

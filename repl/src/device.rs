@@ -1,8 +1,9 @@
 //! Parses `--device`, `--precision` and `--threads`, and opens the backend.
 
-use perilune_core::byte_size::amount;
+use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
+use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
@@ -29,6 +30,22 @@ pub struct DeviceArgs {
     /// Device memory of a training step, such as 20GiB; values that exceed it are recomputed [default: the recipe's]
     #[arg(long, value_name = "BYTES", value_parser = amount)]
     pub memory_budget: Option<usize>,
+    /// What the recipe's Lua values (not its tensors) may take, as in 2GiB [default: a quarter of the machine's memory, from
+    /// 256 MiB to 8 GiB]
+    #[arg(long, value_name = "BYTES", value_parser = lua_memory)]
+    lua_memory: Option<usize>,
+}
+
+/// The least that `--lua-memory` takes: the standard library and its data need a few MiB.
+const LEAST_LUA_MEMORY: usize = 16 << 20;
+
+/// Parses `--lua-memory`.
+fn lua_memory(text: &str) -> std::result::Result<usize, String> {
+    let bytes = amount(text)?;
+    if bytes < LEAST_LUA_MEMORY {
+        return Err(format!("the standard library needs room: at least {}", show(LEAST_LUA_MEMORY)));
+    }
+    Ok(bytes)
 }
 
 /// The upper limit of `--threads`, which detects typing errors.
@@ -38,6 +55,15 @@ impl DeviceArgs {
     /// Returns the number of CPU threads.
     pub fn threads(&self) -> usize {
         self.place.threads()
+    }
+
+    /// Creates the runtime of a command, with its limits.
+    pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
+        let runtime = Runtime::new(options)?;
+        if let Some(bytes) = self.lua_memory {
+            runtime.limit_lua_memory(bytes)?;
+        }
+        Ok(runtime)
     }
 
     /// Checks the precision and opens the backend.

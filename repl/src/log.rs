@@ -2,6 +2,7 @@
 //! either, spans and events cost a load and a branch each.
 
 use crate::failure::{Failure, disk};
+use crate::terminal::EscapedLog;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Mutex;
@@ -28,12 +29,12 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     match file {
         Some(path) => {
             let out = std::fs::File::create(path).map_err(disk("write the log to", path))?;
-            log.with_ansi(false).with_writer(Mutex::new(out)).init();
+            log.with_ansi(false).with_writer(Mutex::new(EscapedLog { to: out, color: false })).init();
         }
-        None => log
-            .with_ansi(crate::console_out::color(std::io::stderr().is_terminal()))
-            .with_writer(std::io::stderr)
-            .init(),
+        None => {
+            let color = crate::console_out::color(std::io::stderr().is_terminal());
+            log.with_ansi(color).with_writer(move || EscapedLog { to: std::io::stderr(), color }).init();
+        }
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use crate::console_out::{ConsoleOut, Mode};
 use crate::format::{grouped, metrics};
 use crate::progress::Progress;
 use crate::signals::{self, Signals};
+use crate::terminal::one_line;
 use perilune_train::{Event, Listener};
 use serde_json::Map;
 use std::cell::RefCell;
@@ -40,7 +41,7 @@ impl RunPrinter {
         let out = &self.out;
         match event {
             Event::Recipe { name, device, parameters, samples, seed } => {
-                out.line(&header(&out.bold(name), device, *parameters, samples, *seed));
+                out.line(&header(&out.bold(&one_line(name)), device, *parameters, samples, *seed));
             }
             Event::Resumed { step, dir, changed, states } => {
                 out.line(&format!("continuing from step {} of {}", grouped(*step), dir.display()));

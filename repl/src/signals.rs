@@ -81,7 +81,7 @@ impl Signals {
         let all = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP]);
         let mut all = all.map_err(cannot_listen)?;
         let (control, on_terminal) = (self.control.clone(), self.on_terminal);
-        std::thread::spawn(move || {
+        let pass_on = move || {
             for signal in all.forever() {
                 match signal {
                     SIGHUP if on_terminal && !terminal() => control.stop(SIGHUP as usize),
@@ -89,7 +89,8 @@ impl Signals {
                     _ => control.cancel(),
                 }
             }
-        });
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(pass_on).map_err(cannot_listen)?;
         Ok(())
     }
 

@@ -92,7 +92,8 @@ fn a_run_directory_holds_what_is_needed_to_repeat_the_run() {
     let logged: Vec<&str> = r.out.lines().filter(|l| l.contains("\"step\"") || l.contains("\"eval\"")).collect();
     let logged: Vec<&str> =
         logged.into_iter().filter(|l| !l.contains("\"start\"") && !l.contains("\"done\"")).collect();
-    assert_eq!(p.read(&format!("{dir}/metrics.jsonl")).lines().collect::<Vec<_>>(), logged);
+    let metrics = p.read(&format!("{dir}/metrics.jsonl"));
+    assert_eq!(metrics.lines().map(perilune_checkpoint::seal::unsealed).collect::<Vec<_>>(), logged);
     let tb = std::fs::read_dir(p.path(&dir).join("tb")).unwrap().next().unwrap().unwrap();
     assert!(tb.file_name().to_string_lossy().starts_with("events.out.tfevents."));
     assert!(tb.metadata().unwrap().len() > 7 * 40);

@@ -42,7 +42,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
         move |text: &str| screen.note(text)
     };
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
+    let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
@@ -74,7 +74,11 @@ impl Report<'_> {
 
     fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, args: &DeviceArgs) -> Result<(), Failure> {
         let params = recipe.params()?;
-        self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
+        self.screen.line(&format!(
+            "{} · {} · {device}",
+            self.screen.bold(&crate::terminal::one_line(&recipe.name())),
+            self.source.path.display()
+        ));
         if !params.is_empty() {
             let list: Vec<String> = params.iter().map(|(name, v)| format!("{name} {}", params::literal(v))).collect();
             self.row("params", &list.join(", "));

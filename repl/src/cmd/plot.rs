@@ -6,6 +6,7 @@
 use crate::console_out;
 use crate::failure::{Failure, disk};
 use crate::plot::{Figure, Look, Mark, Series};
+use crate::terminal::drawn;
 use perilune_core::error::did_you_mean;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -238,7 +239,7 @@ pub fn plot(args: &PlotArgs) -> Result<(), Failure> {
             true => figure.text_with(cols, rows, Look { color, unicode: false }),
             false => figure.text(cols, rows, color),
         };
-        return console_out::say(&text);
+        return console_out::say(&drawn(&text));
     };
     let kind = out.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
     let bytes = match kind.as_str() {

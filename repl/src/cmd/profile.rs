@@ -58,7 +58,7 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     };
     let params = args.set.clone();
     let options = RuntimeOptions { backend: backend.clone(), params, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
+    let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
     let Loaded::Recipe(recipe) = source.load(&runtime)? else {
         return Err(plain());

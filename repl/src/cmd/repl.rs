@@ -32,7 +32,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     let backend = args.device.open()?;
     let print = |text: &str| drop(console_out::say(text));
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
+    let runtime = args.device.runtime(options)?;
     diagnostics::gpu_source(&runtime);
     {
         let mut engine = runtime.host().engine.borrow_mut();

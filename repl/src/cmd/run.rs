@@ -121,7 +121,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         };
         let backend = args.device.open()?;
         let params = spec.params.clone();
-        let runtime = Runtime::new(RuntimeOptions { backend, params, strict: true, print: Rc::new(print) })?;
+        let runtime = args.device.runtime(RuntimeOptions { backend, params, strict: true, print: Rc::new(print) })?;
         diagnostics::plans(&runtime, &out);
         diagnostics::notices(&runtime, printer);
         let at_breakpoint =

@@ -3,6 +3,7 @@
 use super::{Flow, Prompt, input, plot};
 use crate::console_out;
 use crate::failure::Failure;
+use crate::terminal::drawn;
 use perilune_core::byte_size::show;
 use perilune_core::error::did_you_mean;
 use perilune_cuda::Cuda;
@@ -182,7 +183,7 @@ impl Prompt<'_> {
             "summary" => self.say(&console.command("summary", rest)?),
             "plot" => {
                 needs("a tensor or a list of numbers")?;
-                self.say(&plot::plot(console, rest, self.color)?);
+                self.say(&drawn(&plot::plot(console, rest, self.color)?));
             }
             "load" => {
                 needs("a file")?;

@@ -18,6 +18,7 @@ pub use run::Training;
 
 use crate::console_out;
 use crate::failure::Failure;
+use crate::terminal::styled;
 use perilune_lua::{Answer, Cause, Console};
 use std::cell::{Cell, RefCell};
 use std::io::BufRead;
@@ -71,7 +72,7 @@ impl Prompt<'_> {
 
     /// Returns the text dimmed, where there is colour.
     pub fn dim(&self, text: &str) -> String {
-        if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
+        if self.color { styled("2", text) } else { text.to_string() }
     }
 
     fn show(&self, answer: Answer) {

@@ -15,6 +15,7 @@
 mod crash;
 mod read;
 mod saver;
+pub mod seal;
 mod write;
 
 pub use perilune_data::shards::LIMIT as SHARD_LIMIT;

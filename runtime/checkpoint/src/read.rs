@@ -1,6 +1,7 @@
 //! Finds and reads checkpoints.
 
-use crate::write::{OLD, SEAL};
+use crate::seal::{RECORD_SEAL, unseal};
+use crate::write::OLD;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_core::HostTensor;
 use perilune_data::{safetensors, shards};
@@ -74,23 +75,6 @@ fn record(path: &Path) -> Result<(Map<String, Value>, String)> {
         Ok(_) => Err(broken(path, "record", "is not a JSON object")),
         Err(e) => Err(broken(path, "record", format!("is not JSON: {e}"))),
     }
-}
-
-/// Checks a record against its own hash. The hash was computed with an empty string in its place.
-fn unseal(path: &Path, record: &mut Map<String, Value>, text: &str) -> Result<()> {
-    let said = record.remove(SEAL).as_ref().and_then(Value::as_str).map(String::from);
-    let place = said.as_ref().filter(|s| !s.is_empty()).and_then(|s| Some((text.rfind(s.as_str())?, s)));
-    let Some((at, said)) = place else {
-        return Err(broken(path, SEAL, "must be the hash of the record"));
-    };
-    let (mut hasher, end) = (blake3::Hasher::new(), at + said.len());
-    hasher.update(&text.as_bytes()[..at]).update(&text.as_bytes()[end..]);
-    let found = hasher.finalize().to_hex();
-    if found.as_str() != said {
-        let rule = format!("is {said}, but the hash of the record is {found}: the file was changed or damaged");
-        return Err(broken(path, SEAL, rule));
-    }
-    Ok(())
 }
 
 /// Bytes hashed at one time, few enough to be still in the processor's cache.
@@ -177,7 +161,7 @@ pub fn read(path: &Path) -> Result<Snapshot> {
     match record.remove("schema").as_ref().and_then(Value::as_u64) {
         // Records of schema 1 have no hash.
         Some(1) => {}
-        Some(SCHEMA) => unseal(&at, &mut record, &text)?,
+        Some(SCHEMA) => unseal(&mut record, &text).map_err(|rule| broken(&at, RECORD_SEAL, rule))?,
         Some(n) => return Err(broken(&at, "schema", format!("is {n}; this version reads 1 to {SCHEMA}"))),
         None => return Err(broken(&at, "schema", "is missing")),
     }

@@ -1,6 +1,7 @@
 //! Writes one checkpoint atomically, with the hashes of its files.
 
 use crate::crash::point;
+use crate::seal::seal;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_data::shards;
 use serde_json::{Map, Value, json};
@@ -45,21 +46,6 @@ impl Digests {
     }
 }
 
-/// The key of a record's own hash, which is its last key.
-pub(crate) const SEAL: &str = "blake3";
-
-/// Returns the text of a record with its own hash: the BLAKE3 hash of the text with an empty string in the hash's place.
-fn sealed(mut record: Map<String, Value>) -> String {
-    record.shift_remove(SEAL);
-    record.insert(SEAL.into(), "".into());
-    let mut text = format!("{:#}\n", Value::Object(record));
-    let hash = blake3::hash(text.as_bytes()).to_hex();
-    if let Some(at) = text.rfind("\"\"") {
-        text.insert_str(at + 1, &hash);
-    }
-    text
-}
-
 fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io(dir, "remove")(e)),
@@ -73,7 +59,8 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
     if !dir.exists() {
-        fs::create_dir_all(dir).map_err(io(dir, "create"))?;
+        // Not the directories above: a run directory that was removed meanwhile is an error.
+        fs::create_dir(dir).map_err(io(dir, "create"))?;
         // The entry of the directory itself must survive too.
         let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sync_dir(above)?;
@@ -99,7 +86,7 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     record.extend(snapshot.record.clone());
     record.insert("files".into(), files.into());
     let path = new.join(RECORD);
-    let text = sealed(record);
+    let text = seal(record);
     File::create_new(&path)
         .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
         .map_err(io(&path, "write"))?;

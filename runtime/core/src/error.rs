@@ -88,15 +88,28 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Bytes of a name that is compared with others.
+const LONGEST_NAME: usize = 100;
+/// Candidates that a name is compared with.
+const MOST_CANDIDATES: usize = 5000;
+
 /// The candidate nearest to `name`, if it is near enough to be a likely slip of the fingers.
 ///
 /// Distance is optimal string alignment (insert, delete, substitute, swap of neighbours); a candidate counts as near
 /// when at most a third of its letters, and at most three, differ. A name that contains the candidate as a whole word
 /// or prefix counts too (`leraning_rate` finds `lr` only through the caller's alias list).
+///
+/// Names longer than 100 bytes have no suggestion, and of very many candidates only the first 5,000 are compared, which bounds
+/// the work.
 pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > LONGEST_NAME {
+        return None;
+    }
     let lower = name.to_lowercase();
     candidates
         .into_iter()
+        .take(MOST_CANDIDATES)
+        .filter(|c| c.len() <= LONGEST_NAME)
         .map(|c| (edit_distance(&lower, &c.to_lowercase()), c))
         .filter(|(d, c)| *d <= (c.chars().count().max(name.chars().count()) / 3).clamp(1, 3))
         .min_by_key(|(d, c)| (*d, c.len()))

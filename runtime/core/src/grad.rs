@@ -267,7 +267,8 @@ fn tiles(g: &mut Graph, arrived: &[NodeId]) -> Result<Option<NodeId>> {
     let mut axis = None;
     for &id in arrived {
         let n = g.node(id);
-        if n.op != &movement::PLACE || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0]) {
+        if n.op != &movement::STRIDED_PAD || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0])
+        {
             return Ok(None);
         }
         axis = Some(n.attrs[0]);
@@ -396,7 +397,7 @@ fn file(
 /// not wait, with all it reads, for the end of the pass; slices wait for each other (see [`total`]).
 fn arrive(g: &mut Graph, pending: &mut Pending, stop: &FxHashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
     let list = pending.entry(x).or_default();
-    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::PLACE;
+    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::STRIDED_PAD;
     match list[..] {
         [before] if stop.contains(&x) && !slice(g, before) && !slice(g, d) => list[0] = g.add_(before, d)?,
         _ => list.push(d),

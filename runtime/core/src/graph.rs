@@ -13,6 +13,9 @@ use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp};
 use smallvec::SmallVec;
 
+/// The most nodes of a graph that ops record: some gigabytes.
+const MAX_NODES: usize = 1 << 24;
+
 /// A node of one graph. Meaningless in another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u32);
@@ -244,6 +247,12 @@ impl Graph {
             metas.push(Meta { shape: n.shape, dtype: n.dtype });
         }
         let out = (op.infer)(&Infer { op: op.name, inputs: &metas, attrs })?;
+        out.shape.check(op.name)?;
+        if self.nodes.len() >= MAX_NODES {
+            let message = format!("{MAX_NODES} ops are recorded in one step, the most that there may be");
+            return Err(Error::memory(op.name, message)
+                .hint("read a value or end the step within the loop, so that what was recorded runs"));
+        }
         Ok(self.add(Node {
             op,
             dtype: out.dtype,
@@ -296,6 +305,11 @@ impl Graph {
     pub fn constant(&mut self, value: f64, dtype: DType) -> NodeId {
         let bits = Number::Float(value).bits(dtype) as i64;
         self.leaf(&create::CONSTANT, Shape::SCALAR, dtype, &[bits], 0)
+    }
+
+    /// A rank-0 i64 constant; `constant` holds whole numbers up to 2^53 only.
+    pub fn int_constant(&mut self, value: i64) -> NodeId {
+        self.leaf(&create::CONSTANT, Shape::SCALAR, DType::I64, &[value], 0)
     }
 
     /// A rank-0 constant of the dtype of `like`.

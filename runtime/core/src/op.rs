@@ -161,9 +161,14 @@ impl Work<'_> {
     }
 }
 
+/// The product of counts, or the largest number where it has no room: sizes of several tensors meet in it.
+pub(crate) fn times<const N: usize>(counts: [u64; N]) -> u64 {
+    counts.into_iter().fold(1, u64::saturating_mul)
+}
+
 /// Of a product (..., M, K) by (K, N), or by its transpose, to (..., M, N).
 pub(crate) fn product_flops(w: &Work) -> u64 {
-    2 * w.out.numel() as u64 * w.dim(0, 0)
+    times([2, w.out.numel() as u64, w.dim(0, 0)])
 }
 
 impl PartialEq for Op {

@@ -347,7 +347,7 @@ fn joining_and_placing() {
                     x.f(index_of(&Shape::of(dims), &c))
                 });
                 let attrs = [axis as i64, lo as i64, step as i64, total as i64, 1f64.to_bits() as i64];
-                check(&mut b, "place", &attrs, &[&x], &want);
+                check(&mut b, "strided_pad", &attrs, &[&x], &want);
             }
         }
     }
@@ -376,7 +376,7 @@ fn windows_put_back() {
                 sum
             });
             let attrs = [1, size as i64, step as i64, dilation as i64, total as i64];
-            check(&mut b, "unwindow", &attrs, &[&x], &want);
+            check(&mut b, "col2im", &attrs, &[&x], &want);
         }
     }
 }

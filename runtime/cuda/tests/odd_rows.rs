@@ -40,7 +40,7 @@ fn texts(p: &Program, cols: usize) -> String {
 /// Elements that are copied to be filled up.
 fn copied(p: &Program) -> usize {
     let numel = |k: &Kernel| match k {
-        Kernel::Library(l) if l.op.name == "place" => l.inputs[0].shape().numel(),
+        Kernel::Library(l) if l.op.name == "strided_pad" => l.inputs[0].shape().numel(),
         _ => 0,
     };
     p.kernels.iter().map(numel).sum()

@@ -73,11 +73,7 @@ impl Engine {
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
         // Decomposed into primitives, so that the work of every op is counted.
         let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
-        let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), |a, b| Cost {
-            read: a.read + b.read,
-            written: a.written + b.written,
-            flops: a.flops + b.flops,
-        });
+        let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), Cost::plus);
         Ok((program.kernels.len(), total))
     }
 

@@ -113,6 +113,19 @@ fn wrong_operand(lua: &Lua, value: &Value) -> mlua::Error {
     errors::argument(&host, lua, "", message, hint.map(str::to_string))
 }
 
+/// Bytes of a string that a message shows.
+const SHOWN: usize = 200;
+
+/// A string in quotes; of a long one the beginning and its length.
+fn quoted(bytes: &[u8]) -> String {
+    match bytes.get(..SHOWN) {
+        Some(head) if bytes.len() > SHOWN => {
+            format!("\"{}…\" ({} bytes)", String::from_utf8_lossy(head).trim_end_matches('\u{fffd}'), bytes.len())
+        }
+        _ => format!("\"{}\"", String::from_utf8_lossy(bytes)),
+    }
+}
+
 /// Describes a Lua value for messages: `"text"`, `3.5`, `a table`.
 pub fn show(value: &Value) -> String {
     match value {
@@ -120,7 +133,7 @@ pub fn show(value: &Value) -> String {
         Value::Boolean(b) => b.to_string(),
         Value::Integer(i) => i.to_string(),
         Value::Number(n) => n.to_string(),
-        Value::String(s) => format!("\"{}\"", s.to_string_lossy()),
+        Value::String(s) => quoted(&s.as_bytes()),
         Value::UserData(u) if u.is::<Tensor>() => "a tensor".into(),
         Value::Table(_) => "a table".into(),
         Value::Function(_) => "a function".into(),

@@ -1,6 +1,7 @@
 //! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` builds the API on them.
 
 use crate::args::{as_int, show};
+use crate::boundary;
 use crate::errors;
 use crate::functions::host;
 use crate::host::Host;
@@ -123,6 +124,7 @@ fn columns(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<Columns> {
 
 impl UserData for RowsData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok((this.0.len(), this.0.num_columns())));
         methods.add_method("names", |_, this, ()| Ok(this.0.names().map(<[String]>::to_vec)));
         methods.add_method("columns", |lua, this, (which, opts): (Value, Option<Table>)| {
@@ -164,6 +166,7 @@ struct VocabularyData(Vocabulary);
 
 impl UserData for VocabularyData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok(this.0.len()));
         methods.add_method("chars", |_, this, ()| Ok(this.0.chars()));
         methods.add_method("encode", |lua, this, text: Value| {
@@ -390,6 +393,15 @@ fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     }
 }
 
+/// The permutations of 0..n, by epoch.
+fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl Fn(u64) -> Permutation> {
+    if n > 1 << 62 {
+        let message = format!("the set has {n} samples; at most 2^62 are ordered");
+        return Err(errors::argument(&host(lua)?, lua, "data", message, None));
+    }
+    Ok(move |epoch| Permutation::new(n, seed as u64, epoch, stream))
+}
+
 /// `native.loss_sum(loss)`: returns the sum and the divisor of a mean loss over class ids; nothing for other tensors.
 fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
     let host = host(lua)?;
@@ -403,6 +415,7 @@ fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tens
 }
 
 pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     pl.set("load", lua.create_function(load)?)?;
     pl.set("save", lua.create_function(save)?)?;
     let native = lua.create_table()?;
@@ -451,27 +464,28 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                     ));
                 }
             };
-            let p = Permutation::new(n, seed as u64, epoch as u64, stream);
-            let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
+            let order = order_of(lua, n, seed, stream)?;
+            let list = boundary::numbers(lua, "permutation", 0, n, |i| order(epoch as u64).at(i) as i64)?;
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(
         "shuffled",
-        lua.create_function(|_, (seed, first, count, n): (i64, u64, u64, u64)| {
-            let at = |i: u64| Permutation::new(n, seed as u64, i / n, Stream::Shuffle).at(i % n);
-            Ok(if n == 0 { Vec::new() } else { (first..first + count).map(at).collect() })
+        lua.create_function(|lua, (seed, first, count, n): (i64, u64, u64, u64)| {
+            let order = order_of(lua, n, seed, Stream::Shuffle)?;
+            let count = if n == 0 { 0 } else { count };
+            boundary::numbers(lua, "shuffled", first, count, |i| order(i / n).at(i % n) as i64)
         })?,
     )?;
     native.set("images", lua.create_function(crate::images::images)?)?;
     native.set(
         "text_windows",
-        lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {
+        lua.create_function(|lua, (seed, first, count, n, length): (i64, u64, u64, i64, i64)| {
             let host = host(lua)?;
             let w =
                 Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
-            let list: Vec<i64> = (first..first + count).map(|i| w.random(seed as u64, i as u64) as i64).collect();
+            let list = boundary::numbers(lua, "text_windows", first, count, |i| w.random(seed as u64, i) as i64)?;
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
@@ -526,7 +540,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
-    native.set("rehearse", lua.create_function(crate::dry_run::rehearse)?)?;
+    native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
     // The current recipe line, as a number, and the fallback if there is none.

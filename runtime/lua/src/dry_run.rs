@@ -11,7 +11,7 @@ use mlua::{Function, Lua, MultiValue};
 use perilune_engine::Code;
 use perilune_plan::Fingerprint;
 
-/// Additional results of the last dry run, stored with the Lua state.
+/// What was asked of the last dry run besides, kept with the Lua state.
 #[derive(Default)]
 pub struct Planned {
     /// The kernels of the step.
@@ -20,11 +20,15 @@ pub struct Planned {
     pub code: Code,
 }
 
-/// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed. With
+/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
 /// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
 /// its plan was cached.
-pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
+pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
     let host = host(lua)?;
+    if host.engine.borrow().in_step() {
+        let message = "a dry run records a step of its own and cannot begin inside one";
+        return Err(errors::argument(&host, lua, "dry_run", message, Some("begin it between two steps".into())));
+    }
     host.settle();
     if host.engine.borrow().is_dirty() {
         host.flush(lua)?;

@@ -29,6 +29,8 @@ pub enum Cause {
     Interrupted,
     /// `:quit` at a breakpoint.
     LeftBreakpoint,
+    /// A panic in a native function: a bug of the runtime.
+    Internal,
 }
 
 /// The error value that Lua carries.
@@ -155,7 +157,7 @@ impl RecipeError {
         let mut out = match &at {
             LuaError::ExternalError(e) => match find::<Raised>(&**e) {
                 Some(r) => RecipeError {
-                    message: r.message.clone(),
+                    message: shortened(&r.message).into_owned(),
                     hint: r.hint.clone(),
                     file: r.file.clone(),
                     line: r.file.as_ref().map(|_| r.line),
@@ -168,7 +170,8 @@ impl RecipeError {
             },
             LuaError::SyntaxError { message, .. } | LuaError::RuntimeError(message) => RecipeError::plain(message),
             LuaError::MemoryError(_) => {
-                RecipeError { cause: Cause::System, ..RecipeError::plain("the script's own memory limit is reached") }
+                let (message, cure) = crate::boundary::memory_limit::explain();
+                RecipeError { cause: Cause::System, hint: Some(cure), ..RecipeError::plain(&message) }
             }
             LuaError::FromLuaConversionError { from, to, .. } => {
                 let (name, pos) = argument.unwrap_or_default();
@@ -217,6 +220,8 @@ impl RecipeError {
 
     /// Parses Lua's own text: `file:line: message`, perhaps followed by a traceback.
     fn plain(text: &str) -> RecipeError {
+        let text = shortened(text);
+        let text = &*text;
         let (text, trace) = match text.split_once("\nstack traceback:") {
             Some((t, rest)) => (t, Some(rest)),
             None => (text, None),
@@ -245,6 +250,22 @@ impl RecipeError {
         }
         out
     }
+}
+
+/// Bytes of an error's text that are kept.
+const LONGEST: usize = 16 << 10;
+
+/// The beginning of a long text, and its traceback.
+fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
+    if text.len() <= LONGEST {
+        return text.into();
+    }
+    let (message, trace) = match text.rfind("\nstack traceback:") {
+        Some(at) if text.len() - at <= LONGEST => text.split_at(at),
+        _ => (text, ""),
+    };
+    let head = &message[..message.floor_char_boundary(LONGEST.min(message.len()))];
+    format!("{head}… ({} bytes){trace}", message.len()).into()
 }
 
 fn find<T: Clone + 'static + std::error::Error>(e: &(dyn std::error::Error + 'static)) -> Option<T> {

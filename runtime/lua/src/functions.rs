@@ -386,6 +386,7 @@ fn plan_shown(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<PrintPlan> 
 
 /// Fills the module table with all functions.
 pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     for op in ops::all() {
         if op.sig.is_empty() {
             continue;

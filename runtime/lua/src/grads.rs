@@ -247,7 +247,7 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
     let (forward, backward) = (get("forward")?, get("backward")?);
     let name = given.get::<Option<String>>("name")?.unwrap_or_else(|| "custom".into());
     let host = host.clone();
-    lua.create_function(move |lua, args: MultiValue| {
+    crate::boundary::Guarded(lua).create_function(move |lua, args: MultiValue| {
         let mut out = host.with_modes(|m| m.no_grad = true, || forward.call::<MultiValue>(args.clone()))?;
         if out.len() > 1 {
             let message = format!("its forward returned {} values; it must return one tensor", out.len());

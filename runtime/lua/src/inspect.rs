@@ -58,6 +58,7 @@ fn states_of(lua: &Lua, x: Value) -> mlua::Result<Table> {
 }
 
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     native.set("aside", lua.create_function(aside)?)?;
     native.set("mark", lua.create_function(mark)?)?;
     native.set("cost", lua.create_function(cost)?)?;

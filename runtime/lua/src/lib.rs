@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod boundary;
 pub mod console;
 mod data_bindings;
 mod dry_run;

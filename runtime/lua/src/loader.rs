@@ -2,6 +2,7 @@
 //! files in the recipe's folder.
 
 use crate::args::show;
+use crate::boundary::{self, Guarded, memory_limit};
 use crate::functions::{self, host};
 use crate::runtime::Place;
 use crate::{errors, no_tail_calls};
@@ -27,7 +28,9 @@ pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
 /// Creates a Lua state with the libraries for recipes, without access to the system.
 pub fn new_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
-    let lua = Lua::new_with(libs, LuaOptions::default())?;
+    let state = Lua::new_with(libs, LuaOptions::default())?;
+    memory_limit::set(&state, memory_limit::default_limit())?;
+    let lua = Guarded(&state);
     let globals = lua.globals();
     for name in ["dofile", "loadfile", "collectgarbage", "warn"] {
         globals.raw_set(name, Value::Nil)?;
@@ -55,7 +58,8 @@ pub fn new_lua() -> mlua::Result<Lua> {
             setmetatable.call::<Value>((t, meta))
         })?,
     )?;
-    Ok(lua)
+    boundary::install(&lua)?;
+    Ok(state)
 }
 
 /// `load`, for text only.
@@ -68,12 +72,14 @@ fn load(
         Value::Function(f) => {
             let mut text = String::new();
             while let Some(piece) = f.call::<Option<String>>(())?.filter(|p| !p.is_empty()) {
+                boundary::check_chunk(lua, text.len() + piece.len())?;
                 text.push_str(&piece);
             }
             text
         }
         _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
     };
+    boundary::check_chunk(lua, text.len())?;
     let mut out = MultiValue::new();
     match no_tail_calls::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),
@@ -87,6 +93,7 @@ fn load(
 
 /// Makes `perilune` requirable and guards the globals.
 pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
+    let lua = &Guarded(lua);
     let pl = lua.create_table()?;
     functions::install(lua, &pl)?;
     crate::data_bindings::install(lua, &pl)?;
@@ -181,6 +188,7 @@ fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
     if t.metatable().is_some() {
         return Ok(());
     }
+    let lua = &Guarded(lua);
     let (meta, module) = (lua.create_table()?, module.to_string());
     meta.set(
         "__index",
@@ -220,6 +228,7 @@ fn torch_name(name: &str) -> Option<&'static str> {
 
 /// Makes reading or writing an undefined global an error, since it is nearly always a mistake.
 fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    let lua = &Guarded(lua);
     let meta = lua.create_table()?;
     meta.set(
         "__index",

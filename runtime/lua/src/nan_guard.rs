@@ -55,6 +55,7 @@ fn not_finite(lua: &Lua, roots: MultiValue) -> mlua::Result<Option<Table>> {
 }
 
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     native.set("guard", lua.create_function(guard)?)?;
     native.set("not_finite", lua.create_function(not_finite)?)
 }

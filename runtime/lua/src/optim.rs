@@ -92,6 +92,7 @@ fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Tabl
 }
 
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     native.set("gradients", lua.create_function(gradients)?)?;
     native.set("adamw", lua.create_function(adamw)?)
 }

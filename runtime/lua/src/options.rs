@@ -149,7 +149,11 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     }
     let mut texts = BTreeMap::new();
     for key in &names {
-        texts.insert(key.clone(), show(&defaults.raw_get::<Value>(key.as_str())?));
+        let text = match defaults.raw_get::<Value>(key.as_str())? {
+            Value::String(s) => format!("\"{}\"", s.to_string_lossy()), // whole: an edit may change its end
+            other => show(&other),
+        };
+        texts.insert(key.clone(), text);
     }
     // A resumed run keeps its params, except those whose default was edited since.
     let said = |key: &String| params.given.iter().chain(&params.offered).any(|(name, _)| name == key);
@@ -165,7 +169,8 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         (seen.kept, seen.defaults) = (kept, texts);
     }
     let meta = lua.create_table()?;
-    let unknown = lua.create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
+    let unknown = crate::boundary::Guarded(lua)
+        .create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
     meta.set("__index", unknown)?;
     out.set_metatable(Some(meta))?;
     Ok(out)

@@ -1,5 +1,6 @@
 //! Drives a recipe and its training run from Rust: params, steps, evaluations, the content of a checkpoint.
 
+use crate::boundary::Guarded;
 use crate::host::Host;
 use crate::runtime::Failed;
 use crate::table;
@@ -74,14 +75,14 @@ impl Recipe {
         let read = ParamReads::default();
         let real: Table = self.table.get("params")?;
         let (seen, from) = (read.clone(), real.clone());
-        let index = self.lua.create_function(move |_, (_, key): (Value, Value)| {
+        let index = Guarded(&self.lua).create_function(move |_, (_, key): (Value, Value)| {
             if let Value::String(name) = &key {
                 seen.borrow_mut().insert(name.to_string_lossy());
             }
             from.get::<Value>(key) // an unknown name raises, as in a run
         })?;
         let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
-        let pairs = self.lua.create_function(move |_, _: Value| {
+        let pairs = Guarded(&self.lua).create_function(move |_, _: Value| {
             seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
             Ok((next.clone(), from.clone(), Value::Nil))
         })?;
@@ -327,7 +328,7 @@ impl Run {
     pub fn time_data(&self, spent: Rc<Cell<f64>>) -> Result<(), Failed> {
         if let Some(loader) = self.loader("train") {
             let (make, total) = (loader.get::<Function>("batch_at")?, spent);
-            let timed = self.lua.create_function(move |_, args: mlua::MultiValue| {
+            let timed = Guarded(&self.lua).create_function(move |_, args: mlua::MultiValue| {
                 let _span = tracing::debug_span!("data").entered();
                 let start = std::time::Instant::now();
                 let out = make.call::<mlua::MultiValue>(args);

@@ -129,6 +129,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub fn new(options: RuntimeOptions) -> Result<Runtime, Failed> {
+        crate::boundary::panics::install_hook();
         let host = Host::new(Engine::new(options.backend));
         let lua = loader::new_lua()?;
         lua.set_app_data(host.clone());
@@ -138,7 +139,7 @@ impl Runtime {
         let tostring: Function = lua.globals().get("tostring")?;
         lua.globals().set(
             "print",
-            lua.create_function(move |_, args: mlua::MultiValue| {
+            crate::boundary::Guarded(&lua).create_function(move |_, args: mlua::MultiValue| {
                 let mut parts = Vec::new();
                 for v in args {
                     parts.push(tostring.call::<mlua::LuaString>(v)?.to_string_lossy());
@@ -149,6 +150,11 @@ impl Runtime {
         )?;
         loader::install(&lua, options.strict)?;
         Ok(Runtime { lua, host })
+    }
+
+    /// Limits the memory of Lua values. The default is a quarter of the machine's memory, from 256 MiB to 8 GiB.
+    pub fn limit_lua_memory(&self, bytes: usize) -> Result<(), Failed> {
+        Ok(crate::boundary::memory_limit::set(&self.lua, bytes)?)
     }
 
     pub fn lua(&self) -> &Lua {

@@ -312,27 +312,27 @@ impl Run {
 
     /// Records a step and one batch of an evaluation on the current States without running them. Errors about
     /// shapes, dtypes or names are raised now.
-    pub fn rehearse(&self) -> Result<(), Failed> {
-        self.rehearse_with(None).map(drop)
+    pub fn dry_run(&self) -> Result<(), Failed> {
+        self.dry_run_with(None).map(drop)
     }
 
     /// Does the same, and returns the kernels of the step.
     pub fn fingerprint(&self) -> Result<perilune_plan::Fingerprint, Failed> {
-        Ok(self.rehearse_with(Some("kernels"))?.fingerprint.unwrap_or_default())
+        Ok(self.dry_run_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
-    /// Does the same as `rehearse`, and starts to compile missing machine code of the step in the background. `None`: it lacks
+    /// The same as `dry_run`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
     /// none that takes long to compile.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
-        match self.rehearse_with(Some("code"))?.code {
+        match self.dry_run_with(Some("code"))?.code {
             Code::Making(work) => Ok(Some(work)),
             _ => Ok(None),
         }
     }
 
-    fn rehearse_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
+    fn dry_run_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {
         self.lua.set_app_data(Planned::default());
-        let f: mlua::Function = self.table.get("rehearse")?;
+        let f: mlua::Function = self.table.get("dry_run")?;
         f.call::<()>((&self.table, plan))?;
         Ok(self.lua.remove_app_data().unwrap_or_default())
     }

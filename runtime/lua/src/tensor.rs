@@ -77,6 +77,7 @@ fn operator(lua: &Lua, op: &'static ops::Op, a: Operand, b: Operand) -> mlua::Re
 
 impl UserData for Tensor {
     fn add_fields<F: UserDataFields<Self>>(fields: &mut F) {
+        let fields = &mut crate::boundary::Methods(fields);
         fields.add_field_method_get("shape", |lua, this| {
             let (shape, _) = this.look(lua)?;
             lua.create_sequence_from(shape.dims().iter().copied())
@@ -102,6 +103,7 @@ impl UserData for Tensor {
     }
 
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         for (name, op) in [
             (MetaMethod::Add, &e::ADD),
             (MetaMethod::Sub, &e::SUB),

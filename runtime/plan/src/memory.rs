@@ -121,7 +121,7 @@ fn products(p: &mut Program) {
 /// whole lifetime, and keeps the best result if the arena shrinks. An order that cannot improve on the best is abandoned.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
     let size = |b: &Block| b.nbytes;
-    let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
+    let area = |b: &Block| b.nbytes.saturating_mul(b.last - b.first + 1);
     let early = |b: &Block| usize::MAX - b.first;
     let late = |b: &Block| b.last;
     let long = |b: &Block| b.last - b.first;

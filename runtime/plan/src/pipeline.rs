@@ -10,8 +10,11 @@ use crate::passes::remat::Spans;
 use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, views};
 use crate::program_builder;
 use crate::request::Request;
-use perilune_core::error::Result;
+use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
+
+/// The most bytes that all values of a step may have together. What follows sums sizes in 64 bits.
+const MAX_BYTES: u128 = 1 << 60;
 
 /// How plans are made. Part of the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +75,18 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     step = cse::apply(&step);
     step = views::apply(&step);
     step = control_deps::apply(step);
+    check_bytes(&step.graph)?;
     step.fills = backend.row_bytes().filter(|_| backend.fills_rows());
     Ok(step)
+}
+
+/// Refuses a step whose values are so large that sums of their sizes might overflow.
+fn check_bytes(g: &Graph) -> Result<()> {
+    let bytes = |id| g.shape(id).numel() as u128 * g.dtype(id).size() as u128;
+    let total: u128 = g.ids().map(bytes).sum();
+    if total <= MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("the values of this step have {total} bytes in all; at most 2^60 can be planned");
+    Err(Error::memory("", message).hint("read a value or end the step earlier, and check the sizes of its tensors"))
 }

@@ -18,15 +18,26 @@ pub struct Cost {
     pub flops: usize,
 }
 
+impl Cost {
+    /// The sum; what has no room in 64 bits is the largest number.
+    pub fn plus(self, other: Cost) -> Cost {
+        Cost {
+            read: self.read.saturating_add(other.read),
+            written: self.written.saturating_add(other.written),
+            flops: self.flops.saturating_add(other.flops),
+        }
+    }
+}
+
 pub fn cost(p: &Program, k: &Kernel) -> Cost {
     let bytes = |vs: Vec<ValueId>| {
         let unique: BTreeSet<ValueId> = vs.into_iter().collect();
-        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).sum()
+        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).fold(0, usize::saturating_add)
     };
-    let mut flops = k.regions().iter().map(work).sum();
+    let mut flops = k.regions().iter().map(work).fold(0, usize::saturating_add);
     let mut written = k.writes();
     if let Kernel::Library(l) = k {
-        flops += routine(l, p.values[l.outputs[0].0 as usize].shape);
+        flops = flops.saturating_add(routine(l, p.values[l.outputs[0].0 as usize].shape));
         if l.epilogue.is_some() {
             // The mapped result is what leaves the kernel.
             written.retain(|v| *v != l.outputs[0]);
@@ -126,11 +137,7 @@ pub fn place(origin: Origin, places: &[SourceLoc]) -> SourceLoc {
 /// The plan as text: a summary line, then a line a kernel.
 /// `places` are the source_map of the trace that the program was planned for, or of one with the same key.
 pub fn show(p: &Program, places: &[SourceLoc], source_map: &SourceMap) -> String {
-    let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
-        read: a.read + b.read,
-        written: a.written + b.written,
-        flops: a.flops + b.flops,
-    });
+    let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), Cost::plus);
     let mut out = format!(
         "{} kernels · {} read · {} written · {} · arena {}\n",
         p.kernels.len(),

@@ -6,6 +6,7 @@ use crate::events::Reporter;
 use crate::numbers::object;
 use crate::params;
 use crate::retention::{Best, Retention};
+use crate::run_log;
 use perilune_checkpoint::{Saver, Snapshot, Source};
 use perilune_lua::{Copies, Run};
 use serde_json::{Map, Value, json};
@@ -135,7 +136,10 @@ impl Checkpoints {
         // Only one snapshot at a time, to limit host memory.
         let written = self.saver.wait()?;
         let mut taken = take(run, &self.about, &reporter.latest)?;
-        taken.dir = reporter.dir.as_ref().map(|d| d.path.clone());
+        if let Some(dir) = &reporter.dir {
+            taken.record.insert(run_log::LOGS.into(), dir.heads());
+            taken.dir = Some(dir.path.clone());
+        }
         let note = taken.copies.waited.clone();
         self.saver.save(step, taken)?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -190,7 +194,7 @@ impl Source for PendingSnapshot {
         let step = self.step;
         if let Some(dir) = &self.dir {
             // A file system that cannot sync gives no guarantee after a power failure in any case.
-            for name in ["metrics.jsonl", "ledger.jsonl", "run.json", ""] {
+            for name in [run_log::METRICS, run_log::LEDGER, "run.json", ""] {
                 let _ = std::fs::File::open(dir.join(name)).and_then(|f| f.sync_all());
             }
         }

@@ -4,6 +4,7 @@
 
 use crate::checkpoints::Stall;
 use crate::error::{Error, Result};
+use crate::history::{self, HistoryEntry};
 use crate::monitor;
 use crate::numbers::{self, object};
 use crate::rundir::RunDir;
@@ -241,6 +242,11 @@ impl Reporter {
             _ => return Ok(()),
         };
         self.log(event, step, &[])
+    }
+
+    /// Appends a line to the history of versions in the run directory.
+    pub fn history(&mut self, entry: &HistoryEntry<'_>) -> Result<()> {
+        self.dir.as_mut().map_or(Ok(()), |dir| history::record(dir, entry))
     }
 
     /// Reports a warning that belongs to no step.

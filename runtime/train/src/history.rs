@@ -6,9 +6,10 @@
 
 use crate::error::{Error, Result, disk};
 use crate::params::{self, Params};
+use crate::run_log::{self, LEDGER};
+use crate::rundir::RunDir;
 use perilune_lua::Run;
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The files of a version with their texts, the recipe itself first.
@@ -111,9 +112,8 @@ fn folder(dir: &Path, step: u64) -> String {
     names.into_iter().find(|name| !dir.join(name).exists()).unwrap_or_default()
 }
 
-/// Appends a line to the history of the run in `dir`, and stores the files of an applied version.
-pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
-    let at = dir.join("ledger.jsonl");
+/// Appends a line to the history of a run, and stores the files of an applied version.
+pub(crate) fn record(dir: &mut RunDir, e: &HistoryEntry<'_>) -> Result<()> {
     let home = dir_of(&e.files.first().map(|f| f.0.clone()).unwrap_or_default());
     let inside = |p: &Path| p.strip_prefix(&home).unwrap_or(p).display().to_string();
     let ok = !matches!(e.kind, Change::Refused { .. });
@@ -150,28 +150,16 @@ pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
     }
     put("files", hashes(e.files, &home));
     if ok {
-        let name = folder(dir, e.step);
+        let name = folder(&dir.path, e.step);
         for (path, text) in e.files {
-            let to = dir.join(&name).join(inside(path));
+            let to = dir.path.join(&name).join(inside(path));
             let parent = dir_of(&to);
             std::fs::create_dir_all(&parent).map_err(disk("create", &parent))?;
             std::fs::write(&to, text).map_err(disk("write", &to))?;
         }
         put("dir", name.into());
     }
-    repair(&at)?;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&at).map_err(disk("write to", &at))?;
-    writeln!(file, "{}", Value::Object(line)).map_err(disk("write to", &at))
-}
-
-/// Removes an incomplete last line: the process that wrote it may have been killed.
-fn repair(at: &Path) -> Result<()> {
-    let Ok(text) = std::fs::read_to_string(at) else { return Ok(()) };
-    if text.is_empty() || text.ends_with('\n') {
-        return Ok(());
-    }
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    std::fs::write(at, whole).map_err(disk("write to", at))
+    dir.append_history(&Value::Object(line))
 }
 
 /// A version that ran from a step on.
@@ -229,8 +217,9 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
 pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(Files, Vec<Version>)> {
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
-    let at = dir.join("ledger.jsonl");
-    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
+    let at = dir.join(LEDGER);
+    let ledger = run_log::text(dir, LEDGER)?;
+    run_log::verify(dir, LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();

@@ -44,6 +44,8 @@ pub mod params;
 mod replay;
 mod resume;
 mod retention;
+mod run_lock;
+mod run_log;
 mod rundir;
 mod source;
 mod spec;

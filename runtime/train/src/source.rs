@@ -3,7 +3,28 @@
 use crate::error::{Error, Result, plain};
 use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, Runtime};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+/// A recipe file has at most so many bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Reads a regular file. Any other kind is invalid input, and is never waited for, as opening a pipe would be.
+fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let text = format!("it has more than {MAX_BYTES} bytes, the limit for a recipe");
+        return Err(std::io::Error::new(ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
+}
 
 /// A recipe or script: its path and text.
 pub struct Source {
@@ -25,11 +46,10 @@ impl Source {
         if path.extension().is_some_and(|e| e != "lua") && path.exists() {
             return no(format!("{shown} is not a Lua file: a recipe's name ends in .lua"));
         }
-        let bytes = match std::fs::read(path) {
+        let bytes = match read_regular(path) {
             Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return no(format!("there is no file {shown}{}", near(path)));
-            }
+            Err(e) if e.kind() == ErrorKind::NotFound => return no(format!("there is no file {shown}{}", near(path))),
+            Err(e) if e.kind() == ErrorKind::InvalidInput => return no(format!("{shown} is not a regular file")),
             Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
         };
         if bytes.starts_with(b"\x1bLua") {

@@ -9,6 +9,7 @@ use super::{Args, Class, Count, Grad, Grads, Op, Out, Work, bits, create, moveme
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
+use crate::op::times;
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -210,7 +211,7 @@ pub static ATTENTION: Op = Op {
           Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     // q k^T and p v.
-    flops: Some(|w| seen(w, 2 * w.dim(1, 1) * (w.numel(0) + w.out.numel() as u64))),
+    flops: Some(|w| seen(w, times([2, w.dim(1, 1), w.numel(0) + w.out.numel() as u64]))),
     results: crate::ops::Results::One,
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
@@ -288,7 +289,8 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
     }
     let window = match a.opt_int(6) {
         Some(w) if w < 1 => return Err(Error::argument(op, format!("window is {w}; it must be 1 or more"))),
-        w => w.unwrap_or(0),
+        // A window of all queries sees as much as any larger one.
+        w => w.map_or(0, |w| w.min((q.dims()[n - 2] as i64).max(1))),
     };
     let mut inputs: SmallVec<[NodeId; 5]> = SmallVec::new();
     for x in given {
@@ -355,7 +357,7 @@ pub static ATTENTION_BACKWARD: Op = Op {
     // p^T d and d v^T; ds k and ds^T q. A kernel makes the scores q k^T again.
     flops: Some(|w| {
         let again = if w.count == Count::Executed { w.numel(0) } else { 0 };
-        seen(w, 2 * w.dim(1, 1) * (2 * w.numel(3) + 2 * w.numel(0) + again))
+        seen(w, times([2, w.dim(1, 1), 2 * w.numel(3) + 2 * w.numel(0) + again]))
     }),
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];

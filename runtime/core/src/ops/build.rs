@@ -244,7 +244,7 @@ impl Graph {
 
     /// `0, 1, …, n - 1` as i64 along axis `at` of a tensor that broadcasts to rank `rank`.
     pub fn iota_along(&mut self, n: usize, at: usize, rank: usize) -> Result<NodeId> {
-        let i = create::iota(self, n);
+        let i = create::iota(self, n)?;
         let mut dims: SmallVec<[usize; 8]> = smallvec![1; rank];
         dims[at] = n;
         self.reshape(i, &dims)

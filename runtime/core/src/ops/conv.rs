@@ -8,7 +8,8 @@ use super::{Args, Class, Expand, Grad, GradCtx, Grads, Op, Out, bits, index, mov
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::shape::Dims;
+use crate::op::times;
+use crate::shape::{self, Dims};
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -43,16 +44,25 @@ const FUSED: Op = Op { grad: Grad::Expand, smooth: true, ..Op::BASE };
 
 // ---- arguments ---------------------------------------------------------------------------------------------------
 
-/// Argument `i`, one int for all spatial dims or one for each, at least `min`.
+/// The largest number of a kernel, stride, padding or dilation: libraries of a device hold them in 32 bits.
+const MAX_OPTION: i64 = i32::MAX as i64;
+
+/// Argument `i`, one int for all spatial dims or one for each, from `min` to `MAX_OPTION`.
 fn per_dim(a: &Args, i: usize, what: &str, n: usize, min: i64) -> Result<Dims2> {
     let given = a.ints(i)?;
     let all: Dims2 = match given.len() {
         1 => smallvec![given[0]; n],
         k if k == n => given.into(),
-        k => return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be 1 or {n}"))),
+        k => {
+            let rule = if n == 1 { "1".to_string() } else { format!("1 or {n}") };
+            return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be {rule}")));
+        }
     };
     if let Some(bad) = all.iter().find(|v| **v < min) {
         return Err(Error::argument(a.op.name, format!("{what} is {bad}; it must be {min} or more")));
+    }
+    if let Some(bad) = all.iter().find(|v| **v > MAX_OPTION) {
+        return Err(Error::argument(a.op.name, format!("{what} is {bad}; it must be {MAX_OPTION} or less")));
     }
     Ok(all)
 }
@@ -128,7 +138,7 @@ impl Sliding {
         let mut x = x;
         for (d, (&lo, &hi)) in self.before.iter().zip(&self.after).enumerate() {
             let size = g.shape(x).dims()[d + 2];
-            x = movement::place(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
+            x = movement::strided_pad(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
         }
         for d in 0..self.n() {
             x = movement::window(g, x, d + 2, self.kernel[d], self.stride[d], self.dilation[d])?;
@@ -259,8 +269,20 @@ fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Sh
                 .hint("with a stride there is no padding that keeps the size: give padding in numbers"));
             }
             // An odd total has its extra zero at the end, as in PyTorch.
-            let total = |d: usize| dilation[d] * (weight.dims()[2 + d] as i64 - 1);
-            Ok(((0..n).map(|d| total(d) / 2).collect(), (0..n).map(|d| total(d) - total(d) / 2).collect()))
+            let (mut before, mut after) = (Dims2::new(), Dims2::new());
+            for d in 0..n {
+                let (dilation, kernel) = (dilation[d], weight.dims()[2 + d]);
+                let total = i128::from(dilation) * (kernel as i128 - 1);
+                if total > i128::from(MAX_OPTION) {
+                    let message = format!(
+                        "padding \"same\" for a kernel of {kernel} with dilation {dilation} is {total}; at most {MAX_OPTION} is allowed"
+                    );
+                    return Err(Error::argument(a.op.name, message));
+                }
+                before.push(total as i64 / 2);
+                after.push(total as i64 - total as i64 / 2);
+            }
+            Ok((before, after))
         }
     }
 }
@@ -297,7 +319,7 @@ const CONV: Op = Op {
     class: Class::Fused(CONV_EXPAND),
     infer: infer_conv,
     amp: Amp::Low,
-    flops: Some(|w| 2 * w.out.numel() as u64 * filter(w.inputs[1])),
+    flops: Some(|w| times([2, w.out.numel() as u64, filter(w.inputs[1])])),
     ..FUSED
 };
 
@@ -401,7 +423,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
     // Each element of the gradient meets each weight of its filter.
-    flops: Some(|w| 2 * w.numel(1) * filter(w.inputs[0])),
+    flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -410,7 +432,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
 pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
-    flops: Some(|w| 2 * w.numel(1) * filter(w.out)),
+    flops: Some(|w| times([2, w.numel(1), filter(w.out)])),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -430,8 +452,9 @@ fn transpose_sliding(attrs: &[i64], weight: Shape) -> (Sliding, Vec8, usize) {
 }
 
 /// The size that dim `d` of `size` positions spans before padding is cut off.
-fn span(s: &Sliding, d: usize, size: usize) -> usize {
-    if size == 0 { 0 } else { (size - 1) * s.stride[d] + s.dilation[d] * (s.kernel[d] - 1) + 1 }
+fn span(s: &Sliding, d: usize, size: usize) -> i128 {
+    let wide = |n: usize| n as i128;
+    if size == 0 { 0 } else { wide(size - 1) * wide(s.stride[d]) + wide(s.dilation[d]) * wide(s.kernel[d] - 1) + 1 }
 }
 
 const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
@@ -459,31 +482,33 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     axes.extend(2..2 + n);
     let mut y = g.permute(cols, &axes)?;
     for d in (0..n).rev() {
-        let total = span(&s, d, spatial[d]);
+        let total =
+            shape::size("conv_transpose", format_args!("dim {} before it is cut", d + 2), span(&s, d, spatial[d]))?;
         let attrs = [d + 2, s.kernel[d], s.stride[d], s.dilation[d], total].map(|v| v as i64);
-        y = g.push(&movement::UNWINDOW, &[y], &attrs)?;
+        y = g.push(&movement::COL2IM, &[y], &attrs)?;
     }
     for d in 0..n {
-        let total = span(&s, d, spatial[d]);
+        let total = g.shape(y).dims()[d + 2];
         let size = (total + extra[d]).saturating_sub(2 * s.before[d]);
         let lo = s.before[d].min(total);
         y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
-        y = movement::place(g, y, d + 2, 0, 1, size, 0.0)?;
+        y = movement::strided_pad(g, y, d + 2, 0, 1, size, 0.0)?;
     }
     add_bias(g, y, x.get(2)).map(one)
 };
 
 fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
     let (s, extra, groups) = transpose_sliding(i.attrs, i.shape(1));
-    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], i.shape(1).dims()[1] * groups];
+    let channels = shape::size(i.op, "dim 1", i.shape(1).dims()[1] as i128 * groups as i128)?;
+    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], channels];
     for (d, &size) in i.shape(0).dims()[2..].iter().enumerate() {
-        match (span(&s, d, size) + extra[d]).checked_sub(2 * s.before[d]) {
-            Some(n) if n > 0 => dims.push(n),
-            _ => {
-                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
-                return Err(Error::shape(i.op, message));
-            }
+        let n = span(&s, d, size) + extra[d] as i128 - 2 * s.before[d] as i128;
+        if n <= 0 {
+            let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
+            return Err(Error::shape(i.op, message));
         }
+        let what = format_args!("dim {} (stride {}, dilation {})", d + 2, s.stride[d], s.dilation[d]);
+        dims.push(shape::size(i.op, what, n)?);
     }
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
@@ -513,7 +538,7 @@ fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     if groups < 1 || !c.is_multiple_of(groups as usize) {
         return Err(Error::argument(op, format!("{c} channels do not part into {groups} equal groups")));
     }
-    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1] * groups as usize)?;
+    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1].saturating_mul(groups as usize))?;
     let w = g.shape(inputs[1]);
     if w.dims()[0] != c {
         return Err(Error::shape(op, format!("x has {c} channels, weight is {w}; its first dim must be {c}")));
@@ -526,7 +551,7 @@ const CONV_TRANSPOSE: Op = Op {
     class: Class::Fused(CONV_TRANSPOSE_EXPAND),
     infer: infer_conv_transpose,
     amp: Amp::Low,
-    flops: Some(|w| 2 * w.numel(0) * filter(w.inputs[1])),
+    flops: Some(|w| times([2, w.numel(0), filter(w.inputs[1])])),
     ..FUSED
 };
 
@@ -574,6 +599,12 @@ fn infer_pool(i: &Infer) -> Result<Meta> {
     let s = Sliding::of(i.attrs, x.rank() - 2);
     let mut dims: Vec8 = x.dims()[..2].into();
     dims.extend(s.out(i.op, &x.dims()[2..])?);
+    // The windows are elements too, those beyond x included.
+    let elements: u128 = dims.iter().chain(&s.kernel).map(|&d| d as u128).product();
+    if elements > crate::shape::MAX_NUMEL as u128 {
+        let message = format!("{elements} elements in windows of {} are more than 2^48", Dims(&s.kernel));
+        return Err(Error::argument(i.op, message).hint("a kernel is smaller than the image with its padding"));
+    }
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
 
@@ -750,8 +781,20 @@ pub static AVG_POOL2D: Op = Op {
     ..AVG_POOL
 };
 
+/// An error unless positions of `n` elements resampled to `out` can be computed in i64.
+fn check_ratio(op: &str, out: usize, n: usize) -> Result<()> {
+    if out as i128 * n as i128 <= i128::from(i64::MAX) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        format!("a dim of size {n} cannot become one of {out}: positions would not fit in 64 bits"),
+    ))
+}
+
 /// The matrix (out, n) whose row i averages elements floor(i n / out) to ceil((i + 1) n / out) - 1.
 fn averaging(g: &mut Graph, out: usize, n: usize, dtype: DType) -> Result<NodeId> {
+    check_ratio("adaptive_avg_pool2d", out, n)?;
     let i = g.iota_along(out, 0, 2)?;
     let size = g.constant_like(n as f64, i);
     let parts = g.constant_like(out as f64, i);
@@ -816,13 +859,14 @@ pub static ADAPTIVE_AVG_POOL2D: Op = Op {
 fn nearest(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64) -> Result<NodeId> {
     let shape = g.shape(x);
     let n = shape.dims()[at];
+    check_ratio("interpolate", out, n)?;
     if step == 0.0 && out.is_multiple_of(n) {
         // Whole multiples are a view.
         let y = g.unsqueeze(x, at + 1)?;
         let y = g.expand(y, shape.insert(at + 1, out / n)?)?;
         return movement::reshape(g, y, shape.with(at, out));
     }
-    let i = super::create::iota(g, out);
+    let i = super::create::iota(g, out)?;
     let i = if step == 0.0 {
         let (size, parts) = (g.constant_like(n as f64, i), g.constant_like(out as f64, i));
         let i = g.mul(i, size)?;
@@ -839,7 +883,7 @@ fn nearest(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64) -> Result
 /// Linear: out element i lies at (i + 1/2) step - 1/2, or at i step with aligned corners; cut at the ends.
 fn linear(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64, align: bool) -> Result<NodeId> {
     let (n, rank, dtype) = (g.shape(x).dims()[at], g.shape(x).rank(), g.dtype(x));
-    let i = super::create::iota(g, out);
+    let i = super::create::iota(g, out)?;
     let mut p = g.cast(i, dtype)?;
     if align {
         p = g.mul_c(p, step)?;
@@ -924,12 +968,25 @@ pub static INTERPOLATE: Op = Op {
                 (shape.dims()[2..].iter().map(|&d| (d as f64 * s).floor() as i64).collect(), Some(s))
             }
             (true, Some(s)) => return Err(Error::argument(op, format!("scale is {s}; it must be above 0"))),
-            _ => return Err(Error::argument(op, "give either size or scale")),
+            (false, Some(s)) => {
+                let message =
+                    format!("size {:?} and scale {s} are both given; one of them says the result's size", a.ints(1)?);
+                return Err(Error::argument(op, message));
+            }
+            _ => return Err(Error::argument(op, "neither size nor scale is given").hint("x:interpolate { scale = 2 }")),
         };
         let mut attrs: Attrs = smallvec![i64::from(mode != "nearest"), i64::from(align)];
         attrs.extend_from_slice(&sizes);
         for (d, &out) in sizes.iter().enumerate() {
             let size = shape.dims()[d + 2] as f64;
+            if out > MAX_OPTION {
+                let message = format!(
+                    "scale {} makes dim {} of size {size} larger than {MAX_OPTION}",
+                    scale.unwrap_or(0.0),
+                    d + 2
+                );
+                return Err(Error::argument(op, message));
+            }
             if out < 1 {
                 return Err(Error::argument(
                     op,

@@ -6,6 +6,7 @@
 use super::{Class, Generator, Grad, Op, Out, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId, Number};
+use crate::shape::{MAX_NUMEL, size};
 use crate::{DType, Shape};
 
 pub static OPS: &[&Op] = &[
@@ -56,8 +57,8 @@ pub static CUSTOM: Op = Op {
     ..Op::BASE
 };
 
-pub fn iota(g: &mut Graph, n: usize) -> NodeId {
-    g.leaf(&IOTA, Shape::of(&[n]), DType::I64, &[n as i64], 0)
+pub fn iota(g: &mut Graph, n: usize) -> Result<NodeId> {
+    Ok(g.leaf(&IOTA, Shape::new(&[n])?, DType::I64, &[n as i64], 0))
 }
 
 /// Dims from the user's side as a shape.
@@ -158,8 +159,12 @@ pub static ARANGE: Op = Op {
             false => (a.number(0)?, a.number(1)?),
         };
         let step = a.number(2)?;
-        if step.as_f64() == 0.0 || !(start.as_f64() + stop.as_f64() + step.as_f64()).is_finite() {
-            return Err(Error::argument("arange", "start, stop and step must be finite and step must not be 0"));
+        let given = [start, stop, step].map(Number::as_f64);
+        if given[2] == 0.0 || given.iter().any(|x| !x.is_finite()) {
+            let [start, stop, step] = given;
+            let message =
+                format!("start is {start}, stop is {stop} and step is {step}; they must be finite, and step not 0");
+            return Err(Error::argument("arange", message));
         }
         // Whole numbers are counted as such: f64 does not hold all of them.
         let whole = match (start, stop, step) {
@@ -172,19 +177,39 @@ pub static ARANGE: Op = Op {
         };
         let ints = whole.is_some();
         let n = whole.unwrap_or_else(|| ((stop.as_f64() - start.as_f64()) / step.as_f64()).ceil().max(0.0));
-        if n > (1u64 << 48) as f64 {
-            return Err(Error::argument("arange", format!("would have {n} elements")));
+        if n > MAX_NUMEL as f64 {
+            let of = |x: Number| match x {
+                Number::Int(i) => i.to_string(),
+                Number::Float(f) => f.to_string(),
+            };
+            let (start, stop, step) = (of(start), of(stop), of(step));
+            let message =
+                format!("{start} to {stop} in steps of {step} are {n:e} numbers; a tensor has at most 2^48 elements");
+            return Err(Error::argument("arange", message));
         }
         let dtype = a.dtype(3).unwrap_or(if ints { DType::I64 } else { DType::F32 });
+        finite_in("arange", dtype, &[("start", given[0]), ("step", given[2])])?;
         ramp(g, n as usize, start, step, dtype).map(one)
     }),
     samples: &["5", "2, 9, 3", "0, 1, 0.25", "5, 0, -2", "3, 3", "4, dtype='f32'"],
     ..Op::BASE
 };
 
+/// An error unless numbers are finite in the dtype in which floats of `dtype` are computed: 0 times infinity is NaN.
+fn finite_in(op: &str, dtype: DType, numbers: &[(&str, f64)]) -> Result<()> {
+    let narrow = dtype.is_float() && dtype.compute() == DType::F32;
+    for (name, x) in numbers {
+        if !x.is_finite() || narrow && !(*x as f32).is_finite() {
+            let within = if narrow { DType::F32 } else { DType::F64 };
+            return Err(Error::argument(op, format!("{name} is {x:e}; it must be finite in {within}")));
+        }
+    }
+    Ok(())
+}
+
 /// `start + i * step` for `i` below `n`.
 fn ramp(g: &mut Graph, n: usize, start: Number, step: Number, dtype: DType) -> Result<NodeId> {
-    let i = iota(g, n);
+    let i = iota(g, n)?;
     let work = if dtype.is_float() { dtype.compute() } else { DType::I64 };
     let i = g.cast(i, work)?;
     let (start, step) = (g.scalar(start, work), g.scalar(step, work));
@@ -200,14 +225,17 @@ pub static LINSPACE: Op = Op {
           One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
     call: Some(|g, a| {
         let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
-        let n = usize::try_from(n)
-            .map_err(|_| Error::argument("linspace", format!("steps is {n}; it must be 0 or more")))?;
+        if n < 0 {
+            return Err(Error::argument("linspace", format!("steps is {n}; it must be 0 or more")));
+        }
+        let n = size("linspace", "the result", i128::from(n))?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
         let work = if dtype.is_float() { dtype.compute() } else { DType::F64 };
         let step = if n > 1 { (stop - start) / (n - 1) as f64 } else { 0.0 };
+        finite_in("linspace", dtype, &[("start", start), ("stop", stop), ("the step between them", step)])?;
         let step = g.scalar(Number::Float(step), work);
         let (start, stop) = (g.scalar(Number::Float(start), work), g.scalar(Number::Float(stop), work));
-        let i = iota(g, n);
+        let i = iota(g, n)?;
         let i = g.cast(i, work)?;
         let up = g.mul(i, step)?;
         let up = g.add_(start, up)?;

@@ -8,6 +8,7 @@ use super::{Class, Grad, IndexFault, IndexKind, Op, Results, index, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
+use crate::op::times;
 use crate::{DType, Shape};
 use smallvec::smallvec;
 
@@ -77,7 +78,7 @@ pub static GROUPED_MATMUL: Op = Op {
 pub static GROUPED_SUMS: Op = Op {
     name: "grouped_sums",
     index_fault: Some(ENDS),
-    flops: Some(|w| 2 * w.numel(0) * w.dim(1, 0)),
+    flops: Some(|w| times([2, w.numel(0), w.dim(1, 0)])),
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));

@@ -95,7 +95,7 @@ impl Classes {
     /// one kernel, which waits for it (`plan::fuse`).
     fn skipped(&self, g: &mut Graph, target: NodeId) -> Result<NodeId> {
         let target = g.push(&CLASS_IDS, &[target], &[self.n as i64, self.which, self.ignore])?;
-        let ignore = g.constant_like(self.ignore as f64, target);
+        let ignore = g.int_constant(self.ignore);
         g.eq(target, ignore)
     }
 
@@ -203,8 +203,8 @@ fn per_row(i: &Infer) -> Result<Meta> {
 /// The ops whose ids are checked, in the order of `CLASS_IDS`' second attribute.
 pub const OF_CLASSES: [&str; 3] = ["cross_entropy", "nll_loss", "one_hot"];
 
-/// The ignored id of an op that ignores none.
-pub const IGNORES_NONE: i64 = i64::MIN;
+/// The ignored id of an op that ignores none: one that is valid anyway.
+pub const IGNORES_NONE: i64 = 0;
 
 /// What to do about an id that names no class.
 pub fn cure_of_class(classes: i64, ignored: i64) -> String {

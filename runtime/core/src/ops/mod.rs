@@ -32,7 +32,7 @@ pub use args::{Args, Param, Ty, Value, parse_signature};
 pub use build::{Out, bits, one, out_of, real};
 pub use cast::cast;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -74,10 +74,13 @@ pub fn by_name(name: &str) -> Option<&'static Op> {
 
 /// Records a call of `op` as the Lua face does: through its `call`, or as a `Map` of all operands.
 pub fn call(g: &mut Graph, op: &'static Op, args: &Args) -> Result<Out> {
-    match op.call {
+    let out = match op.call {
         Some(f) => f(g, args),
         None => args.operands(g).and_then(|xs| g.map(op, &xs)).map(one),
-    }
+    };
+    // Parts of a composition have names that recipes do not know.
+    let unknown = |name: &str| name.is_empty() || by_name(name).is_some_and(|part| part.sig.is_empty());
+    out.map_err(|e| if unknown(&e.op) { Error { op: op.name.into(), ..e } } else { e })
 }
 
 #[cfg(test)]

@@ -165,7 +165,10 @@ pub static RANDINT: Op = Op {
             _ => true,
         };
         if !fits {
-            return Err(Error::argument("randint", format!("values from {low} to {} do not fit {dtype}", high - 1)));
+            return Err(Error::argument(
+                "randint",
+                format!("low is {low} and high is {high}; values to {} do not fit {dtype}", high - 1),
+            ));
         }
         g.without_autocast(|g| {
             let u = if span <= NARROW { draw(g, shape)? } else { draw_f64(g, shape)? };
@@ -202,7 +205,7 @@ pub static BERNOULLI: Op = Op {
                 if !a.is_none(1) {
                     return Err(Error::argument(
                         "bernoulli",
-                        "the shape of p is the shape of the result; give no other",
+                        format!("the result has the shape of p, {shape}; no other can be given"),
                     ));
                 }
                 (shape, dtype)

@@ -279,6 +279,8 @@ fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeI
                     match f {
                         ReduceFn::Sum => all.sum(),
                         ReduceFn::Prod => all.product(),
+                        ReduceFn::Max if n.dtype == DType::Bool => all.fold(0.0, f64::max),
+                        ReduceFn::Min if n.dtype == DType::Bool => all.fold(1.0, f64::min),
                         ReduceFn::Max => all.fold(f64::NEG_INFINITY, |p, q| map_fn(MapFn::Maximum, &[p, q])),
                         ReduceFn::Min => all.fold(f64::INFINITY, |p, q| map_fn(MapFn::Minimum, &[p, q])),
                     }
@@ -327,7 +329,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 }
             }
         }
-        "place" => {
+        "strided_pad" => {
             out.fill(f64::from_bits(attrs[4] as u64));
             each(s0, |i| {
                 let mut j = i.to_vec();
@@ -335,7 +337,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 out[at(shape, &j)] = x0[at(s0, i)];
             });
         }
-        "unwindow" => each(s0, |i| {
+        "col2im" => each(s0, |i| {
             let (last, mut j) = (i[i.len() - 1], i[..i.len() - 1].to_vec());
             j[axis] = i[axis] * attrs[2] as usize + last * attrs[3] as usize;
             out[at(shape, &j)] += x0[at(s0, i)];

@@ -1,4 +1,4 @@
-//! Implements strided copies, `cat`, `place`, and `unwindow`, which also adds.
+//! Implements strided copies, `cat`, `strided_pad`, and `col2im`, which also adds.
 
 use super::{Call, Element, Input, by_size, by_type, split_at_axis};
 use crate::math::Number;
@@ -99,11 +99,11 @@ fn cat_of<T: Pod>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-pub fn place(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), place_of(c))
+pub fn strided_pad(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), strided_pad_of(c))
 }
 
-fn place_of<T: Pod>(c: &Call) -> Result<()> {
+fn strided_pad_of<T: Pod>(c: &Call) -> Result<()> {
     let (lo, step) = (c.attr(1) as usize, c.attr(2) as usize);
     let fill = f64::from_bits(c.attr(4) as u64);
     // Integers and bools hold the number itself.
@@ -133,12 +133,12 @@ fn place_of<T: Pod>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-pub fn unwindow(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), unwindow_of(c))
+pub fn col2im(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), col2im_of(c))
 }
 
 /// Sums, for every element, its windows in the order of their start.
-fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
+fn col2im_of<T: Element>(c: &Call) -> Result<()> {
     let (size, step, dilation) = (c.attr(1) as usize, c.attr(2) as usize, c.attr(3) as usize);
     let (x, out) = (c.input(0), c.output::<T>());
     let (_, total, inner) = split_at_axis(&c.out_shape(), c.axis());

@@ -90,7 +90,11 @@ impl WorkerPool {
     /// Runs `f` inside the rayon pool of the `gemm` crate.
     pub fn with_rayon<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let name = |k| format!("perilune-gemm-{k}");
-        let build = || rayon::ThreadPoolBuilder::new().num_threads(self.threads).thread_name(name).build().ok();
+        let build = || {
+            let named = |n| rayon::ThreadPoolBuilder::new().num_threads(n).thread_name(name);
+            // Where the system refuses threads: a pool of this one. Without any, rayon would start its global pool.
+            named(self.threads).build().or_else(|_| named(1).use_current_thread().build()).ok()
+        };
         match self.rayon.get_or_init(build) {
             Some(pool) => pool.install(f),
             None => f(),

@@ -276,7 +276,7 @@ impl Build {
 /// Ops without a Lua function are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
-    [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
+    [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
 /// A device of that many threads, created once a test thread: pools are expensive.

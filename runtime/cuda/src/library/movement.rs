@@ -1,4 +1,4 @@
-//! Launches place (strided padding), unwindow (col2im) and cat.
+//! Launches strided_pad, col2im and cat.
 
 use super::call::{Call, Input, by_value, sized, stored, typed};
 use super::strided::Strided;
@@ -17,7 +17,7 @@ fn repeated(word: u64, size: usize) -> i64 {
     i64::from_ne_bytes(std::array::from_fn(|i| bytes[i % size]))
 }
 
-pub fn place(c: &mut Call) -> Result<()> {
+pub fn strided_pad(c: &mut Call) -> Result<()> {
     let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
     let (low, step) = (c.attr(1), c.attr(2).max(1));
     let (mut low, mut count, mut x_step) = (low, x.shape().dims()[axis] as i64, x.strides()[axis] as i64);
@@ -47,7 +47,7 @@ pub fn place(c: &mut Call) -> Result<()> {
         });
         let pack = 16 / size;
         if v < pack && c.out_aligned() == 16 && space.still(0, pack) {
-            return place_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
+            return strided_pad_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
         }
         space = space.grouped(v, &[0]);
         // Coordinates, too, count groups.
@@ -73,12 +73,12 @@ pub fn place(c: &mut Call) -> Result<()> {
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
     let body = "library::strided_pad(x, out, strided, n, low, step, count, x_step, fill);";
-    c.each("place", "movement/strided_pad.cuh", &params, body, n)
+    c.each("strided_pad", "movement/strided_pad.cuh", &params, body, n)
 }
 
 /// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
 /// result.
-fn place_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
+fn strided_pad_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
     let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
     let t = sized(size);
     let params = [
@@ -91,15 +91,15 @@ fn place_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fi
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
     let body = format!("library::strided_pad_vec<{t}, {}>(x, out, strided, n, low, count, fill);", 16 / size);
-    c.each("place_packs", "movement/strided_pad.cuh", &params, &body, n)
+    c.each("strided_pad_packs", "movement/strided_pad.cuh", &params, &body, n)
 }
 
-pub fn unwindow(c: &mut Call) -> Result<()> {
+pub fn col2im(c: &mut Call) -> Result<()> {
     let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
     let dims = [c.attr(1), c.attr(2), c.attr(3), x.shape().dims()[axis] as i64];
     let mut small = [0i32; 4];
     for (to, n) in small.iter_mut().zip(dims) {
-        *to = i32::try_from(n).map_err(|_| Error::system("unwindow", "windows of more than 2^31 elements"))?;
+        *to = i32::try_from(n).map_err(|_| Error::system("col2im", "windows of more than 2^31 elements"))?;
     }
     let [size, step, dilation, windows] = small;
     let (window_step, r) = (x.strides()[axis], x.shape().rank());
@@ -123,7 +123,7 @@ pub fn unwindow(c: &mut Call) -> Result<()> {
         ("i64 x_step", Arg::I64(x.strides()[r - 1] as i64)),
     ];
     let body = "library::col2im(x, out, strided, n, size, step, dilation, windows, window_step, x_step);";
-    c.each("unwindow", "movement/col2im.cuh", &params, body, n)
+    c.each("col2im", "movement/col2im.cuh", &params, body, n)
 }
 
 /// Inputs of a `cat` that share a launch have at most this many elements.

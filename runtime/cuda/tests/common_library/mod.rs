@@ -220,7 +220,7 @@ impl Call {
 
 /// Some ops have no Lua face and are found as statics only.
 fn named(name: &str) -> &'static Op {
-    let inner = [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE];
+    let inner = [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE];
     by_name(name).or_else(|| inner.into_iter().find(|op| op.name == name)).expect("op")
 }
 
@@ -260,7 +260,7 @@ fn moving(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
             to[axis] = total;
             let attrs = [axis as i64, low as i64, step as i64, total as i64, fill];
             let case = label(&format!("{dims:?} {axis} {low} {step} {more}"));
-            out.push(case.random(dtype, dims, lie, false).finish("place", &attrs, &to, dtype));
+            out.push(case.random(dtype, dims, lie, false).finish("strided_pad", &attrs, &to, dtype));
         }
         let mut to = dims.to_vec();
         let mut case = label(&format!("{dims:?} {axis}"));
@@ -273,7 +273,12 @@ fn moving(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         }
         out.push(case.finish("cat", &[axis as i64], &to, dtype));
     }
-    out.push(label("empty").random(dtype, &[0], Lie::Dense, false).finish("place", &[0, 2, 1, 5, fill], &[5], dtype));
+    out.push(label("empty").random(dtype, &[0], Lie::Dense, false).finish(
+        "strided_pad",
+        &[0, 2, 1, 5, fill],
+        &[5],
+        dtype,
+    ));
 }
 
 fn indexing(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
@@ -361,7 +366,7 @@ fn arithmetic(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         let n = (total - (dilation * (size - 1) + 1)) / step + 1;
         let attrs = [1, size as i64, step as i64, dilation as i64, total as i64];
         let case = label(&format!("{size} {step} {dilation}")).random(dtype, &[outer, n, inner, size], lie, false);
-        out.push(case.finish("unwindow", &attrs, &[outer, total, inner], dtype));
+        out.push(case.finish("col2im", &attrs, &[outer, total, inner], dtype));
     }
     for dims in [&[7usize, 5][..], &[3, 70, 6], &[2, 0], &[2, 3000], &[1, 20000], &[1500, 3], &[1], &[3, 300]] {
         for axis in 0..dims.len() {

@@ -19,6 +19,7 @@ pub use complete::Completion;
 pub use examples::library as library_example;
 pub use help::example;
 
+use crate::boundary::{Guarded, caught, memory_limit};
 use crate::errors::{self, RecipeError};
 use crate::functions::host as host_of;
 use crate::host::Host;
@@ -126,8 +127,8 @@ impl Console {
                 Some(name) if mine.borrow().has(&name) => mine.borrow().set(&name, value),
                 _ => behind.raw_set(key, value),
             };
-        meta.raw_set("__index", lua.create_function(index)?)?;
-        meta.raw_set("__newindex", lua.create_function(newindex)?)?;
+        meta.raw_set("__index", Guarded(lua).create_function(index)?)?;
+        meta.raw_set("__newindex", Guarded(lua).create_function(newindex)?)?;
         meta.raw_set("__metatable", false)?;
         env.set_metatable(Some(meta))?;
         let (lua, lines, at) = (lua.clone(), RefCell::default(), Cell::new(0));
@@ -306,7 +307,8 @@ impl Console {
     /// Lines evaluated by a command are not counted: its whole line is skipped afterwards.
     fn guarded<T>(&self, text: &str, counts: bool, f: impl FnOnce(&Console) -> mlua::Result<T>) -> Result<T, Failed> {
         let fetched = self.frame.as_ref().map_or(Ok(()), |frame| frame.borrow_mut().fetch());
-        let mut outcome = fetched.and_then(|()| f(self));
+        let room = || memory_limit::make_room(&self.lua);
+        let mut outcome = fetched.and_then(|()| room()).and_then(|()| caught(&self.lua, || f(self)));
         if let Some(frame) = &self.frame {
             let stored = frame.borrow().store().and_then(|()| frame.borrow().clear());
             outcome = outcome.and_then(|out| stored.map(|()| out));
@@ -376,14 +378,17 @@ impl Console {
 /// Makes the table of the prompt's globals, over those of recipes.
 fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     let (env, meta) = (lua.create_table()?, lua.create_table()?);
-    meta.raw_set("__index", lua.create_function(undefined(declared))?)?;
+    meta.raw_set("__index", Guarded(lua).create_function(undefined(declared))?)?;
     meta.raw_set("__metatable", false)?;
     env.set_metatable(Some(meta))?;
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
     // Lines of the prompt may require files of the current directory; recipes only files of their folder.
-    env.raw_set("require", lua.create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?)?;
-    env.raw_set("help", lua.create_function(help::help)?)?;
+    env.raw_set(
+        "require",
+        Guarded(lua).create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?,
+    )?;
+    env.raw_set("help", Guarded(lua).create_function(help::help)?)?;
     Ok(env)
 }
 

@@ -6,6 +6,10 @@ use mlua::{Function, Lua, Table, Value};
 /// The maximum number of shown entries of a table, and of nested tables.
 const ENTRIES: usize = 24;
 const LEVELS: usize = 3;
+/// Named entries that are sorted and counted.
+const COUNTED: usize = 10_000;
+/// Bytes of a string that are shown.
+const TEXT: usize = 64 << 10;
 /// The maximum width of a table shown on one line.
 const WIDTH: usize = 100;
 
@@ -14,6 +18,10 @@ pub fn show(lua: &Lua, v: &Value) -> mlua::Result<String> {
     match v {
         Value::Table(t) if !speaks(t) => table(lua, t, 0),
         Value::Function(f) => Ok(function(f)),
+        Value::String(s) if s.as_bytes().len() > TEXT => {
+            let bytes = s.as_bytes();
+            Ok(format!("{}… ({} bytes)", String::from_utf8_lossy(&bytes[..TEXT]), bytes.len()))
+        }
         other => tostring(lua, other),
     }
 }
@@ -48,6 +56,7 @@ pub fn head(t: &Tensor) -> String {
 
 fn inside(lua: &Lua, v: &Value, level: usize) -> mlua::Result<String> {
     Ok(match v {
+        Value::String(s) if s.as_bytes().len() > TEXT => format!("a string of {} bytes", s.as_bytes().len()),
         Value::String(s) => format!("{:?}", s.to_string_lossy()),
         Value::Table(t) if speaks(t) => {
             let text = tostring(lua, v)?;
@@ -69,7 +78,12 @@ fn inside(lua: &Lua, v: &Value, level: usize) -> mlua::Result<String> {
 fn table(lua: &Lua, t: &Table, level: usize) -> mlua::Result<String> {
     let listed = t.raw_len();
     let mut named: Vec<(String, Value)> = Vec::new();
+    let mut least = "";
     for pair in t.pairs::<Value, Value>() {
+        if named.len() >= COUNTED {
+            least = "at least ";
+            break;
+        }
         let (k, v) = pair?;
         match &k {
             Value::Integer(i) if *i >= 1 && *i as usize <= listed => {}
@@ -87,7 +101,7 @@ fn table(lua: &Lua, t: &Table, level: usize) -> mlua::Result<String> {
         parts.push(format!("{k} = {}", inside(lua, v, level + 1)?));
     }
     if total > parts.len() {
-        parts.push(format!("… {} more", total - parts.len()));
+        parts.push(format!("… {least}{} more", total - parts.len()));
     }
     if parts.is_empty() {
         return Ok("{}".into());

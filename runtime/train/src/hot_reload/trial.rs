@@ -18,7 +18,7 @@ use super::TRIAL;
 use crate::cancel;
 use crate::error::{Error, Result};
 use crate::events::Event;
-use crate::history::{self, Change, Files, HistoryEntry};
+use crate::history::{Change, Files, HistoryEntry};
 use crate::params;
 use crate::training_loop::TrainingLoop;
 use perilune_lua::{Memory, ParamValue, Run, Source, StateMigration, Taking};
@@ -135,16 +135,12 @@ impl TrainingLoop<'_> {
         self.reporter.reload(&Event::Refused { step, back_to, error: &text })?;
         let kind = Change::Refused { back_to };
         let entry = HistoryEntry { step, kind, before, files, ..HistoryEntry::new(files) };
-        self.record(&HistoryEntry { error: Some(&text), ..entry })
-    }
-
-    fn record(&self, entry: &HistoryEntry<'_>) -> Result<()> {
-        self.reporter.dir.as_ref().map_or(Ok(()), |dir| history::record(&dir.path, entry))
+        self.reporter.history(&HistoryEntry { error: Some(&text), ..entry })
     }
 
     /// Records that the version before a failed edit continues.
     fn record_return(
-        &self,
+        &mut self,
         step: u64,
         from_trial: bool,
         before: &Files,
@@ -155,7 +151,7 @@ impl TrainingLoop<'_> {
         let run = Some((&*self.run, self.params.as_slice()));
         let entry = HistoryEntry { step, changed: &changed, before, states, run, ..HistoryEntry::new(files) };
         let owed = self.owed.is_some();
-        self.record(&HistoryEntry { kind: Change::Applied { from_trial, owed }, ..entry })
+        self.reporter.history(&HistoryEntry { kind: Change::Applied { from_trial, owed }, ..entry })
     }
 
     /// Reports and records a version on trial after its first step.
@@ -173,7 +169,7 @@ impl TrainingLoop<'_> {
         let run = Some((&*self.run, self.params.as_slice()));
         let entry =
             HistoryEntry { step: since, changed, before: &before, states, run, ..HistoryEntry::new(&trial.files) };
-        self.record(&entry)
+        self.reporter.history(&entry)
     }
 
     /// Ends the trial if this was its last step; the numbers of the step have been read.
