@@ -1,7 +1,7 @@
-//! Creates and updates the run directory, which has everything needed to repeat a run and to look at it.
+//! Creates and updates the run directory, which has everything needed to repeat and inspect a run.
 //!
 //! ```text
-//! run.json                 what ran, on what, how it ended; sealed
+//! run.json                 recipe, device, result; sealed
 //! recipe/                  the recipe and the files it required, as they were
 //! metrics.jsonl            the step and eval events; sealed line by line
 //! ledger.jsonl             edits and resumes, if there were any; sealed line by line
@@ -44,7 +44,7 @@ pub struct RunDir {
     _lock: Option<RunLock>,
 }
 
-/// What the log of a resumed run has up to the step of its checkpoint.
+/// The log of a resumed run up to the step of its checkpoint.
 #[derive(Default)]
 pub(crate) struct LogTail {
     /// The metrics of the evaluation of `valid` at that step, if there was one.
@@ -88,7 +88,7 @@ pub(crate) fn text_within(path: &Path, most: u64) -> Result<String> {
 }
 
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
-/// the old or the new one is there.
+/// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
     let mut file = run_log::create(&new)?;
@@ -108,7 +108,7 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
         return match File::create_new(path.join("run.json")) {
             Ok(_) => Ok(path.to_path_buf()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Usage(format!(
-                "--run-dir {}: it holds a run already; choose another directory",
+                "--run-dir {}: it already contains a run; choose another directory",
                 path.display()
             ))),
             Err(e) => Err(disk("write to the run directory", path)(e)),

@@ -26,7 +26,7 @@ thread_local! {
     static OVERDUE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Lets Lua code be interrupted from now on. Each coroutine takes the rate over from its maker and changes its own.
+/// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
     arm(lua, RARELY, host(lua)?.interrupt.clone())
