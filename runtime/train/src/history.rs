@@ -2,7 +2,7 @@
 //! earlier one, every resume.
 //!
 //! `ledger.jsonl` has one line for each; the files of an applied version are in `recipe@STEP/`. Together with the start in
-//! `run.json` and `recipe/` they tell a replay which version ran from which step on.
+//! `run.json` and `recipe/` they define for a replay which version ran from which step on.
 
 use crate::error::{Error, Result, disk};
 use crate::params::{self, Params};
@@ -20,7 +20,7 @@ pub fn dir_of(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Says what happened to a version.
+/// The outcome of a version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     /// An edit, or the return to the version before one. `from_trial`: the States of before the trial were still in memory.
@@ -40,7 +40,7 @@ pub(crate) struct HistoryEntry<'a> {
     /// The version that ran before, and this one.
     pub before: &'a Files,
     pub files: &'a Files,
-    /// How many States were kept, for people.
+    /// The number of States that were kept, for display.
     pub states: Option<String>,
     pub error: Option<&'a str>,
     /// The run that continues with it, and its params.
@@ -206,7 +206,7 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
         let at = dir.join(name);
         let text = crate::rundir::text_of(&at)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
-            return Err(Error::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
+            return Err(Error::Refused(format!("{}: is not the file that ran: its hash differs", at.display())));
         }
         out.push((home.join(name), text));
     }
@@ -230,7 +230,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
             if k + 1 == lines.len() && !ledger.ends_with('\n') {
                 break;
             }
-            return Err(Error::Refused(format!("{}: is no ledger: {line}", at.display())));
+            return Err(Error::Refused(format!("{}: is not a ledger entry: {line}", at.display())));
         };
         if let Some(now) = entry["device"].as_str()
             && let Some(was) = device
@@ -238,7 +238,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
         {
             let dir = dir.display();
             return Err(Error::Usage(format!(
-                "{dir}: the run went from {was} to {now} at step {step}; what can be repeated stays on one device"
+                "{dir}: the run went from {was} to {now} at step {step}; only a run on one device can be repeated"
             )));
         }
         if !ok {
@@ -256,7 +256,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
     let version = |(since, e): (u64, Value)| {
         let folder = e["dir"].as_str().map_or_else(|| format!("recipe@{since}"), String::from);
         if folder.contains(['/', '\\']) || folder.starts_with('.') {
-            return Err(Error::Refused(format!("{}: dir: is no folder of the run: {folder}", at.display())));
+            return Err(Error::Refused(format!("{}: dir: is not a folder of the run: {folder}", at.display())));
         }
         Ok(Version {
             since,
@@ -344,7 +344,7 @@ mod tests {
             assert!(e.contains(text), "{e}");
         };
         fails(&[json!({ "step": 8, "ok": true, "device": "cuda:0", "files": [] })], "from cpu to cuda:0 at step 8");
-        fails(&[json!({ "step": 8, "ok": true, "dir": "../x", "files": [] })], "is no folder of the run");
+        fails(&[json!({ "step": 8, "ok": true, "dir": "../x", "files": [] })], "is not a folder of the run");
         put("recipe@7/a.lua", "other");
         fails(&two, "recipe@7/a.lua: is not the file that ran");
     }

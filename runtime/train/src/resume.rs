@@ -79,13 +79,13 @@ impl Resume {
         let found = list(&checkpoints)?;
         let Some(newest) = found.last() else {
             return Err(Error::Usage(format!(
-                "{op}: there is no checkpoint in {}; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+                "{op}: there is no checkpoint in {}; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
                 checkpoints.display()
             )));
         };
         let snapshot = read(&newest.path).map_err(|e| match Error::from(e) {
             Error::Refused(text) if found.len() > 1 => Error::Refused(format!(
-                "{text}\n  hint: remove {} to go on from step {}",
+                "{text}\n  hint: remove {} to continue from step {}",
                 newest.path.display(),
                 found[found.len() - 2].step
             )),
@@ -174,7 +174,7 @@ impl Resume {
         let handover = run.take_over(source, &DroppedStates::default(), how)?;
         if !edited && !handover.exact() {
             return Err(refuse(format!(
-                "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
+                "does not fit the recipe: {}\n  hint: `--resume --edited` continues with the States that fit; `perilune check RECIPE --against {}` lists them",
                 handover.misfit(),
                 self.dir.display()
             )));

@@ -1,7 +1,7 @@
-//! Creates and updates the run directory, which has everything needed to repeat a run and to look at it.
+//! Creates and updates the run directory, which has everything needed to repeat and inspect a run.
 //!
 //! ```text
-//! run.json                 what ran, on what, how it ended; sealed
+//! run.json                 recipe, device, result; sealed
 //! recipe/                  the recipe and the files it required, as they were
 //! metrics.jsonl            the step and eval events; sealed line by line
 //! ledger.jsonl             edits and resumes, if there were any; sealed line by line
@@ -22,6 +22,7 @@ use serde_json::{Map, Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ pub struct RunDir {
     _lock: Option<RunLock>,
 }
 
-/// What the log of a resumed run has up to the step of its checkpoint.
+/// The log of a resumed run up to the step of its checkpoint.
 #[derive(Default)]
 pub(crate) struct LogTail {
     /// The metrics of the evaluation of `valid` at that step, if there was one.
@@ -87,7 +88,7 @@ pub(crate) fn text_within(path: &Path, most: u64) -> Result<String> {
 }
 
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
-/// the old or the new one is there.
+/// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
     let mut file = run_log::create(&new)?;
@@ -107,7 +108,7 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
         return match File::create_new(path.join("run.json")) {
             Ok(_) => Ok(path.to_path_buf()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Usage(format!(
-                "--run-dir {}: it holds a run already; choose another directory",
+                "--run-dir {}: it already contains a run; choose another directory",
                 path.display()
             ))),
             Err(e) => Err(disk("write to the run directory", path)(e)),
@@ -253,8 +254,16 @@ impl RunDir {
         }
         self.updated()?;
         self.check_in_place()?;
-        let (path, text) = (self.path.clone(), seal::seal(self.record.clone()));
-        self.writing = Some(std::thread::spawn(move || replace(&path, &text)));
+        let (path, text) = (self.path.clone(), Arc::new(seal::seal(self.record.clone())));
+        let work = {
+            let (path, text) = (path.clone(), text.clone());
+            move || replace(&path, &text)
+        };
+        match std::thread::Builder::new().name("run.json".into()).spawn(work) {
+            Ok(writing) => self.writing = Some(writing),
+            // The system refuses threads: write here.
+            Err(_) => replace(&path, &text)?,
+        }
         Ok(())
     }
 

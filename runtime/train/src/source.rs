@@ -33,7 +33,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a recipe; refuses a file that cannot be one, with the reason.
+    /// Reads a recipe. A file that cannot be a recipe is refused with the reason.
     pub fn read(path: &Path) -> Result<Source> {
         let shown = path.display();
         let no = |text: String| Err(Error::Usage(text));
@@ -56,7 +56,7 @@ impl Source {
             return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));
         }
         match String::from_utf8(bytes) {
-            Ok(text) if text.contains('\0') => no(format!("{shown} holds zero bytes: it is not a text file")),
+            Ok(text) if text.contains('\0') => no(format!("{shown} contains zero bytes: it is not a text file")),
             Ok(text) => {
                 let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
                 Ok(Source { path: path.to_path_buf(), text })
@@ -65,7 +65,7 @@ impl Source {
                 let good = e.utf8_error().valid_up_to();
                 let line = e.as_bytes()[..good].iter().filter(|b| **b == b'\n').count() + 1;
                 no(format!(
-                    "{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8",
+                    "{shown} is not UTF-8 text: line {line} contains the byte 0x{:02x}; save it as UTF-8",
                     e.as_bytes()[good]
                 ))
             }

@@ -203,7 +203,7 @@ impl Session<'_> {
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
             if self.spec.edited {
-                run.rehearse()?;
+                run.dry_run()?;
             }
         }
         Ok((run, handover))
@@ -317,7 +317,7 @@ impl Session<'_> {
         RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
     }
 
-    /// Does the last evaluations and the recipe's own end.
+    /// Runs the last evaluations and `recipe.finish`.
     fn conclude(&self, training: &mut TrainingLoop<'_>) -> Result<End> {
         let mut evaluations = Vec::new();
         for split in ["valid", "test"] {
@@ -361,7 +361,7 @@ impl Session<'_> {
             && end == End::Finished
         {
             if *was != weights {
-                let text = format!("the weights differ from the run's: {weights}, then {was}");
+                let text = format!("the weights differ from those of the run: {weights}, then {was}");
                 return Err(Error::System(text));
             }
             reporter.tell(&Event::Reproduced);

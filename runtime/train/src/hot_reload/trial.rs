@@ -8,7 +8,7 @@
 //!   none) where they fit, and from its own earlier States otherwise. A step on trial, or with file watching any evaluation,
 //!   that does not end is cancelled once a newer version is saved or a stop is requested. Later steps are not cancellable
 //!   (`cancel.rs`).
-//! - A loss on trial is not finite: its States are corrupt, so the version before continues from the step of the edit, and
+//! - A loss on trial is not finite: the States are corrupt, so the version before continues from the step of the edit, and
 //!   the steps since are repeated. A non-finite loss after the trial is the recipe's, not the edit's.
 //!
 //! After the trial the version before has to be built again from its text. An error of a version that has none before it
@@ -42,9 +42,9 @@ pub(crate) struct Trial {
     reported: bool,
     /// The random number state at that step.
     rng: (u64, u32),
-    /// The losses before it were finite.
+    /// Whether the losses before it were finite.
     pub sound: bool,
-    /// A checkpoint has been taken since: the States that it dropped are gone.
+    /// Whether a checkpoint has been taken since, which discards the States that it dropped.
     checkpointed: bool,
 }
 
