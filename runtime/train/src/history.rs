@@ -120,7 +120,7 @@ pub(crate) fn record(dir: &mut RunDir, e: &HistoryEntry<'_>) -> Result<()> {
     let mut line = Map::new();
     let mut put = |key: &str, value: Value| line.insert(key.into(), value);
     put("step", e.step.into());
-    put("time", crate::rundir::now().into());
+    put("time", crate::run_files::now().into());
     put("ok", ok.into());
     put("changed", e.changed.into());
     put("diff", diff(e.before, e.files, inside).into());
@@ -204,7 +204,7 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
     let mut out = Files::new();
     for (name, hash) in names {
         let at = dir.join(name);
-        let text = crate::rundir::text_of(&at)?;
+        let text = crate::run_files::text_of(&at)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Error::Refused(format!("{}: is not the file that ran: its hash differs", at.display())));
         }

@@ -29,7 +29,7 @@ pub struct Resume {
 /// Reads the `run.json` of a run, and checks its seal.
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
     let at = dir.join("run.json");
-    let text = crate::rundir::text_of(&at)?;
+    let text = crate::run_files::text_of(&at)?;
     let Ok(Value::Object(mut record)) = serde_json::from_str(&text) else {
         return Err(Error::Refused(format!("{}: is not the record of a run", at.display())));
     };

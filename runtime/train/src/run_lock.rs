@@ -4,8 +4,7 @@
 //! killed run never blocks its directory. The text of the file says who holds the lock, for the message to others.
 
 use crate::error::{Error, Result, disk};
-use crate::run_log::open;
-use crate::rundir::hostname;
+use crate::run_files::{hostname, open};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;

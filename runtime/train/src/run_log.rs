@@ -5,11 +5,11 @@
 //! `run.json` where they ended. Logs of releases before the seals are read without them, and sealed when the run is resumed.
 
 use crate::error::{Error, Result, disk};
+use crate::run_files::{create, text_within};
 use perilune_checkpoint::seal::{Chain, unsealed};
 use serde_json::{Map, Value};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub(crate) const METRICS: &str = "metrics.jsonl";
@@ -20,31 +20,6 @@ pub(crate) const LOGS: &str = "logs";
 
 /// A log of ten million steps fits.
 const MAX_BYTES: u64 = 4 << 30;
-
-/// Opens a file of a run directory that may come from elsewhere. A link is an error: it could lead anywhere.
-pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
-    let file = options.custom_flags(flags as i32).open(path).map_err(|e| {
-        if path.is_symlink() { refused(path, "is not a regular file but a link") } else { disk("open", path)(e) }
-    })?;
-    if !file.metadata().map_err(disk("open", path))?.is_file() {
-        return Err(refused(path, "is not a regular file"));
-    }
-    Ok(file)
-}
-
-/// Creates a file in place of whatever has its name.
-pub(crate) fn create(path: &Path) -> Result<File> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(disk("replace", path)(e)),
-        _ => {}
-    }
-    File::create_new(path).map_err(disk("create", path))
-}
-
-fn refused(path: &Path, rule: &str) -> Error {
-    Error::Refused(format!("{}: file: {rule}", path.display()))
-}
 
 /// Starts the chain of a log of the run with this record.
 pub(crate) fn chain(record: &Map<String, Value>, log: &str) -> Chain {
@@ -58,7 +33,7 @@ pub(crate) fn text(dir: &Path, log: &str) -> Result<String> {
     if at.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
         return Ok(String::new());
     }
-    crate::rundir::text_within(&at, MAX_BYTES)
+    text_within(&at, MAX_BYTES)
 }
 
 /// Returns the complete lines of a log: the last one may lack its end, since its process may have been killed.
@@ -165,7 +140,9 @@ impl RunLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_files::open;
     use serde_json::json;
+    use std::fs::OpenOptions;
 
     fn record(id: &str) -> Map<String, Value> {
         Map::from_iter([("id".to_string(), id.into())])

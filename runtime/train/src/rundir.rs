@@ -14,13 +14,14 @@
 //! (`run_log.rs`); a resume and a replay check them.
 
 use crate::error::{Error, Result, disk};
+use crate::run_files::{self, file_name, hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::tensorboard::EventFile;
 use perilune_checkpoint::seal;
 use serde_json::{Map, Value, json};
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -55,50 +56,13 @@ pub(crate) struct LogTail {
     pub history: Vec<Option<(u64, f64, Option<f64>)>>,
 }
 
-/// Returns seconds since 1970.
-pub fn now() -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
-}
-
-/// Returns the host name, in characters that a file name may have.
-pub fn hostname() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
-    let name = file_name(name.unwrap_or_default().trim());
-    if name.is_empty() { "localhost".into() } else { name }
-}
-
-/// Reads a small text file of a run directory, which may come from an untrusted source.
-pub fn text_of(path: &Path) -> Result<String> {
-    text_within(path, 64 << 20)
-}
-
-/// Reads a text file of at most `most` bytes. Anything but a regular file is refused, and never waited for.
-pub(crate) fn text_within(path: &Path, most: u64) -> Result<String> {
-    let file = run_log::open(path, OpenOptions::new().read(true))?;
-    let size = file.metadata().map_err(disk("read", path))?.len();
-    if size > most {
-        return Err(Error::Refused(format!(
-            "{}: size: is {size} bytes; such a file has at most {most}",
-            path.display()
-        )));
-    }
-    let mut text = String::new();
-    file.take(most).read_to_string(&mut text).map_err(disk("read", path))?;
-    Ok(text)
-}
-
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
 /// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
-    let mut file = run_log::create(&new)?;
+    let mut file = run_files::create(&new)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, &to));
     written.map_err(disk("write", &to))
-}
-
-/// Replaces characters that a file name should not have.
-fn file_name(text: &str) -> String {
-    text.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
 /// Creates the directory: `given`, which must not have a run yet, or a new one below `runs/`.
