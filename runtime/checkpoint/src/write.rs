@@ -59,7 +59,7 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
     if !dir.exists() {
-        // Not the directories above: a run directory that was removed meanwhile is an error.
+        // Do not create parent directories: a run directory that was removed in the meantime is an error.
         fs::create_dir(dir).map_err(io(dir, "create"))?;
         // The entry of the directory itself must survive too.
         let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -321,7 +321,7 @@ impl Run {
         Ok(self.dry_run_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
-    /// The same as `dry_run`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
+    /// Does the same as `dry_run`, and starts to compile missing machine code of the step in the background. `None`: it lacks
     /// none that takes long to compile.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
         match self.dry_run_with(Some("code"))?.code {

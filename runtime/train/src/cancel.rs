@@ -134,7 +134,7 @@ pub(crate) fn cancelled(error: &Error) -> bool {
     error.cause() == Some(Cause::Interrupted)
 }
 
-/// Rewrites a cancellation into a message that says what was cancelled and why; returns any other error unchanged.
+/// Rewrites a cancellation into a message with its subject and its reason; returns any other error unchanged.
 pub(crate) fn explain(error: Error, was: &str) -> Error {
     match error {
         Error::Recipe(e) if e.cause == Cause::Interrupted => {
