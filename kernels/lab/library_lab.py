@@ -78,7 +78,7 @@ class Case:
                 self.launches[-1][4].append((word, rest))
 
     def prepare(self, device, inputs):
-        """A function that runs the launches; outputs and workspace start as rubbish."""
+        """Returns a function that runs the launches; outputs and workspace start with garbage values."""
         import torch
 
         def room(n, fill):
@@ -134,7 +134,7 @@ SLACK = {"f64": 1e-12, "f32": 4e-6, "f16": 2e-3, "bf16": 1.6e-2}
 
 
 def wrong(got, want, dtype):
-    """How many elements are too far off."""
+    """The number of elements whose error is too large."""
     import torch
 
     if dtype not in SLACK:

@@ -6,7 +6,7 @@ use perilune_cuda::Cuda;
 use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Options for the device.
 #[derive(clap::Args, Clone, Debug)]
@@ -67,7 +67,7 @@ impl DeviceArgs {
     }
 
     /// Checks the precision and opens the backend.
-    pub fn open(&self) -> Result<Rc<dyn Backend>> {
+    pub fn open(&self) -> Result<Arc<dyn Backend>> {
         match self.precision.as_deref().unwrap_or("f32") {
             "f32" | "tf32" | "bf16" | "fp16" | "fp8" => self.place.open(),
             p => Err(Error::Usage(format!(
@@ -83,9 +83,9 @@ impl PlaceArgs {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// Opens the backend. `auto` selects the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
-    /// an invalid value is an error here, before the flag is read.
-    pub fn open(&self) -> Result<Rc<dyn Backend>> {
+    /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
+    /// a value that a flag does not take is an error here, before anything reads it.
+    pub fn open(&self) -> Result<Arc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
         if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
@@ -103,16 +103,16 @@ impl PlaceArgs {
             },
             Err(_) => None,
         };
-        let cpu = || Rc::new(Cpu::limited(self.threads, limit));
+        let cpu = || Arc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
-            "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Rc<dyn Backend>, |gpu| Rc::new(gpu))),
+            "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
             d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
                 no(format!("--device {d}: this version supports one GPU; several are planned for a later one"))
             }
             d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
-                Ok(gpu) => Ok(Rc::new(gpu)),
-                // Drop the op from the message, because it repeats the name of the device.
+                Ok(gpu) => Ok(Arc::new(gpu)),
+                // The message without the op, which is the device's name once more.
                 Err(e) => {
                     Err(Error::System(format!("--device {d}: {}", perilune_core::Error { op: String::new(), ..e })))
                 }

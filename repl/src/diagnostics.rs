@@ -26,5 +26,6 @@ pub fn notices(runtime: &Runtime, printer: Rc<RunPrinter>) {
 
 /// Lets plans include GPU source code on a machine without a GPU.
 pub fn gpu_source(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
+    runtime.host().engine.borrow_mut().diagnostics.paper =
+        Some(std::sync::Arc::new(perilune_cuda::OfflineTarget::default()));
 }

@@ -5,6 +5,7 @@ use perilune_core::ops;
 use perilune_cpu::Cpu;
 use perilune_lua::{Console, Runtime, RuntimeOptions, console};
 use std::rc::Rc;
+use std::sync::Arc;
 
 struct Prompt {
     runtime: Runtime,
@@ -13,7 +14,7 @@ struct Prompt {
 
 fn prompt() -> Prompt {
     let print = Rc::new(|_: &str| ());
-    let options = RuntimeOptions { backend: Rc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
+    let options = RuntimeOptions { backend: Arc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
     let runtime = Runtime::new(options).unwrap();
     let console = Console::new(&runtime, "prompt").unwrap();
     Prompt { runtime, console }

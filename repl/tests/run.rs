@@ -282,7 +282,7 @@ fn out_of_memory_is_a_failure_that_names_the_owners_and_what_would_help() {
     assert_eq!(same, [same[0]; 3]);
     let r: support::Ran = p.command(&["run", "tiny.lua"]).env("PERILUNE_MEMORY_LIMIT", "lots").output().unwrap().into();
     assert_eq!(r.status, Some(2), "{}", r.err);
-    assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is no amount of memory"), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is not an amount of memory"), "{}", r.err);
 }
 
 #[test]

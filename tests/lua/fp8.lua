@@ -63,7 +63,7 @@ describe("numbers of 8 bits", function()
 
   it("say what is wrong", function()
     local q, x = pl.quantize_fp8(pl.ones { 4, 16 }), pl.ones { 4, 16 }
-    expect(function() pl.matmul_fp8(x, q) end):to_raise "a is f32; numbers of 8 bits lie in u8 tensors"
+    expect(function() pl.matmul_fp8(x, q) end):to_raise "a is f32; 8-bit floats are stored in u8 tensors"
     expect(function() pl.matmul_fp8(q, pl.quantize_fp8(pl.ones { 4, 8 })) end):to_raise "do not chain"
     expect(function() pl.matmul_fp8(q, q, pl.ones { 4 }) end):to_raise "scale_a has shape {4}; it must be one number"
     expect(function() pl.matmul_fp8(q, q, 1, 1, nil, { dtype = "f64" }) end):to_raise "the result cannot be f64"

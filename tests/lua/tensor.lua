@@ -211,7 +211,7 @@ describe("promotion", function()
     expect((pl.ones({ 2 }, { dtype = "bf16" }) * pl.tensor(1.5)).dtype):to_be "bf16"
     expect((pl.tensor(1.5) * pl.ones({ 2 }, { dtype = "i64" })).dtype):to_be "f32"
     expect((pl.tensor(1.5) * pl.tensor(1.5, { dtype = "f64" })).dtype):to_be "f64"
-    -- The promoted operand has a gradient of its own dtype.
+    -- The gradient of the promoted operand has that operand's dtype.
     local s = pl.tensor(2.0)
     local g = pl.grad((s * pl.tensor({ 1.0, 3.0 }, { dtype = "bf16" })):sum(), { s })
     expect(g.dtype):to_be "f32"
@@ -275,7 +275,7 @@ describe("einsum", function()
     expect(function() return pl.einsum("ii", { b }) end):to_raise "'i' is 3 and 4 in one operand"
     expect(function() return pl.einsum("...i,...i", { a, b }) end):to_raise "'i' is 3 in one operand and 4 in another"
     expect(function() return pl.einsum("...i,...i", { a, pl.zeros { 5, 3 } }) end):to_raise "a dim of '...' is 3 in one operand and 5 in another"
-    expect(function() return pl.einsum("..i", { a }) end):to_raise "'.' is no letter"
+    expect(function() return pl.einsum("..i", { a }) end):to_raise "'.' is not a letter"
     expect(function() return pl.einsum("i->j", { pl.zeros { 3 } }) end):to_raise "'j' on the right"
   end)
 end)

@@ -9,7 +9,7 @@ use perilune_cuda::Cuda;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// The memory layout of an input. The logical values are the same in each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,13 +32,13 @@ pub fn on_gpu() -> bool {
     std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")
 }
 
-/// Opens the CPU with that many threads, or the device named by `PERILUNE_DEVICE`.
-pub fn device(threads: usize) -> Rc<dyn Backend> {
+/// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
+pub fn device(threads: usize) -> Arc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
-        Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
+        Ok(name) if name != "cpu" => Arc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
         _ => {
             Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
-            Rc::new(Cpu::new(Some(threads)))
+            Arc::new(Cpu::new(Some(threads)))
         }
     }
 }

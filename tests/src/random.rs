@@ -165,8 +165,8 @@ fn spans(out: &mut Vec<(NodeId, NodeId)>, rng: &mut Pcg, from: u32, to: u32, dep
 
 /// Formats the nodes that the roots and assignments need, to be printed for a failing seed.
 pub fn show(recipe: Recipe) -> String {
-    // Recording is cheap, so repeat it on a device that runs nothing.
-    let mut e = Engine::new(std::rc::Rc::new(perilune_plan::Null));
+    // Recording is cheap: do it again on a device that runs nothing.
+    let mut e = Engine::new(std::sync::Arc::new(perilune_plan::Null));
     let mut text = String::new();
     let made =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build(&mut e, recipe, Mode::Together, &mut text)));

@@ -58,8 +58,8 @@ impl Backend for Aligned {
     }
 }
 
-/// Returns the results of each product and the number of padded products.
-fn run(backend: Rc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
+/// Numbers of each product, and how many products were padded.
+fn run(backend: Arc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
     let text = format!(
         r#"
 local pl = require "perilune"
@@ -79,7 +79,7 @@ local function all(y, xs)
   for _, x in ipairs(out) do
     x = x:to("f32") * pl.randn(x.shape)
     for _, part in ipairs(x:dim() > 1 and {{ x:sum(-1), x:sum(0) }} or {{ x }}) do
-      -- A scale of its own for each, so that small ones are looked at too.
+      -- A separate scale for each, so that small values are compared too.
       print(table.concat((part / part:abs():max()):flatten():tolist(), " "))
     end
   end
@@ -132,11 +132,11 @@ fn odd_products_are_done_over_whole_rows_and_say_the_same() {
         ("show(rand(1, {801, 803}):matmul(rand(2, {803, 805})))".to_string(), false),
     ];
     for (call, pads) in cases {
-        let (plain, none) = run(Rc::new(Cpu::new(Some(2))), &call);
-        let device: Rc<dyn Backend> = if perilune_tests::harness::on_gpu() {
+        let (plain, none) = run(Arc::new(Cpu::new(Some(2))), &call);
+        let device: Arc<dyn Backend> = if perilune_tests::harness::on_gpu() {
             perilune_tests::harness::device(2)
         } else {
-            Rc::new(Aligned(Cpu::new(Some(2))))
+            Arc::new(Aligned(Cpu::new(Some(2))))
         };
         let (grown, some) = run(device, &call);
         assert_eq!((none, some > 0), (0, pads), "{call}");
@@ -168,7 +168,7 @@ fn what_lies_between_odd_products_says_the_same() {
         "between(2048, 301, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(2048, 1003, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(1024, 5001, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
-        // A column sum beside rows; values that are not padded.
+        // A column sum with rows; values that are not padded.
         "between(2048, 1003, 'bf16', function(y, w, b) return (y + b:to('bf16')):relu() end)",
         "between(1024, 5001, 'bf16', function(y, w) local z = (y * w:to('bf16')):softmax(-1); return z + z:sum(0):to('bf16') end)",
         "between(2, 64, 'bf16', function(y) return y end)",
@@ -176,12 +176,12 @@ fn what_lies_between_odd_products_says_the_same() {
     // A CPU pads no rows, and is slow for these sizes.
     let (few, threads) = if perilune_tests::harness::on_gpu() { (cases.len(), None) } else { (1, Some(2)) };
     for call in cases.into_iter().take(few) {
-        let (plain, _) = run(Rc::new(Cpu::new(threads)), call);
-        let device = || -> Rc<dyn Backend> {
+        let (plain, _) = run(Arc::new(Cpu::new(threads)), call);
+        let device = || -> Arc<dyn Backend> {
             if perilune_tests::harness::on_gpu() {
                 perilune_tests::harness::device(2)
             } else {
-                Rc::new(Aligned(Cpu::new(Some(2))))
+                Arc::new(Aligned(Cpu::new(Some(2))))
             }
         };
         let (grown, _) = run(device(), call);

@@ -2,18 +2,9 @@
 //! in a panic, an abort or an uninterruptible loop, and the runtime works afterwards.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::interrupt;
 use perilune_lua::{Cause, Console, Failed};
 use perilune_tests::scripts::{Script, script};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// The interrupt flag belongs to the process.
-static ONE: Mutex<()> = Mutex::new(());
-
-fn one() -> MutexGuard<'static, ()> {
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 const LIMIT: usize = 48 << 20;
 
@@ -48,16 +39,19 @@ fn works(s: &Script) {
 
 /// Runs a script and interrupts it; it must end soon by that interrupt.
 fn interrupted(s: &Script, text: &str) {
-    interrupt::clear();
-    let asks = std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_millis(150));
-        interrupt::ask();
+    let interrupt = s.runtime.host().interrupt.clone();
+    let asks = std::thread::spawn({
+        let interrupt = interrupt.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(150));
+            interrupt.request();
+        }
     });
     let begun = Instant::now();
     let out = s.runtime.interruptible(|| run(s, text)).unwrap();
     let took = begun.elapsed();
     asks.join().unwrap();
-    interrupt::clear();
+    interrupt.clear();
     match out {
         Err(Failed::Recipe(e)) if e.cause == Cause::Interrupted => {}
         Err(e) => panic!("{text}\n{e}"),
@@ -106,7 +100,6 @@ const GREEDY: [(&str, &str); 20] = [
 
 #[test]
 fn greed_for_memory_is_an_error() {
-    let _one = one();
     for (name, text) in GREEDY {
         let s = limited();
         let e = fails(&s, text);
@@ -130,7 +123,6 @@ fn greed_for_memory_is_an_error() {
 /// If Lua's error has no line, the message has that of the pcall; if a native function fails, that of its call.
 #[test]
 fn a_memory_error_names_a_line() {
-    let _one = one();
     let s = limited();
     assert!(
         fails(&s, "local x\n\nx = ('x'):rep(1 << 40)")
@@ -145,7 +137,6 @@ fn a_memory_error_names_a_line() {
 
 #[test]
 fn memory_errors_in_callbacks_handlers_and_coroutines_are_errors() {
-    let _one = one();
     let grow = "local s = 'x' while true do s = s .. s end";
     for text in [
         format!("local pl = require 'perilune' pl.step(function() {grow} end)"),
@@ -172,7 +163,6 @@ fn memory_errors_in_callbacks_handlers_and_coroutines_are_errors() {
 /// A prompt whose globals fill the memory can still release them.
 #[test]
 fn the_prompt_survives_a_full_memory() {
-    let _one = one();
     let s = limited();
     let console = Console::new(&s.runtime, "stdin").unwrap();
     assert!(console.eval("big = {} for i = 1, 1e9 do big[i] = 'number ' .. i end").is_err());
@@ -185,7 +175,6 @@ fn the_prompt_survives_a_full_memory() {
 /// A list that occurs in another many times is small in Lua and huge as a tensor.
 #[test]
 fn shared_lists_do_not_multiply() {
-    let _one = one();
     let s = limited();
     let text = "local pl = require 'perilune'\nlocal t = {}\nfor i = 1, 600 do t[i] = 1 end\nfor _ = 1, 4 do local u = {} for i = 1, 600 do u[i] = t end t = u end\npl.tensor(t)";
     let begun = Instant::now();
@@ -196,7 +185,6 @@ fn shared_lists_do_not_multiply() {
 
 #[test]
 fn suggestions_and_messages_stay_short() {
-    let _one = one();
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     let begun = Instant::now();
     for text in [
@@ -253,7 +241,6 @@ const ENDLESS: [&str; 26] = [
 
 #[test]
 fn nothing_outlives_an_interrupt() {
-    let _one = one();
     for text in ENDLESS {
         let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
         s.runtime.limit_lua_memory(256 << 20).unwrap();
@@ -265,7 +252,6 @@ fn nothing_outlives_an_interrupt() {
 /// Loops of the library are interrupted too, even if the recipe catches the first interrupt.
 #[test]
 fn a_loop_in_the_library_ends() {
-    let _one = one();
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     let endless = "local pl = require 'perilune'\nlocal keys = setmetatable({}, { __pairs = function() return function(_, k) return (k or 0) + 1, 1 end end })\n";
     interrupted(&s, &format!("{endless}while true do pcall(pl.tree.names, keys) end"));
@@ -276,7 +262,6 @@ fn a_loop_in_the_library_ends() {
 
 #[test]
 fn deep_and_cyclic_tables_are_refused() {
-    let _one = one();
     let deep = "local pl = require 'perilune'\nlocal t = { w = pl.state(pl.ones { 1 }) }\nfor i = 1, 100000 do t = { next = t } end\n";
     for use_it in [
         "pl.tree.states(t)",
@@ -301,7 +286,6 @@ fn deep_and_cyclic_tables_are_refused() {
 
 #[test]
 fn a_recipe_with_deep_states_is_refused() {
-    let _one = one();
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     let text = "local pl = require 'perilune'\nlocal recipe = pl.recipe { name = 'deep' }\nfunction recipe.data() local x = pl.ones { 8, 2 } return { train = pl.data.tensors { x = x }:batch(4) } end\nfunction recipe.model() local t = { w = pl.state(pl.ones { 1 }) } for i = 1, 100000 do t = { next = t } end t.forward = function() end return pl.nn.module(t) end\nfunction recipe.optimizer(p, m) return pl.optim.SGD(m, { lr = 1 }) end\nfunction recipe.loss(m, b) return b.x:sum() end\nreturn recipe";
     let Ok(perilune_lua::Loaded::Recipe(recipe)) = s.runtime.load_text(text, "@deep.lua") else { panic!("no recipe") };
@@ -312,7 +296,6 @@ fn a_recipe_with_deep_states_is_refused() {
 /// Nesting and recursion that exhaust a stack are Lua's own errors.
 #[test]
 fn deep_code_is_an_error() {
-    let _one = one();
     for text in [
         "assert(load(('('):rep(100000) .. '1' .. (')'):rep(100000)))",
         "assert(load(('{'):rep(100000) .. ('}'):rep(100000)))",

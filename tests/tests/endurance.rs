@@ -7,6 +7,7 @@ use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The memory limit of the CPU.
 const LIMIT: usize = 1 << 30;
@@ -125,7 +126,7 @@ fn random_lengths_mistakes_and_exhaustion_leave_nothing_behind() {
     let printed: Rc<RefCell<String>> = Rc::default();
     let sink = printed.clone();
     let runtime = Runtime::new(RuntimeOptions {
-        backend: if gpu { perilune_tests::harness::device(2) } else { Rc::new(Cpu::limited(Some(2), Some(LIMIT))) },
+        backend: if gpu { perilune_tests::harness::device(2) } else { Arc::new(Cpu::limited(Some(2), Some(LIMIT))) },
         params: Vec::new(),
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),

@@ -41,7 +41,7 @@ local function losses(late)
       return loss, norm, net[1].weight[0] * 1
     end)
     waiting[#waiting + 1] = { loss, norm, first }
-    -- Now and then a State as it is now, behind steps that are not done.
+    -- Sometimes the current value of a State, after unfinished steps.
     if k % 7 == 0 then out[#out + 1] = "state " .. table.concat(net[3].bias:tolist(), " ") end
     while #waiting > late do
       local t = table.remove(waiting, k % 2 == 0 and #waiting > 1 and 2 or 1)

@@ -9,13 +9,14 @@ use perilune_plan::Backend;
 use perilune_tests::harness;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Runs a script on a CPU with that memory limit. Returns its output or its error.
 fn run(limit: Option<usize>, text: &str) -> Result<String, Failed> {
-    run_on(Rc::new(Cpu::limited(Some(2), limit)), text)
+    run_on(Arc::new(Cpu::limited(Some(2), limit)), text)
 }
 
-fn run_on(backend: Rc<dyn Backend>, text: &str) -> Result<String, Failed> {
+fn run_on(backend: Arc<dyn Backend>, text: &str) -> Result<String, Failed> {
     let printed: Rc<RefCell<String>> = Rc::default();
     let sink = printed.clone();
     let runtime = Runtime::new(RuntimeOptions {
@@ -81,10 +82,10 @@ end
 print(states())
 "#;
     let plain = "for _ = 1, 21 do step(16) end\nprint(states())";
-    // Rows whose activations exceed the memory of any GPU, or 24 MiB.
-    let (rows, small): (_, Rc<dyn Backend>) = match harness::on_gpu() {
+    // Rows whose activations no GPU has room for, or not those 24 MiB.
+    let (rows, small): (_, Arc<dyn Backend>) = match harness::on_gpu() {
         true => ("100000000", harness::device(2)),
-        false => ("30000", Rc::new(Cpu::limited(Some(2), Some(24 << 20)))),
+        false => ("30000", Arc::new(Cpu::limited(Some(2), Some(24 << 20)))),
     };
     let limited = run_on(small, &format!("{NET}{}", events.replace("ROWS", rows))).unwrap();
     let free = run_on(harness::device(2), &format!("{NET}{plain}")).unwrap();

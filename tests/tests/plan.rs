@@ -16,7 +16,7 @@ use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use perilune_tests::machine::compiles;
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::rc::Rc;
+use std::sync::Arc;
 
 type Fallible<T> = Result<T, String>;
 
@@ -28,7 +28,7 @@ struct Sketch {
 
 impl Sketch {
     fn new() -> Sketch {
-        Sketch { e: Engine::new(Rc::new(Null)), state_writes: Vec::new() }
+        Sketch { e: Engine::new(Arc::new(Null)), state_writes: Vec::new() }
     }
 
     fn leaf(&mut self, dtype: DType, dims: &[usize]) -> NodeId {

@@ -12,30 +12,29 @@ use perilune_cuda::{OfflineTarget, attention, conv, offline_target};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::memory::Offsets;
-use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null};
+use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null, RunContext};
 use perilune_tests::machine;
 use std::any::Any;
-use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A device that plans and allocates addresses like a GPU, stores its plans, and computes nothing: all reads return 0.
 #[derive(Default)]
 struct Plans {
     gpu: OfflineTarget,
-    made: RefCell<Vec<Arc<Program>>>,
-    heap: Rc<RefCell<Offsets>>,
-    runs: Rc<RefCell<Runs>>,
+    made: Mutex<Vec<Arc<Program>>>,
+    heap: Arc<Mutex<Offsets>>,
+    runs: Arc<Mutex<Runs>>,
 }
 
-/// The addresses over which each program ran.
-type Runs = HashMap<*const Program, Vec<Vec<usize>>>;
+/// By the address of each program, the addresses that it ran over.
+type Runs = HashMap<usize, Vec<Vec<usize>>>;
 
 #[derive(Debug)]
 struct Place {
-    heap: Rc<RefCell<Offsets>>,
+    heap: Arc<Mutex<Offsets>>,
     at: usize,
     room: usize,
     nbytes: usize,
@@ -43,7 +42,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.heap.borrow_mut().give(self.at, self.room);
+        self.heap.lock().unwrap().give(self.at, self.room);
     }
 }
 
@@ -59,7 +58,7 @@ impl DeviceBuffer for Place {
 
 struct Noted {
     program: Arc<Program>,
-    runs: Rc<RefCell<Runs>>,
+    runs: Arc<Mutex<Runs>>,
 }
 
 impl Executable for Noted {
@@ -68,11 +67,11 @@ impl Executable for Noted {
         inputs: &[Buffer],
         _: &[u64],
         outputs: &[Buffer],
-        _: Option<&mut [f64]>,
+        _: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
         let at = |b: &Buffer| b.as_any().downcast_ref::<Place>().unwrap().at;
         let places = inputs.iter().chain(outputs).map(at).collect();
-        self.runs.borrow_mut().entry(Arc::as_ptr(&self.program)).or_default().push(places);
+        self.runs.lock().unwrap().entry(Arc::as_ptr(&self.program) as usize).or_default().push(places);
         Ok(())
     }
 }
@@ -106,8 +105,8 @@ impl Backend for Plans {
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
         let room = nbytes.max(1).next_multiple_of(512);
-        let at = self.heap.borrow_mut().take(room);
-        Ok(Rc::new(Place { heap: self.heap.clone(), at, room, nbytes }))
+        let at = self.heap.lock().unwrap().take(room);
+        Ok(Arc::new(Place { heap: self.heap.clone(), at, room, nbytes }))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
@@ -123,14 +122,21 @@ impl Backend for Plans {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        self.made.borrow_mut().push(program.clone());
+        self.made.lock().unwrap().push(program.clone());
         Null.compile(program.clone())?;
         Ok(Box::new(Noted { program, runs: self.runs.clone() }))
     }
 }
 
-/// Takes steps of a recipe and reads the loss of each one step later.
-fn train(backend: &Rc<Plans>, file: &str, precision: &str, params: &[(&str, &str)], steps: usize) {
+impl Plans {
+    /// The programs made since the last call.
+    fn take(&self) -> Vec<Arc<Program>> {
+        std::mem::take(&mut *self.made.lock().unwrap())
+    }
+}
+
+/// Steps of a recipe, the numbers of each read one step later.
+fn train(backend: &Arc<Plans>, file: &str, precision: &str, params: &[(&str, &str)], steps: usize) {
     let options = RuntimeOptions {
         backend: backend.clone(),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
@@ -149,9 +155,9 @@ fn train(backend: &Rc<Plans>, file: &str, precision: &str, params: &[(&str, &str
 
 /// Returns the plans of three steps of a recipe in bf16.
 fn plans(file: &str, params: &[(&str, &str)]) -> Vec<Arc<Program>> {
-    let backend = Rc::new(Plans::default());
+    let backend = Arc::new(Plans::default());
     train(&backend, file, "bf16", params, 3);
-    backend.made.take()
+    backend.take()
 }
 
 /// A step is replayed as one graph where it runs over addresses that it has run over before, and 64 sets of them are kept: batches
@@ -165,9 +171,9 @@ fn addresses_come_back() {
     for (file, params) in
         [("gpt2.lua", &large[..]), ("gpt2.lua", &small), ("llama.lua", &small), ("resnet50.lua", &images)]
     {
-        let backend = Rc::new(Plans::default());
+        let backend = Arc::new(Plans::default());
         train(&backend, file, "bf16", params, 300);
-        let runs = backend.runs.borrow();
+        let runs = backend.runs.lock().unwrap();
         let most = runs.values().max_by_key(|r| r.len()).unwrap();
         assert!(most.len() >= 50, "{file}");
         let kinds: BTreeSet<&Vec<usize>> = most[most.len() - 200..].iter().collect();
@@ -207,10 +213,10 @@ fn gpt2() {
 /// 48. Few kinds of products are searched in cuBLASLt.
 #[test]
 fn gpt2_in_fp8_compiles_short_texts_and_few_kinds_of_products() {
-    let backend = Rc::new(Plans::default());
+    let backend = Arc::new(Plans::default());
     train(&backend, "gpt2.lua", "fp8", &[("size", "124M"), ("batch", "4")], 3);
     let (mut texts, mut products) = (BTreeSet::new(), BTreeSet::new());
-    for p in backend.made.take() {
+    for p in backend.take() {
         for k in 0..p.kernels.len() {
             let (product, works) = offline_target::work(&p, k, &Props::H200).unwrap();
             products.extend(product);

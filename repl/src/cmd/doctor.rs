@@ -13,6 +13,7 @@ use perilune_plan::Backend;
 use std::cell::RefCell;
 use std::fmt::Write;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(clap::Args, Debug)]
@@ -33,7 +34,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     row("cpu", format!("{} · {} cores", cpu_model(), std::thread::available_parallelism().map_or(1, usize::from)));
     row("instructions", instructions());
     row("memory", memory());
-    let cpu = Rc::new(Cpu::new(None));
+    let cpu = Arc::new(Cpu::new(None));
     row("device", cpu.describe());
     for wanted in &dylib::WANTED {
         match dylib::find(wanted) {
@@ -158,7 +159,7 @@ local a = pl.eval(pl.rand { 768, 768 })
 print(("%.3f"):format(a:matmul(a):mean():item() / (768 * a:mean():item() ^ 2)))
 "#;
 
-fn self_test(cpu: Rc<Cpu>) -> Result<String, String> {
+fn self_test(cpu: Arc<Cpu>) -> Result<String, String> {
     let lines: Rc<RefCell<Vec<String>>> = Rc::default();
     let heard = lines.clone();
     let print = move |text: &str| heard.borrow_mut().push(text.to_string());

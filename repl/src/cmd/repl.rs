@@ -6,7 +6,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
-use perilune_lua::{Console, Runtime, RuntimeOptions};
+use perilune_lua::{Console, RuntimeOptions};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     }
     if let Some(training) = &session.training {
         let mut built = Ok(String::new());
-        around.during(&mut || built = training.borrow_mut().build(&console));
+        around.during(&runtime.host().interrupt, &mut || built = training.borrow_mut().build(&console));
         match built {
             Ok(said) if terminal => session.say(&session.dim(&said)),
             Ok(_) => {}

@@ -19,6 +19,7 @@ pub use run::Training;
 use crate::console_out;
 use crate::failure::Failure;
 use crate::terminal::styled;
+use perilune_core::Interrupt;
 use perilune_lua::{Answer, Cause, Console};
 use std::cell::{Cell, RefCell};
 use std::io::BufRead;
@@ -148,9 +149,9 @@ impl Prompt<'_> {
 pub struct AtPrompt(pub Option<Rc<Interrupts>>);
 
 impl Around for AtPrompt {
-    fn during(&self, f: &mut dyn FnMut()) {
+    fn during(&self, interrupt: &Interrupt, f: &mut dyn FnMut()) {
         match &self.0 {
-            Some(interrupts) => interrupts.during(f),
+            Some(interrupts) => interrupts.during(interrupt, f),
             None => f(),
         }
     }
@@ -166,7 +167,7 @@ pub fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, editor: &S
             input::Typed::End => return Ok(()),
             input::Typed::Line(line) => {
                 let mut flow = Flow::Go;
-                around.during(&mut || flow = prompt.text(console, &line));
+                around.during(&console.host().interrupt, &mut || flow = prompt.text(console, &line));
                 if flow == Flow::Quit {
                     return Ok(());
                 }

@@ -57,10 +57,11 @@ mod tests {
     use perilune_cpu::Cpu;
     use perilune_lua::{Runtime, RuntimeOptions};
     use std::rc::Rc;
+    use std::sync::Arc;
 
     fn console() -> (Runtime, Console) {
         let print = Rc::new(|_: &str| ());
-        let backend = Rc::new(Cpu::new(Some(1)));
+        let backend = Arc::new(Cpu::new(Some(1)));
         let runtime = Runtime::new(RuntimeOptions { backend, params: Vec::new(), strict: true, print }).unwrap();
         let console = Console::new(&runtime, "test").unwrap();
         (runtime, console)

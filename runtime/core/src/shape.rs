@@ -10,7 +10,7 @@
 use crate::error::{Error, Result};
 use std::fmt::{self, Display};
 
-/// More than any op here needs: the im2col view of a batched conv2d has 6 dims.
+/// Every op here needs fewer dims: the im2col view of a batched conv2d has 6.
 pub const MAX_RANK: usize = 8;
 
 /// The most elements of a tensor, where a dim of 0 counts as 1. No machine has the memory for as many bytes.
@@ -82,7 +82,7 @@ impl Shape {
         self.rank == 0
     }
 
-    /// A dim given from the user's side (negative counts from the end) as an index into `dims()`.
+    /// Converts a dim given by the user (negative counts from the end) to an index into `dims()`.
     pub fn axis(&self, op: &str, dim: i64) -> Result<usize> {
         let rank = self.rank() as i64;
         let at = if dim < 0 { dim + rank } else { dim };
@@ -118,7 +118,7 @@ impl Shape {
         s
     }
 
-    /// The shape both broadcast to, aligned at the last dim; `None` where two dims differ and neither is 1.
+    /// The shape that both broadcast to, aligned at the last dim; `None` if two dims differ and neither is 1.
     pub fn broadcast(a: &Shape, b: &Shape) -> Option<Shape> {
         if a == b {
             return Some(*a);
@@ -182,7 +182,7 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Where the elements of a tensor of shape `shape` lie: element `i` is at `offset + sum(i[d] * strides[d])`.
+/// The positions of the elements of a tensor of shape `shape`: element `i` is at `offset + sum(i[d] * strides[d])`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     pub shape: Shape,
@@ -224,8 +224,8 @@ impl Layout {
         true
     }
 
-    /// The same elements in the same order with neighbouring dims merged where their strides allow: the fewest dims
-    /// that say it. Dims of size 1 vanish; an empty layout becomes one dim of size 0.
+    /// Merges adjacent dims where their strides allow, without changing the elements or their order. The result has the
+    /// fewest possible dims: dims of size 1 are removed, and an empty layout becomes one dim of size 0.
     #[must_use]
     pub fn collapse(&self) -> Layout {
         let mut dims = [0usize; MAX_RANK];
@@ -253,7 +253,7 @@ impl Layout {
         Layout { shape: Shape::of(&dims[..rank]), strides, offset: self.offset }
     }
 
-    /// The layout of the same elements read with dims `shape`, if strides can say it without a copy.
+    /// The layout of the same elements read with dims `shape`, if strides can express it without a copy.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if self.shape == shape {
             return Some(*self);
@@ -283,7 +283,7 @@ impl Layout {
                 left /= d;
             }
         }
-        // What remains on the left are dims of size 1, whose stride does not matter.
+        // Only dims of size 1 remain on the left; their strides do not matter.
         Some(out)
     }
 
@@ -297,7 +297,7 @@ impl Layout {
         out
     }
 
-    /// The layout read through `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
+    /// The layout after `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
     pub fn expand(&self, shape: Shape) -> Layout {
         let lead = shape.rank() - self.shape.rank();
         let mut out = Layout { shape, strides: [0; MAX_RANK], offset: self.offset };
@@ -309,7 +309,7 @@ impl Layout {
         out
     }
 
-    /// The smallest and largest element position this layout touches, or `None` if it has no elements.
+    /// The smallest and largest element position of this layout, or `None` if it has no elements.
     pub fn extent(&self) -> Option<(isize, isize)> {
         if self.numel() == 0 {
             return None;

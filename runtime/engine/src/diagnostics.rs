@@ -6,20 +6,21 @@
 use crate::profile::{HostStalls, Profile};
 use perilune_plan::Backend;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The reports of one engine, and their listener.
 #[derive(Default)]
 pub struct Diagnostics {
     /// Plan cache misses of a warmed-up loop: recipe line and first difference.
     pub notices: Messages,
-    /// The text of every plan compiled, if the switch asks for it.
+    /// The text of every compiled plan, if the switch is set.
     pub plans_shown: Messages,
     /// Kernel times, while profiling.
     pub profile: Option<Profile>,
     /// Time that the host waits, while profiling.
     pub host_stalls: Option<HostStalls>,
     /// A device that has kernel texts, to show them where the computing device has none.
-    pub paper: Option<Rc<dyn Backend>>,
+    pub paper: Option<Arc<dyn Backend>>,
 }
 
 pub type Listener = Rc<dyn Fn(&str)>;

@@ -6,10 +6,11 @@ use crate::recorder::Recorder;
 use crate::snapshot::SnapshotBytes;
 use crate::state::StateTable;
 use crate::step::{Step, Switches};
+use perilune_core::Interrupt;
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::Backend;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
 #[derive(Clone, Debug)]
@@ -59,6 +60,8 @@ pub struct Engine {
     pub executor: Executor,
     pub diagnostics: Diagnostics,
     pub switches: Switches,
+    /// Ends what this engine runs; other threads hold clones.
+    pub interrupt: Interrupt,
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
@@ -67,12 +70,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(backend: Rc<dyn Backend>) -> Engine {
+    pub fn new(backend: Arc<dyn Backend>) -> Engine {
         Engine {
             recorder: Recorder::default(),
             executor: Executor::new(backend),
             diagnostics: Diagnostics::default(),
             switches: Switches::from_env(),
+            interrupt: Interrupt::default(),
             states: StateTable::default(),
             step: Step::default(),
             stats: Stats::default(),

@@ -12,9 +12,9 @@ use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
 use smallvec::SmallVec;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// The state of the machine code of a step that has not run yet.
@@ -32,7 +32,7 @@ pub enum Code {
 
 /// The device with its compiled plans.
 pub struct Executor {
-    pub(crate) backend: Rc<dyn Backend>,
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) cache: Cache,
     pub(crate) tracer: Tracer,
     /// FLOP of all products run so far.
@@ -46,7 +46,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(backend: Rc<dyn Backend>) -> Executor {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Executor {
         Executor {
             backend,
             cache: Cache::default(),
@@ -185,7 +185,7 @@ impl Engine {
                 }
             }
         }
-        perilune_core::interrupt::check()?;
+        self.interrupt.check()?;
         self.executor.attempt = Some(plan.step.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
         for source in &self.executor.tracer.trace.inputs {
@@ -204,8 +204,9 @@ impl Engine {
         let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
-        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, times) {
-            // Use the current line, because a cached plan may have been compiled for another recipe line.
+        let context = RunContext { interrupt: &self.interrupt, times };
+        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, context) {
+            // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
             return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });
         }

@@ -163,12 +163,12 @@ impl Engine {
         self.step.depth = 0;
         self.step.keep.clear();
         self.states.roll_back();
-        // An interrupt must undo the step rather than leave it half done.
-        let asked = perilune_core::interrupt::pause();
-        // The next step draws the random numbers of this one.
+        // An interrupted step is undone as a whole.
+        let undoing = self.interrupt.set_aside();
+        // The next step draws what this one would have.
         self.recorder.graph.rng.occurrence = self.step.draws;
         let ended = self.finish(Vec::new(), false);
-        perilune_core::interrupt::resume(asked);
+        drop(undoing);
         ended
     }
 
@@ -194,12 +194,12 @@ impl Engine {
         if !(request.roots.is_empty() && request.state_writes.is_empty())
             && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
         {
-            // The device checks indices before it writes. The recording cannot run, so it is dropped.
-            let asked = perilune_core::interrupt::pause();
+            // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
+            let undoing = self.interrupt.set_aside();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
             let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
-            perilune_core::interrupt::resume(asked);
+            drop(undoing);
             if !stands {
                 self.keep_initial();
                 return Err(fault);

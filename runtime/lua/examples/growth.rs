@@ -8,6 +8,7 @@
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 const RECIPE: &str = r#"
@@ -39,7 +40,7 @@ fn measure(layers: usize) -> [f64; 4] {
     let mut columns: [Vec<f64>; 4] = Default::default();
     for _ in 0..RUNS {
         let options = RuntimeOptions {
-            backend: Rc::new(perilune_plan::Null),
+            backend: Arc::new(perilune_plan::Null),
             params: Vec::new(),
             strict: true,
             print: Rc::new(|s| println!("{s}")),

@@ -6,11 +6,12 @@
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 fn main() {
     let options = RuntimeOptions {
-        backend: Rc::new(perilune_plan::Null),
+        backend: Arc::new(perilune_plan::Null),
         params: Vec::new(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),

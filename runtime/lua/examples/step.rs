@@ -8,6 +8,7 @@
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::NullWith;
 use std::rc::Rc;
+use std::sync::Arc;
 
 const RECIPE: &str = r#"
 local pl = require "perilune"
@@ -43,7 +44,7 @@ fn main() {
     // Some fused ops are kept, as on a GPU.
     let has_kernel = |n: &perilune_core::graph::Node| n.op == &perilune_core::ops::matmul::LINEAR;
     let options = RuntimeOptions {
-        backend: Rc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
+        backend: Arc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
         params: Vec::new(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),

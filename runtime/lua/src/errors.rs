@@ -25,7 +25,7 @@ pub enum Cause {
     Recipe,
     /// Device, memory or disk.
     System,
-    /// A cancellation request (`perilune_core::interrupt`).
+    /// A cancellation request (`perilune_core::Interrupt`).
     Interrupted,
     /// `:quit` at a breakpoint.
     LeftBreakpoint,

@@ -3,6 +3,7 @@
 use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
+use perilune_core::Interrupt;
 use perilune_core::graph::NodeId;
 use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
@@ -22,7 +23,9 @@ const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
-    /// Handles dropped by Lua's collector, which runs inside any Lua call. They are queued until the engine is free.
+    /// The engine's interrupt, which ends Lua code too.
+    pub interrupt: Interrupt,
+    /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
     /// A cache of the last source location, since most lines record several ops.
     last_site: Cell<(usize, u32, SourceLoc)>,
@@ -57,6 +60,7 @@ impl Host {
 
     pub fn new(engine: Engine) -> Rc<Host> {
         Rc::new(Host {
+            interrupt: engine.interrupt.clone(),
             engine: RefCell::new(engine),
             dropped: RefCell::default(),
             last_site: Cell::new((0, 0, SourceLoc::NONE)),

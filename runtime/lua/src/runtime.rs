@@ -13,6 +13,7 @@ use perilune_plan::Backend;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The recipe's folder, and the files that it has required.
 #[derive(Clone, Debug)]
@@ -60,7 +61,7 @@ pub struct Params {
 
 /// The options of a runtime.
 pub struct RuntimeOptions {
-    pub backend: Rc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     pub params: Vec<(String, String)>,
     /// Whether undefined globals are errors (recipes) or allowed (the prompt).
     pub strict: bool,
@@ -255,7 +256,7 @@ impl Runtime {
         }
     }
 
-    /// Runs `f` with interrupts by `perilune_core::interrupt` enabled, also in Lua code. By default Lua does not poll the flag, which costs time.
+    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();

@@ -1,4 +1,4 @@
-//! Plans a traced request: the passes in order, from the recording to a program.
+//! Plans a traced request by running the compiler passes in order, from the recording to a program.
 
 use crate::backend::Backend;
 use crate::fuse;
@@ -16,12 +16,12 @@ use perilune_core::graph::{Graph, NodeId};
 /// The most bytes that all values of a step may have together. What follows sums sizes in 64 bits.
 const MAX_BYTES: u128 = 1 << 60;
 
-/// How plans are made. Part of the key.
+/// Planner options; part of the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Off: every primitive is a kernel of its own. The numbers stay the same.
+    /// If false, every primitive is a separate kernel. The numbers stay the same.
     pub fusion: bool,
-    /// Bytes that a step may take with all that it reads, returns and keeps in between.
+    /// Bytes that a step may take, including all that it reads, returns and keeps in between.
     pub budget: Option<usize>,
 }
 
@@ -36,7 +36,7 @@ pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, bac
     try_plan(g, tracer, request, options, backend).map_err(|over| over.error)
 }
 
-/// The same. An error comes with the plan that needs the least memory, if that is what it is about.
+/// As `plan`. If the step exceeds the budget, the error includes the plan that needs the least memory.
 pub(crate) fn try_plan(
     g: &Graph,
     tracer: &Tracer,
@@ -67,7 +67,7 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     if let Some(guard) = &request.guard {
         step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
     }
-    // The `shard` pass comes here: it places values on the devices of a mesh while fused ops are still whole.
+    // The `shard` pass belongs here: it will place values on the devices of a mesh while fused ops are still whole.
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;
     step = nhwc::apply(step, backend)?;

@@ -9,6 +9,7 @@
 //! use perilune_lua::{Runtime, RuntimeOptions};
 //! use perilune_train::{Control, Event, RunSpec, Trainer};
 //! use std::rc::Rc;
+//! use std::sync::Arc;
 //!
 //! # fn main() -> perilune_train::Result<()> {
 //! let spec = RunSpec { recipe: "recipes/digits.lua".into(), checkpoint_every: Some(100), ..RunSpec::default() };
@@ -19,7 +20,7 @@
 //!     }
 //! });
 //! let outcome = Trainer::new(spec, control, listener).run(|spec| {
-//!     let backend = Rc::new(perilune_cpu::Cpu::new(None));
+//!     let backend = Arc::new(perilune_cpu::Cpu::new(None));
 //!     let print = Rc::new(|text: &str| println!("{text}"));
 //!     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
 //! })?;

@@ -7,8 +7,8 @@ use perilune_train::{Control, End, Error, Event, Outcome, Replay, Result, RunSpe
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Sixty-four points on a plane, with a momentum optimizer: its moments have to survive a resume too.
@@ -29,16 +29,9 @@ end
 return recipe
 "#;
 
-/// The interrupt flag is one per process: runs of different tests must not overlap.
-fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A temporary directory with the recipe.
 struct Place {
     dir: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
 }
 
 /// A summary of the events of a run.
@@ -46,7 +39,7 @@ type Log = Rc<RefCell<Vec<String>>>;
 
 impl Place {
     fn new() -> Place {
-        let place = Place { _alone: alone(), dir: tempfile::tempdir().unwrap() };
+        let place = Place { dir: tempfile::tempdir().unwrap() };
         place.save(TINY);
         place
     }
@@ -91,7 +84,7 @@ impl Place {
 
 fn open(spec: &RunSpec) -> Result<Runtime> {
     let print = Rc::new(|_: &str| ());
-    let backend = Rc::new(Cpu::new(Some(1)));
+    let backend = Arc::new(Cpu::new(Some(1)));
     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
 }
 

@@ -14,7 +14,7 @@ use perilune_engine::Engine;
 use perilune_tests::harness;
 use perilune_tests::rng::Pcg;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// The limit of buffers and the arena together in bytes.
 const LIMIT: usize = 64 << 20;
@@ -59,7 +59,7 @@ fn engine() -> Engine {
     if harness::on_gpu() {
         return harness::engine(1);
     }
-    let mut e = Engine::new(Rc::new(Cpu::limited(Some(1), Some(LIMIT))));
+    let mut e = Engine::new(Arc::new(Cpu::limited(Some(1), Some(LIMIT))));
     e.switches.fusion = true;
     e
 }

@@ -170,7 +170,7 @@ fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<
         Outcome::TooLarge => return Ok(false),
         Outcome::Refused(text) => {
             let named = put.iter().any(|v| text.contains(&v.to_string()));
-            // One huge integer alone is what is wrong; of several, or a list of another length, it is open. With a tensor of
+            // A single huge integer is the fault; with several, or a list of another length, it is undetermined. With a tensor of
             // probabilities, `bernoulli` takes no shape at all.
             let alone = put.len() == 1 && !more && put[0].unsigned_abs() >= 1 << 31 && case.op.name != "bernoulli";
             let clear = named || !alone || text.contains("has more than 2^48 elements");

@@ -1,7 +1,7 @@
 //! Defines leaves and generators, and the functions that create tensors.
 //!
-//! Nothing here holds bytes: `zeros` is a constant seen through an expanding view, `arange` an index ramp. Tensors from
-//! Lua tables (`pl.tensor`) and files are leaves made by the engine.
+//! No tensor memory is allocated here: `zeros` is a constant behind an expanding view, `arange` an index ramp. The
+//! engine creates leaves for tensors from Lua tables (`pl.tensor`) and files.
 
 use super::{Class, Generator, Grad, Op, Out, one};
 use crate::error::{Error, Result};
@@ -35,20 +35,20 @@ pub static LEAF: Op = Op { name: "leaf", class: Class::Leaf, ..Op::BASE };
 pub static STATE: Op = Op { name: "state", class: Class::Leaf, ..Op::BASE };
 /// A run-time number; `payload` holds its bits.
 pub static SCALAR: Op = Op { name: "scalar", class: Class::Generator(Generator::Scalar), ..Op::BASE };
-/// A number of the program; `attrs[0]` holds its bits.
+/// A constant of the program; `attrs[0]` holds its bits.
 pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generator::Constant), ..Op::BASE };
 /// `0 … attrs[0] - 1` as i64.
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
-/// Output `attrs[0]` of the many-valued op that is its input.
+/// Output `attrs[0]` of the multi-output op that is its input.
 pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
-/// The buffer that several outputs of its input lie in: made by the planner, never recorded.
+/// The buffer that holds several outputs of its input; created by the planner, never recorded.
 pub static JOINED: Op = Op { name: "joined", class: Class::TupleGet, ..Op::BASE };
 
-/// Input 0, not to be read before input 1 has been computed: what recomputation starts from, so that it is late and so
-/// that its nodes equal none of the first computation. Only the planner puts it in.
+/// Input 0, not to be read before input 1 has been computed. Recomputation starts from such barriers, so that it runs
+/// late and its nodes differ from those of the first computation. Only the planner inserts it.
 pub static OPTIMIZATION_BARRIER: Op =
     Op { name: "optimization_barrier", class: Class::View(|input, _, _| Some(*input)), ..Op::BASE };
-/// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
+/// The value of input 0; the host differentiates it with respect to the inputs after it. `payload` names the function.
 pub static CUSTOM: Op = Op {
     name: "custom",
     class: Class::View(|l, _, _| Some(*l)),
@@ -61,7 +61,7 @@ pub fn iota(g: &mut Graph, n: usize) -> Result<NodeId> {
     Ok(g.leaf(&IOTA, Shape::new(&[n])?, DType::I64, &[n as i64], 0))
 }
 
-/// Dims from the user's side as a shape.
+/// Converts user-given dims to a shape.
 pub fn shape_of(op: &str, dims: &[i64]) -> Result<Shape> {
     let mut out = Vec::with_capacity(dims.len());
     for &d in dims {
@@ -151,7 +151,7 @@ pub static ARANGE: Op = Op {
     name: "arange",
     sig: "start: number, stop: number?, step: number = 1, *, dtype: dtype?",
     doc: "arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).\n\
-          n = ceil((stop - start) / step), and never less than 0. i64 if all are integers, else f32; floats are computed as\n\
+          n = ceil((stop - start) / step), but at least 0. i64 if all are integers, else f32; floats are computed as\n\
           start + i * step in f64 and rounded once for f64, in f32 otherwise.",
     call: Some(|g, a| {
         let (start, stop) = match a.is_none(1) {
@@ -166,7 +166,7 @@ pub static ARANGE: Op = Op {
                 format!("start is {start}, stop is {stop} and step is {step}; they must be finite, and step not 0");
             return Err(Error::argument("arange", message));
         }
-        // Whole numbers are counted as such: f64 does not hold all of them.
+        // Integers are counted exactly, since f64 cannot represent all of them.
         let whole = match (start, stop, step) {
             (Number::Int(a), Number::Int(b), Number::Int(step)) => {
                 let (span, step) =
@@ -222,7 +222,7 @@ pub static LINSPACE: Op = Op {
     name: "linspace",
     sig: "start: number, stop: number, steps: int, *, dtype: dtype = f32",
     doc: "linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.\n\
-          One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
+          If n = 1, the number is start. Computed from both ends, so that the last is exactly stop.",
     call: Some(|g, a| {
         let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
         if n < 0 {
@@ -267,7 +267,7 @@ pub static EYE: Op = Op {
     ..Op::BASE
 };
 
-/// Shape rule of ops that keep shape and dtype of their first input.
+/// Shape rule of ops that keep the shape and dtype of their first input.
 pub fn same(i: &crate::graph::Infer) -> Result<Meta> {
     Ok(i.inputs[0])
 }

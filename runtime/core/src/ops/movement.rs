@@ -1,4 +1,4 @@
-//! Defines views, which read the same elements through another layout, and the ops built from them.
+//! Defines data movement: views, which read the same elements through another layout, and the ops built on them.
 //!
 //! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
 //! planner folds chains of them into strides. `strided_pad` is the opposite of `slice` and does write memory, as does `cat`.
@@ -51,7 +51,7 @@ fn same(i: &Infer) -> Result<Meta> {
     Ok(i.inputs[0])
 }
 
-/// Shape given in full by the attributes.
+/// The shape that the attributes contain in full.
 fn from_attrs(i: &Infer) -> Result<Meta> {
     let dims: Vec8 = i.attrs.iter().map(|&d| d as usize).collect();
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
@@ -70,7 +70,7 @@ pub fn reshape(g: &mut Graph, x: NodeId, shape: Shape) -> Result<NodeId> {
     g.push(&RESHAPE, &[x], &attrs_of(shape.dims()))
 }
 
-/// Dims with at most one -1, resolved against `shape`.
+/// Resolves dims with at most one -1 against `shape`.
 fn resolve(op: &str, shape: Shape, dims: &[i64]) -> Result<Shape> {
     let bad = |why: String| {
         let wanted: Vec<String> = dims.iter().map(i64::to_string).collect();
@@ -109,7 +109,7 @@ pub static RESHAPE: Op = Op {
     name: "reshape",
     sig: "x: tensor, shape: ints",
     doc: "x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.\n\
-          Costs nothing where strides can say it; else the elements are copied.",
+          Free if strides can express it; otherwise the elements are copied.",
     class: Class::View(|l, _, out| l.reshape(*out)),
     infer: from_attrs,
     call: Some(call_reshape),
@@ -125,7 +125,7 @@ pub static RESHAPE: Op = Op {
 pub static VIEW: Op = Op {
     name: "view",
     sig: "x: tensor, shape: ints",
-    doc: "x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.",
+    doc: "x (...) -> (shape): the same as `reshape`, since tensors never alias.",
     call: Some(call_reshape),
     samples: &["f(2,6), [3,4]", "f(2,3,4), [2,-1]"],
     smooth: true,
@@ -178,7 +178,7 @@ pub static UNFLATTEN: Op = Op {
 pub static SQUEEZE: Op = Op {
     name: "squeeze",
     sig: "x: tensor, dims: ints?",
-    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.",
+    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size is kept.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -273,7 +273,7 @@ pub static PERMUTE: Op = Op {
 pub static TRANSPOSE: Op = Op {
     name: "transpose",
     sig: "x: tensor, dim0: int, dim1: int",
-    doc: "x (...) -> with dims dim0 and dim1 exchanged.",
+    doc: "x (...) -> with dims dim0 and dim1 swapped.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -290,7 +290,7 @@ pub static TRANSPOSE: Op = Op {
 pub static T: Op = Op {
     name: "t",
     sig: "x: tensor",
-    doc: "x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.",
+    doc: "x (..., M, N) -> (..., N, M): the last two dims swapped. A vector or scalar is unchanged.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         if g.shape(x).rank() < 2 { Ok(one(x)) } else { g.t(x).map(one) }
@@ -369,7 +369,8 @@ pub fn slice(g: &mut Graph, x: NodeId, at: usize, lo: usize, hi: usize, step: us
     g.push(&SLICE, &[x], &[at as i64, lo as i64, step as i64, len as i64])
 }
 
-/// A half-open range from the user's side: negative ends count from the back, ends beyond the dim are cut, as in NumPy.
+/// A half-open range given by the user: negative ends count from the back, and ends beyond the dim are clamped, as in
+/// NumPy.
 pub fn range(n: usize, lo: Option<i64>, hi: Option<i64>) -> (usize, usize) {
     let fix = |v: i64| (if v < 0 { v + n as i64 } else { v }).clamp(0, n as i64) as usize;
     let (lo, hi) = (lo.map_or(0, fix), hi.map_or(n, fix));
@@ -380,7 +381,7 @@ pub static SLICE: Op = Op {
     name: "slice",
     sig: "x: tensor, dim: int, start: int?, stop: int?, step: int = 1",
     doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
-          beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
+          beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
     class: Class::View(|l, attrs, out| {
         let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
@@ -431,7 +432,7 @@ pub static NARROW: Op = Op {
     ..Op::BASE
 };
 
-/// Element `index` of axis `at`; the axis vanishes.
+/// Element `index` of axis `at`; the axis is removed.
 pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Result<NodeId> {
     let shape = g.shape(x);
     let n = shape.dims()[at] as i64;
@@ -447,7 +448,8 @@ pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Resu
 pub static SELECT: Op = Op {
     name: "select",
     sig: "x: tensor, dim: int, index: int",
-    doc: "x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.",
+    doc: "x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the\n\
+          back.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("select", a.int(1)?)?;
@@ -458,7 +460,7 @@ pub static SELECT: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of `slice`: `attrs` [axis, lo, step, total, fill bits].
+/// The inverse of `slice` (strided padding): `attrs` [axis, lo, step, total, fill bits].
 pub static STRIDED_PAD: Op = Op {
     name: "strided_pad",
     class: Class::Library,
@@ -494,15 +496,15 @@ pub fn strided_pad(
 pub static PAD: Op = Op {
     name: "pad",
     sig: "x: tensor, pads: ints, *, value: float = 0.0",
-    doc: "x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in\n\
-          PyTorch. Negative pads cut.",
+    doc: "x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,\n\
+          as in PyTorch. Negative pads crop.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let pads = a.ints(1)?;
         let rank = g.shape(x).rank();
         if pads.len() % 2 != 0 || pads.len() > 2 * rank {
             let message =
-                format!("{} pads for a tensor of rank {rank}; there must be two a dim, last dim first", pads.len());
+                format!("{} pads for a tensor of rank {rank}; there must be two per dim, last dim first", pads.len());
             return Err(Error::argument("pad", message));
         }
         for (k, pair) in pads.chunks(2).enumerate() {
@@ -511,8 +513,7 @@ pub static PAD: Op = Op {
             let (before, after) = (i128::from(pair[0]), i128::from(pair[1]));
             let (cut, end) = ((-before).max(0), n + after.min(0));
             if end < cut {
-                let message =
-                    format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
+                let message = format!("pads {{{before}, {after}}} would give dim {at} of size {n} a negative size");
                 return Err(
                     Error::shape("pad", message).hint(format!("together, negative pads cut at most {n} elements"))
                 );
@@ -563,7 +564,7 @@ pub static FLIP: Op = Op {
 pub static ROLL: Op = Op {
     name: "roll",
     sig: "x: tensor, shifts: ints, dims: ints?",
-    doc: "x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the\n\
+    doc: "x (...) -> elements shifted by `shifts` along `dims`; those shifted out re-enter at the front. Without dims, the\n\
           flattened tensor is rolled.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -587,7 +588,7 @@ pub static ROLL: Op = Op {
                     "roll",
                     format!("{} shifts and no dims; without dims there is one", shifts.len()),
                 )
-                .hint("say which dims: x:roll({1, 2}, {0, 1})"));
+                .hint("name the dims: x:roll({1, 2}, {0, 1})"));
             };
             let flat = g.reshape(x, &[shape.numel()])?;
             let y = roll1(g, flat, 0, shift)?;
@@ -616,7 +617,7 @@ pub fn window(g: &mut Graph, x: NodeId, at: usize, size: usize, step: usize, dil
     g.push(&UNFOLD, &[x], &[at as i64, size as i64, step as i64, dilation as i64])
 }
 
-/// How many windows fit.
+/// Number of windows that fit.
 pub fn windows(n: usize, size: usize, step: usize, dilation: usize) -> usize {
     let reach = dilation.saturating_mul(size.saturating_sub(1)).saturating_add(1);
     if n < reach { 0 } else { (n - reach) / step + 1 }
@@ -626,7 +627,7 @@ pub static UNFOLD: Op = Op {
     name: "unfold",
     sig: "x: tensor, dim: int, size: int, step: int = 1",
     doc: "x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.\n\
-          N = (L - size) // step + 1. A view: windows that overlap share memory.",
+          N = (L - size) // step + 1. This is a view: overlapping windows share memory.",
     class: Class::View(|l, attrs, out| {
         let (at, step, dilation) = (attrs[0] as usize, attrs[2] as isize, attrs[3] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset };
@@ -661,7 +662,7 @@ pub static UNFOLD: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of a window view, overlaps summed: `attrs` [axis, size, step, dilation, total].
+/// The inverse of a window view, with overlaps summed (col2im): `attrs` [axis, size, step, dilation, total].
 pub static COL2IM: Op = Op {
     name: "col2im",
     class: Class::Library,
@@ -691,7 +692,7 @@ pub static DETACH: Op = Op {
     ..Op::BASE
 };
 
-// ---- joining and parting -----------------------------------------------------------------------------------------
+// ---- joining and splitting ---------------------------------------------------------------------------------------
 
 pub fn cat(g: &mut Graph, xs: &[NodeId], at: usize) -> Result<NodeId> {
     if xs.len() == 1 {
@@ -717,7 +718,7 @@ fn call_cat(g: &mut Graph, a: &Args) -> Result<Out> {
 pub static CAT: Op = Op {
     name: "cat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): joined along `dim`; all other dims must be equal.",
+    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.",
     class: Class::Library,
     infer: |i| {
         let at = i.attr(0);
@@ -758,7 +759,7 @@ pub static CAT: Op = Op {
 pub static CONCAT: Op = Op {
     name: "concat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "Another name of `cat`.",
+    doc: "An alias of `cat`.",
     call: Some(call_cat),
     samples: &["[f(2,3), f(4,3)]"],
     smooth: true,
@@ -892,7 +893,7 @@ pub static CHUNK: Op = Op {
 pub static UNBIND: Op = Op {
     name: "unbind",
     sig: "x: tensor, dim: int = 0",
-    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.",
+    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.",
     results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -928,7 +929,7 @@ fn triangle(g: &mut Graph, a: &Args, lower: bool) -> Result<Out> {
 pub static TRIL: Op = Op {
     name: "tril",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, true)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -938,7 +939,7 @@ pub static TRIL: Op = Op {
 pub static TRIU: Op = Op {
     name: "triu",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, false)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -987,8 +988,8 @@ pub static TILE: Op = Op {
 pub static REPEAT_INTERLEAVE: Op = Op {
     name: "repeat_interleave",
     sig: "x: tensor, repeats: ints, dim: int?",
-    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as\n\
-          often as a list of N numbers says, which makes their sum of them.",
+    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated `repeats` times along `dim`, or along the\n\
+          flattened tensor. `repeats` may be a list of N numbers; the result then has as many elements as their sum.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let repeats = a.ints(1)?;
@@ -1014,7 +1015,7 @@ pub static REPEAT_INTERLEAVE: Op = Op {
         }
         if repeats.len() != n {
             return Err(Error::argument("repeat_interleave", format!("{} repeats for {n} elements", repeats.len()))
-                .hint("give one number for all, or one for each"));
+                .hint("give one number for all elements, or one for each"));
         }
         let mut parts: SmallVec<[NodeId; 8]> = SmallVec::new();
         for (i, &r) in repeats.iter().enumerate().filter(|(_, r)| **r > 0) {
@@ -1046,7 +1047,7 @@ pub static DIAGONAL: Op = Op {
     ..Op::BASE
 };
 
-/// The diagonal of the last two dims, which are of one size.
+/// The diagonal of the last two dims, which have equal sizes.
 pub fn diagonal(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let shape = g.shape(x);
     let rank = shape.rank();

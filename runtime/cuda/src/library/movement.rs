@@ -6,12 +6,12 @@ use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout};
 
-/// The largest number of elements up to 16 bytes that `fits` allows to be moved as one.
+/// The largest number of elements, up to 16 bytes, that `fits` allows to be moved as one.
 fn group(size: usize, aligned: usize, fits: impl Fn(usize) -> bool) -> usize {
     [16, 8, 4, 2].into_iter().find(|&v| v * size <= aligned && fits(v)).unwrap_or(1)
 }
 
-/// The same element again and again over a word.
+/// Repeats an element over a word.
 fn repeated(word: u64, size: usize) -> i64 {
     let bytes = word.to_ne_bytes();
     i64::from_ne_bytes(std::array::from_fn(|i| bytes[i % size]))
@@ -23,7 +23,7 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
     let (mut low, mut count, mut x_step) = (low, x.shape().dims()[axis] as i64, x.strides()[axis] as i64);
     let number = f64::from_bits(c.attr(4) as u64);
     let dtype = c.out_dtype();
-    // For integers and bools the number itself.
+    // Integers and bools store the number itself.
     let fill = stored(dtype, if dtype.is_float() { number.to_bits() } else { number as i64 as u64 });
     if shape.numel() == 0 {
         return Ok(());
@@ -40,7 +40,7 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
         x_step /= v as i64;
         v
     } else if step == 1 && x_step == 1 {
-        // The axis itself is the last dim: groups are inside x or outside.
+        // The axis itself is the last dim: a group is entirely inside x or outside.
         let v = group(size, aligned, |v| {
             let all = [low, count, space.dims[last] as i64];
             all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
@@ -50,7 +50,7 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
             return strided_pad_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
         }
         space = space.grouped(v, &[0]);
-        // Coordinates, too, count groups.
+        // Coordinates count groups too.
         space.strides[1][last] = 1;
         low /= v as i64;
         count /= v as i64;
@@ -76,8 +76,8 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
     c.each("strided_pad", "movement/strided_pad.cuh", &params, body, n)
 }
 
-/// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
-/// result.
+/// Pads along the last dim if the rows of the result begin at multiples of 16 bytes but those of x do not. `space`
+/// iterates over packs of the result.
 fn strided_pad_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
     let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
     let t = sized(size);
@@ -126,7 +126,7 @@ pub fn col2im(c: &mut Call) -> Result<()> {
     c.each("col2im", "movement/col2im.cuh", &params, body, n)
 }
 
-/// Inputs of a `cat` that share a launch have at most this many elements.
+/// Maximum elements of `cat` inputs that share a launch.
 const SMALL: usize = 1 << 16;
 
 pub fn cat(c: &mut Call) -> Result<()> {
@@ -157,7 +157,7 @@ fn small_parts(c: &Call) -> Option<Vec<(Word, usize)>> {
     parts.filter(|p| outer == 1 && p.len() > 2)
 }
 
-/// One launch for many scalars: the norms of an optimizer's gradients.
+/// Concatenates many scalars in one launch, such as the norms of an optimizer's gradients.
 fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
     let mut table = Vec::with_capacity(3 * parts.len());
     let mut start = 0;
@@ -170,7 +170,7 @@ fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
     c.launch("cat_small", "movement/strided_pad.cuh", &params, "library::cat_small(table, out);", parts.len(), 256)
 }
 
-/// Copies x into the output, from element `start` of it on.
+/// Copies x into the output, starting at element `start`.
 pub fn copy(c: &mut Call, label: &str, x: &Input, dtype: DType, out: &Layout, start: usize) -> Result<()> {
     let (size, start) = (dtype.size(), start * dtype.size());
     let mut space = Strided::new(x.shape().dims(), &[x.strides(), out.strides()]);

@@ -1,4 +1,5 @@
-//! Lists large calls without data: kernels/lab/library_lab.py makes the inputs by the label, compares with torch and times both.
+//! Lists large calls without data: kernels/lab/library_lab.py generates the inputs from the label, compares with torch
+//! and times both.
 
 use super::{Call, Case, Lie};
 use perilune_core::DType::{self, BF16, F16, F32, I32, I64};
@@ -77,7 +78,7 @@ pub fn cases() -> Vec<Call> {
     out
 }
 
-/// Large calls, some with more elements than 32 bits count: only compiled.
+/// Large calls, some with more elements than 32 bits can count: only compiled.
 pub fn huge() -> Vec<Call> {
     let (dims, half) = ([3usize, 1 << 30], [3usize, 1 << 29]);
     let case = || new("huge").empty(BF16, &dims);

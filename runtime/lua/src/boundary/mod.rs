@@ -9,7 +9,7 @@ mod string_lib;
 pub use panics::{Guarded, Methods, caught};
 
 use mlua::{Lua, Table};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 
 /// Replaces library functions with unbounded time or memory.
 pub fn install(lua: &Lua) -> mlua::Result<()> {
@@ -22,7 +22,7 @@ pub fn install(lua: &Lua) -> mlua::Result<()> {
     bounded.call::<()>(native)
 }
 
-/// The number of list entries between polls of the interrupt flag.
+/// The number of list entries between polls of the interrupt.
 const LOOK_EVERY: u64 = 1 << 12;
 
 /// Collects the values of `f` for `first` .. `first + count - 1`, interruptible and within the memory limit.
@@ -38,9 +38,14 @@ pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i
     Ok(out)
 }
 
+/// Returns the interrupt of the run.
+pub fn interrupt(lua: &Lua) -> mlua::Result<Interrupt> {
+    Ok(crate::functions::host(lua)?.interrupt.clone())
+}
+
 /// Raises an error at the recipe's line if an interrupt was requested.
 pub fn look(lua: &Lua) -> mlua::Result<()> {
-    interrupt::check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
+    interrupt(lua)?.check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
 }
 
 /// The maximum bytes of a text for `load`, since Lua's parser is not interruptible.

@@ -1,13 +1,14 @@
-//! Interrupts Lua code on Ctrl-C: a hook that reads the flag of [`perilune_core::interrupt`].
+//! Interrupts Lua code on Ctrl-C: a hook that checks the [`Interrupt`] of the runtime.
 //!
-//! The hook runs at every 10,000th instruction, at negligible cost, and sooner where instructions are slow. After the grace period
-//! it runs at every instruction, so that `while true do pcall(f) end` raises outside of its pcall too.
+//! The hook runs at every 10,000th instruction, at negligible cost, and sooner where instructions are slow. After the grace
+//! period it runs at every instruction, so that `while true do pcall(f) end` raises outside of its pcall too.
 
 use crate::boundary::Guarded;
 use crate::boundary::recipe_line::{own, raised};
 use crate::errors::Cause;
+use crate::functions::host;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -27,23 +28,23 @@ thread_local! {
 /// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-    arm(lua, RARELY)
+    arm(lua, RARELY, host(lua)?.interrupt.clone())
 }
 
-fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
+fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
     let last = Cell::new(Instant::now());
     lua.set_global_hook(HookTriggers::new().every_nth_instruction(every), move |lua, _| {
-        let (asked, overdue) = (interrupt::asked(), interrupt::overdue());
+        let (requested, overdue) = (interrupt.is_requested(), interrupt.is_overdue());
         let now = Instant::now();
         let took = now.duration_since(last.replace(now));
-        let wanted = match (asked, overdue) {
+        let wanted = match (requested, overdue) {
             (false, _) if took > SLOW => (every / 10).max(1),
             (false, _) => every.saturating_mul(10).min(RARELY),
             (true, false) => OFTEN.min(every),
             (true, true) => 1,
         };
         if wanted != every {
-            arm(lua, wanted)?;
+            arm(lua, wanted, interrupt.clone())?;
         }
         if !overdue {
             OVERDUE.set(None);
@@ -55,20 +56,18 @@ fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
                 return Ok(VmState::Continue);
             }
         }
-        match interrupt::check() {
+        match interrupt.check() {
             Ok(()) => Ok(VmState::Continue),
             Err(e) => Err(raised(lua, e.message, None, Cause::Interrupted)),
         }
     })
 }
 
-/// `native.undisturbed(fn)`: defers interrupts until `fn` has ended.
+/// `native.undisturbed(fn)`: defers a pending request until `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
-    let undisturbed = Guarded(lua).create_function(|_, f: Function| {
-        let asked = interrupt::pause();
-        let out = f.call::<()>(());
-        interrupt::resume(asked);
-        out
+    let undisturbed = Guarded(lua).create_function(|lua, f: Function| {
+        let _restoring = host(lua)?.interrupt.set_aside();
+        f.call::<()>(())
     })?;
     native.set("undisturbed", undisturbed)
 }

@@ -29,8 +29,8 @@ use crate::runtime::{Failed, Place, Runtime};
 use crate::tensor::Tensor;
 use breakpoint::Frame;
 use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
+use perilune_core::HostTensor;
 use perilune_core::error::did_you_mean;
-use perilune_core::{HostTensor, interrupt as flag};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -320,7 +320,7 @@ impl Console {
             }
             failed
         });
-        flag::clear();
+        self.host.interrupt.clear();
         if counts {
             self.pass(text);
         }
