@@ -191,7 +191,7 @@ function pl.options(op, given, defaults) end
 ---@param op string
 ---@param message string
 ---@param hint? string
----@param at? function the function at fault, if it is not the current line
+---@param at? function whose line is at fault, if it is not the current one
 function pl.error(op, message, hint, at) end
 ---Makes the table that a recipe returns: its name, params and functions. Misspelt fields are errors.
 ---@param recipe table
