@@ -1,7 +1,7 @@
 //! Escapes control characters in text from recipes, files and paths.
 //!
-//! A terminal executes control sequences, which can erase lines, rename windows, hide text or paste keys. All printed or
-//! logged text passes [`rendered`], which writes control characters and marks of text direction as `\u{1b}`. Newlines and tabs stay.
+//! A terminal executes control sequences, which can erase lines, rename windows, hide text or paste keys. All printed or logged
+//! text passes [`rendered`], which writes control characters and marks of text direction as `\u{1b}`. Newlines and tabs stay.
 //! Styles of the program itself are marked by a random token of this process, which a recipe cannot guess.
 
 use std::borrow::Cow;

@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use support::{Place, Ran, place};
 
-/// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
-/// a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
+/// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling,
+/// accumulation, a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim

@@ -1,5 +1,5 @@
-//! Tests attacks of a recipe on memory, time and the runtime's state: each results in an error that `pcall` catches or in a value, never
-//! in a panic, an abort or an uninterruptible loop, and the runtime works afterwards.
+//! Tests attacks of a recipe on memory, time and the runtime's state: each results in an error that `pcall` catches or in a
+//! value, never in a panic, an abort or an uninterruptible loop, and the runtime works afterwards.
 #![allow(clippy::unwrap_used)]
 
 use perilune_lua::{Cause, Console, Failed};

@@ -1,5 +1,5 @@
-//! Tests results that are read late and inputs that arrive during a step: values are correct, and on a GPU the host does not wait for the
-//! step. On the CPU, or on the device that `PERILUNE_DEVICE` names.
+//! Tests results that are read late and inputs that arrive during a step: values are correct, and on a GPU the host does not
+//! wait for the step. On the CPU, or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
 use perilune_tests::harness;

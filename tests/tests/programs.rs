@@ -186,8 +186,9 @@ struct Hashes {
     retries: AtomicUsize,
 }
 
-/// NVRTC compiles a few kernels to one of several PTX texts for the same source, even within one process (seen with 13.0 in a kernel
-/// of rows with column sums). A kernel whose hash is not pinned is compiled again up to so many times before it counts as changed.
+/// NVRTC compiles a few kernels to one of several PTX texts for the same source, even within one process (seen with 13.0 in a
+/// kernel of rows with column sums). A kernel whose hash is not pinned is compiled again up to so many times before it counts
+/// as changed.
 const RETRIES: usize = 12;
 /// The total number of such compilations, so that a test of a real change ends soon.
 const ALL_RETRIES: usize = 300;

@@ -1,5 +1,6 @@
-//! Handles Ctrl-C while a line runs. The first interrupts the line. If the line does not end within a second, a note explains that the
-//! next one ends the process, for work that cannot be interrupted (one long kernel). Presses within that second count once.
+//! Handles Ctrl-C while a line runs. The first interrupts the line. If the line does not end within a second, a note explains
+//! that the next one ends the process, for work that cannot be interrupted (one long kernel). Presses within that second count
+//! once.
 //!
 //! While a line is typed the terminal delivers Ctrl-C as a key, and the editor clears the line.
 

@@ -122,7 +122,8 @@ pub(crate) fn discard(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor exists.
+/// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor
+/// exists.
 pub(crate) fn tidy(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,7 +1,7 @@
 //! Records a step without running it: the check of an edit under `--watch` before it takes over.
 //!
-//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the current States finds the errors that a step would
-//! raise, without device time. Only values that the recipe reads in the middle of the step are computed.
+//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the current States finds the errors that a
+//! step would raise, without device time. Only values that the recipe reads in the middle of the step are computed.
 
 use crate::args::RefGuard;
 use crate::errors::{self, Raise};

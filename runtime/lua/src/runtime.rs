@@ -303,8 +303,8 @@ impl Runtime {
 }
 
 impl Runtime {
-    /// Checks the result of a file: one that does not return its recipe, or returns a table not made by `pl.recipe`, would seem to run
-    /// and do nothing.
+    /// Checks the result of a file: one that does not return its recipe, or returns a table not made by `pl.recipe`, would seem
+    /// to run and do nothing.
     fn refuse_lost_recipe(&self, value: &Value, params: &Params, chunk: &str) -> Result<(), Failed> {
         let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
         let (message, hint) = match value {

@@ -1,7 +1,8 @@
 //! Tests integers at their limits: arguments of every op, chains of views, casts between all dtypes, sizes beyond any memory.
 //!
-//! A call is an error that names the number, or its result is correct. Nothing panics or aborts, and memory stays within the limit of
-//! the device. `PERILUNE_FUZZ_COUNT=100000` runs that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the seventh.
+//! A call is an error that names the number, or its result is correct. Nothing panics or aborts, and memory stays within the
+//! limit of the device. `PERILUNE_FUZZ_COUNT=100000` runs that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the
+//! seventh.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../runtime/core/tests/registry/eval.rs"]

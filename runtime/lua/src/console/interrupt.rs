@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 const RARELY: u32 = 10_000;
 /// The interval after an interrupt: short, but cheap enough for clean-up code.
 const OFTEN: u32 = 100;
-/// The time between two calls of the hook above which it becomes more frequent: instructions may be slow, such as `..` of long strings.
+/// The time between two calls of the hook above which it becomes more frequent: instructions may be slow, such as `..` of long
+/// strings.
 const SLOW: Duration = Duration::from_millis(50);
 /// The time after which library code is interrupted too; until then it may restore what it has changed.
 const PATIENCE: Duration = Duration::from_secs(2);
