@@ -64,7 +64,7 @@ fn logged(p: &Place, dir: &str) -> Vec<Value> {
     assert!(seconds.is_sorted(), "{dir}: {seconds:?}");
     for e in &mut events {
         e.as_object_mut().unwrap().shift_remove("seconds");
-        // So is the seal: it covers the seconds.
+        // The seal differs too, because it covers the seconds.
         e.as_object_mut().unwrap().shift_remove("seal");
     }
     events

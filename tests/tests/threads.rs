@@ -109,7 +109,7 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
     let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
     let numbers = slots(&program);
-    // Moves there, runs over buffers made here, and comes back with what it made.
+    // Moves to the thread, runs over buffers made here, and returns with the buffers that it made.
     let (device, all) = thread::spawn(move || {
         exec.run(&inputs, &numbers, &outputs, RunContext::new(&Interrupt::default()))
             .unwrap_or_else(|f| panic!("{}", f.error));

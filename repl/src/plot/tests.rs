@@ -75,7 +75,7 @@ fn text_keeps_to_its_width_and_height() {
                 let marks = if matches!(figure, Figure::Lines { .. }) { 2 } else { 0 };
                 let high = text.lines().count() - marks;
                 assert!(high <= rows.max(8), "{high} lines for {rows}:\n{text}");
-                // A legend is not cut.
+                // A legend is not truncated.
                 for line in text.lines().filter(|l| !l.contains("loss")) {
                     assert!(line.chars().count() <= cols, "{} > {cols}: {line}\n{text}", line.chars().count());
                 }

@@ -256,7 +256,7 @@ impl Runtime {
         }
     }
 
-    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
+    /// Runs `f` with interrupts enabled, also in Lua code. By default Lua does not check them, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();

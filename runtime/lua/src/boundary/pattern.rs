@@ -8,7 +8,7 @@ use perilune_core::{Error, Interrupt};
 /// The maximum depth of nested matches before the error "pattern too complex".
 const MAX_DEPTH: u32 = 200;
 const MAX_CAPTURES: usize = 32;
-/// Steps between looks at the interrupt: below a millisecond.
+/// Steps between polls of the interrupt, less than a millisecond.
 const LOOK_EVERY: usize = 1 << 14;
 
 const ESC: u8 = b'%';
@@ -49,7 +49,7 @@ pub struct Matcher<'a> {
     level: usize,
     captures: [(usize, Extent); MAX_CAPTURES],
     depth: u32,
-    /// Work that is left before the next look at the interrupt.
+    /// The remaining work before the next poll of the interrupt.
     left: usize,
     interrupt: &'a Interrupt,
 }
