@@ -198,7 +198,7 @@ impl Hashes {
     fn new() -> Option<Hashes> {
         let Ok(compiler) = Compiler::new(GPUS[0].arch, None) else {
             let wanted = std::env::var_os("PERILUNE_TEST_NVRTC").is_some() || blessing();
-            assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS ask for");
+            assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS require");
             return None;
         };
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx");
