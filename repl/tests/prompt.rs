@@ -106,7 +106,7 @@ impl Terminal {
         while self.all.len() <= self.used || !self.all.ends_with("> ") {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || self.pull(left).is_err() {
-                panic!("no prompt came; there was\n{}", self.all);
+                panic!("no prompt appeared after\n{}", self.all);
             }
         }
     }

@@ -280,8 +280,8 @@ fn a_burst_of_saves_counts_once() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the same
-/// text again. Other files of the directory, such as a log, cause no delay.
+/// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the
+/// same text again. Other files of the directory, such as a log, cause no delay.
 #[test]
 fn whatever_a_bad_version_required_is_watched() {
     let p = place();

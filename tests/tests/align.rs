@@ -79,7 +79,7 @@ local function all(y, xs)
   for _, x in ipairs(out) do
     x = x:to("f32") * pl.randn(x.shape)
     for _, part in ipairs(x:dim() > 1 and {{ x:sum(-1), x:sum(0) }} or {{ x }}) do
-      -- A scale of its own for each, so that small ones are looked at too.
+      -- A separate scale for each, so that small values are compared too.
       print(table.concat((part / part:abs():max()):flatten():tolist(), " "))
     end
   end
@@ -168,7 +168,7 @@ fn what_lies_between_odd_products_says_the_same() {
         "between(2048, 301, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(2048, 1003, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(1024, 5001, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
-        // A column sum beside rows; values that are not padded.
+        // A column sum with rows; values that are not padded.
         "between(2048, 1003, 'bf16', function(y, w, b) return (y + b:to('bf16')):relu() end)",
         "between(1024, 5001, 'bf16', function(y, w) local z = (y * w:to('bf16')):softmax(-1); return z + z:sum(0):to('bf16') end)",
         "between(2, 64, 'bf16', function(y) return y end)",

@@ -1,5 +1,5 @@
-//! Attacks of a recipe on memory, time and the runtime's own state: each meets an error that `pcall` catches or a value, never
-//! a panic, an abort or a loop that no interrupt ends, and the runtime works afterwards.
+//! Tests attacks of a recipe on memory, time and the runtime's state: each results in an error that `pcall` catches or in a
+//! value, never in a panic, an abort or an uninterruptible loop, and the runtime works afterwards.
 #![allow(clippy::unwrap_used)]
 
 use perilune_lua::{Cause, Console, Failed};
@@ -14,12 +14,12 @@ fn limited() -> Script {
     s
 }
 
-/// Runs a script that is to return nothing.
+/// Runs a script that must succeed.
 fn run(s: &Script, text: &str) -> Result<(), Failed> {
     s.runtime.load_text(text, "@attack.lua").map(drop)
 }
 
-/// The message of a script that has to fail.
+/// Runs a script that must fail and returns its message.
 fn fails(s: &Script, text: &str) -> String {
     match run(s, text) {
         Ok(()) => panic!("no error: {text}"),
@@ -31,13 +31,13 @@ fn fails(s: &Script, text: &str) -> String {
     }
 }
 
-/// After an attack the runtime computes, and its memory is free.
+/// Asserts that after an attack the runtime computes and its memory is free.
 fn works(s: &Script) {
     let text = "local pl = require 'perilune'\nassert(pl.ones({ 3 }):sum():item() == 3)\nlocal t = {}\nfor i = 1, 100000 do t[i] = i end";
     run(s, text).unwrap_or_else(|e| panic!("afterwards: {e}"));
 }
 
-/// Runs a script and interrupts it; it has to end soon, and the interrupt has to be its end.
+/// Runs a script and interrupts it; it must end soon by that interrupt.
 fn interrupted(s: &Script, text: &str) {
     let interrupt = s.runtime.host().interrupt.clone();
     let asks = std::thread::spawn({
@@ -62,7 +62,7 @@ fn interrupted(s: &Script, text: &str) {
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-/// Attacks that need more memory than there is. None may take it outside of Lua either.
+/// Attacks that need more memory than the limit. None may allocate it outside of Lua either.
 const GREEDY: [(&str, &str); 20] = [
     ("a string is repeated", "local s = ('x'):rep(1 << 40)"),
     ("a string is repeated with a separator", "local s = ('x'):rep(1 << 20, ('y'):rep(1 << 20))"),
@@ -106,7 +106,7 @@ fn greed_for_memory_is_an_error() {
         assert!(e.contains("memory") && (e.contains("48.0 MiB") || e.contains("not enough memory")), "{name}: {e}");
         assert!(e.contains("--lua-memory"), "{name}: {e}");
         works(&s);
-        // And within a pcall, where the script goes on.
+        // Also within a pcall, after which the script continues.
         let caught = format!(
             "local ok, e = pcall(function() {text} end)\nassert(not ok)\ncollected = tostring(e)\nlocal t = {{}}\nfor i = 1, 1000 do t[i] = {{}} end"
         );
@@ -120,7 +120,7 @@ fn greed_for_memory_is_an_error() {
     }
 }
 
-/// Where Lua says no line, the message has that of the pcall; where a native function fails, that of its call.
+/// If Lua's error has no line, the message has that of the pcall; if a native function fails, that of its call.
 #[test]
 fn a_memory_error_names_a_line() {
     let s = limited();
@@ -160,7 +160,7 @@ fn memory_errors_in_callbacks_handlers_and_coroutines_are_errors() {
     }
 }
 
-/// A prompt whose globals fill the memory can still let go of them.
+/// A prompt whose globals fill the memory can still release them.
 #[test]
 fn the_prompt_survives_a_full_memory() {
     let s = limited();
@@ -172,7 +172,7 @@ fn the_prompt_survives_a_full_memory() {
     console.eval("t = {} for i = 1, 100000 do t[i] = i end").unwrap();
 }
 
-/// A list that stands in another many times is small in Lua and huge as a tensor.
+/// A list that occurs in another many times is small in Lua and huge as a tensor.
 #[test]
 fn shared_lists_do_not_multiply() {
     let s = limited();
@@ -249,7 +249,7 @@ fn nothing_outlives_an_interrupt() {
     }
 }
 
-/// The library's own loops give way too, even where the recipe swallows the first interrupt.
+/// Loops of the library are interrupted too, even if the recipe catches the first interrupt.
 #[test]
 fn a_loop_in_the_library_ends() {
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));

@@ -1,5 +1,5 @@
-//! Compares error messages with golden files: each `golden/mistakes/NAME.lua` has one mistake, and `NAME.txt` is its message: value,
-//! rule, cure, file and line. A first line `-- set: key=value …` has the effect of `--set`.
+//! Compares error messages with golden files: each `golden/mistakes/NAME.lua` has one mistake, and `NAME.txt` is its message:
+//! value, rule, cure, file and line. A first line `-- set: key=value …` has the effect of `--set`.
 //!
 //! The messages are part of the product: review the diff of a changed message.
 //! `PERILUNE_BLESS=1 cargo test -p perilune-tests --test mistakes` rewrites them.

@@ -464,7 +464,8 @@ fn attention_on_the_cpu_copies_nothing() {
     assert_eq!(copies(&Cpu::new(Some(1))), 0);
 }
 
-/// Packed documents on a device with a GPU's kernels: their bounds are computed once for forward and backward, and scores are not stored.
+/// Packed documents on a device with a GPU's kernels: their bounds are computed once for forward and backward, and scores are
+/// not stored.
 #[test]
 fn attention_within_documents_on_a_gpu() {
     let gpu = NullWith { has_kernel: attention::has_kernel, can_store_layout: attention::can_store_layout };

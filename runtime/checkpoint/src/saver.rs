@@ -27,7 +27,8 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an error.
+    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an
+    /// error.
     pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
         let _ = tidy(&dir);
         Saver { dir, keep, limit, best: None, running: None }

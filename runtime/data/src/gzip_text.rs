@@ -9,13 +9,13 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// How far a compressed file may expand. Text and tables rarely pass 20 times their packed size; a file made to exhaust the
+/// The maximum expansion of a compressed file. Text and tables rarely exceed 20 times their packed size; a file made to exhaust the
 /// memory reaches 1000 times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expansion {
-    /// Unpacked bytes for each packed one.
+    /// Unpacked bytes per packed byte.
     pub ratio: u64,
-    /// Unpacked bytes that every file may have.
+    /// Unpacked bytes allowed for every file.
     pub free: u64,
 }
 
@@ -27,7 +27,7 @@ impl Expansion {
     }
 }
 
-/// A reader of the plain or unpacked bytes of `path` that fails beyond `limit` bytes, or beyond the [`EXPANSION`] of a
+/// Returns a reader of the plain or unpacked bytes of `path` that fails beyond `limit` bytes, or beyond the [`EXPANSION`] of a
 /// compressed file.
 pub(crate) fn open(path: &Path, limit: u64) -> Result<BufReader<Capped>> {
     open_within(path, limit, EXPANSION)
@@ -78,7 +78,7 @@ enum Source {
 pub(crate) struct Capped {
     source: Source,
     left: u64,
-    /// The error beyond them.
+    /// Makes the error for a file beyond the limits.
     past: io::ErrorKind,
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Diagnostics {
     /// Plan cache misses of a warmed-up loop: recipe line and first difference.
     pub notices: Messages,
-    /// The text of every plan compiled, if the switch asks for it.
+    /// The text of every compiled plan, if the switch is set.
     pub plans_shown: Messages,
     /// Kernel times, while profiling.
     pub profile: Option<Profile>,

@@ -60,7 +60,7 @@ pub struct Engine {
     pub executor: Executor,
     pub diagnostics: Diagnostics,
     pub switches: Switches,
-    /// Ends what this engine runs; other threads hold clones.
+    /// The interrupt of this engine's work; other threads have clones.
     pub interrupt: Interrupt,
     pub(crate) states: StateTable,
     pub(crate) step: Step,

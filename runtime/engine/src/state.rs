@@ -108,7 +108,8 @@ impl StateTable {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
-    /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step did not make.
+    /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step
+    /// did not make.
     pub fn request(&self, roots: Vec<NodeId>) -> Request {
         let state_writes = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());

@@ -393,7 +393,7 @@ fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     }
 }
 
-/// The permutations of 0..n, by epoch.
+/// Caches the permutations of 0..n by epoch.
 fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl Fn(u64) -> Permutation> {
     if n > 1 << 62 {
         let message = format!("the set has {n} samples; at most 2^62 are ordered");

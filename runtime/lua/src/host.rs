@@ -23,7 +23,7 @@ const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
-    /// The engine's interrupt, which ends Lua code too.
+    /// The engine's interrupt, which also stops Lua code.
     pub interrupt: Interrupt,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,

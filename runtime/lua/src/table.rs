@@ -68,7 +68,7 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
 
 const RAGGED: &str = "lists of one depth have the same length: pad the short ones, or keep several tensors";
 
-/// Numbers of a table literal. One list that stands in another many times needs no memory of its own in Lua.
+/// The maximum number of elements of a table. A list that occurs in another many times takes no extra memory in Lua.
 const MOST_NUMBERS: usize = 1 << 27;
 
 fn flatten(

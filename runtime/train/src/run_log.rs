@@ -1,8 +1,8 @@
 //! Writes and reads the logs of a run directory: `metrics.jsonl` and `ledger.jsonl`.
 //!
-//! A log has one JSON object a line, each with a seal that continues a hash chain (`perilune_checkpoint::seal`). The chain
-//! starts at the run's `id` and the name of the log. A checkpoint records where both chains stood when it was taken, and
-//! `run.json` where they ended. Logs of releases before the seals are read without them, and sealed when the run is resumed.
+//! A log has one JSON object per line, each with a seal that continues a hash chain (`perilune_checkpoint::seal`). The chain
+//! starts at the run's `id` and the name of the log. A checkpoint records the heads of both chains at its time, and
+//! `run.json` their final heads. Logs of releases without seals are read unchecked, and sealed when the run is resumed.
 
 use crate::error::{Error, Result, disk};
 use crate::run_files::{create, text_within};
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const LEDGER: &str = "ledger.jsonl";
 
-/// The field of a record that says where the chains of the logs stand.
+/// The field of a record with the heads of the logs' chains.
 pub(crate) const LOGS: &str = "logs";
 
-/// A log of ten million steps fits.
+/// The size limit of a log, enough for ten million steps.
 const MAX_BYTES: u64 = 4 << 30;
 
 /// Starts the chain of a log of the run with this record.
@@ -36,14 +36,14 @@ pub(crate) fn text(dir: &Path, log: &str) -> Result<String> {
     text_within(&at, MAX_BYTES)
 }
 
-/// Returns the complete lines of a log: the last one may lack its end, since its process may have been killed.
+/// Returns the complete lines of a log; the last line may be incomplete if its process was killed.
 pub(crate) fn complete(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
 }
 
-/// Checks the seals of a log. `stood` is a head that the chain must have passed. Returns the chain at the end.
+/// Checks the seals of a log. `stood` is a head that the chain must have passed. Returns the chain at its end.
 ///
-/// A run without an `id` is of a release without seals; its logs are not checked.
+/// A run without an `id` was written by a release without seals; its logs are not checked.
 pub(crate) fn verify(
     dir: &Path,
     log: &str,
@@ -69,12 +69,12 @@ pub(crate) fn verify(
     }
     let (at, head) = (at.display(), stood.unwrap_or_default());
     Err(Error::Refused(format!(
-        "{at}: {}: the record of the run says that a line had seal {head}, and none has: lines were removed",
+        "{at}: {}: the record of the run has a line with seal {head}, but the log has none: lines were removed",
         perilune_checkpoint::seal::LINE_SEAL
     )))
 }
 
-/// Returns where a record says that the chain of a log stood.
+/// Returns the head of a log's chain according to a record.
 pub(crate) fn stood<'a>(record: &'a Map<String, Value>, log: &str) -> Option<&'a str> {
     record.get(LOGS)?.get(log)?.as_str()
 }
@@ -87,7 +87,7 @@ pub(crate) struct RunLog {
 }
 
 impl RunLog {
-    /// Replaces a log by these lines, whose seals are made anew, and opens it for appending.
+    /// Replaces a log by these lines with new seals, and opens it for appending.
     pub fn replace<'a>(
         dir: &Path,
         log: &str,
@@ -113,7 +113,7 @@ impl RunLog {
         self.file.flush().map_err(disk("write to", &self.path))
     }
 
-    /// Flushes to the disk. A file system that cannot sync gives no guarantee after a power failure anyway.
+    /// Flushes to the disk. A file system that cannot sync gives no guarantee after a power failure in any case.
     pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         let _ = self.file.get_ref().sync_all();
@@ -125,7 +125,7 @@ impl RunLog {
         self.chain.head()
     }
 
-    /// Whether the file still has its name: its directory may have been removed or renamed.
+    /// Returns whether the file still has its name; its directory may have been removed or renamed.
     pub fn is_in_place(&self) -> bool {
         use std::os::unix::fs::MetadataExt;
         let id = |m: fs::Metadata| (m.dev(), m.ino());

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! It is created when training starts; creating it claims its name, so two runs never share one. One process at a time writes
-//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals show a later change
+//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals reveal later changes
 //! (`run_log.rs`); a resume and a replay check them.
 
 use crate::error::{Error, Result, disk};
@@ -37,11 +37,11 @@ pub struct RunDir {
     /// A write of `run.json` in the background.
     writing: Option<JoinHandle<Result<()>>>,
     metrics: RunLog,
-    /// Opened when the first line is written.
+    /// The history, opened when its first line is written.
     ledger: Option<RunLog>,
     board: EventFile,
     flushed: Instant,
-    /// Of a new run; that of a resumed one belongs to [`crate::Resume`].
+    /// The lock of a new run; that of a resumed one belongs to [`crate::Resume`].
     _lock: Option<RunLock>,
 }
 
@@ -127,7 +127,7 @@ fn board(path: &Path) -> Result<EventFile> {
     EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))
 }
 
-/// Creates a folder of the run directory unless it exists. A link is refused: it could lead anywhere.
+/// Creates a folder of the run directory unless it exists. A link is refused, because it could point anywhere.
 fn own_folder(path: &Path) -> Result<()> {
     if path.is_symlink() {
         return Err(Error::Refused(format!("{}: folder: is a link; it must be a folder of the run", path.display())));
@@ -161,7 +161,7 @@ impl RunDir {
     }
 
     /// Opens the directory of a run that continues from its checkpoint of `step`; events after it are dropped. The logs must
-    /// pass the lines where their chains stood in `record`, which is `run.json`, and in the record of the checkpoint.
+    /// contain the heads of their chains recorded in `record`, which is `run.json`, and in the record of the checkpoint.
     pub(crate) fn resume(
         path: &Path,
         mut record: Map<String, Value>,
@@ -178,7 +178,7 @@ impl RunDir {
         if !record.contains_key("id") {
             record.insert("id".into(), id(&record).into());
         }
-        // From here on the chains move: they end where the run does.
+        // From here on the chains grow with the run.
         record.shift_remove(LOGS);
         let mut resumed = record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
@@ -225,13 +225,13 @@ impl RunDir {
         };
         match std::thread::Builder::new().name("run.json".into()).spawn(work) {
             Ok(writing) => self.writing = Some(writing),
-            // The system refuses threads: write here.
+            // If no thread can be created, write here.
             Err(_) => replace(&path, &text)?,
         }
         Ok(())
     }
 
-    /// Ends the run: syncs both logs, and writes the last fields of `run.json` with where the chains of the logs ended.
+    /// Ends the run: syncs both logs, and writes the last fields of `run.json` with the final heads of the logs' chains.
     pub fn finish<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<()> {
         self.flush()?;
         self.metrics.sync()?;
@@ -265,14 +265,14 @@ impl RunDir {
         ledger.append(line).and_then(|()| ledger.flush())
     }
 
-    /// Returns the field `logs` of a record: where the chains of the logs stand.
+    /// Returns the field `logs` of a record: the heads of the logs' chains.
     pub(crate) fn heads(&self) -> Value {
         let ledger = self.ledger.as_ref().map(|l| l.head().to_string());
         let ledger = ledger.unwrap_or_else(|| run_log::chain(&self.record, LEDGER).head().to_string());
         json!({ METRICS: self.metrics.head(), LEDGER: ledger })
     }
 
-    /// Flushes both logs. A directory that was removed or renamed meanwhile is an error.
+    /// Flushes both logs. A directory that was removed or renamed in the meantime is an error.
     pub fn flush(&mut self) -> Result<()> {
         self.flushed = Instant::now();
         self.metrics.flush()?;
@@ -292,7 +292,7 @@ impl RunDir {
     }
 }
 
-/// Identifies a run: a hash of what is known of it at its start, among that the time, the process and the recipe.
+/// Returns the id of a run: a hash of its fields at the start, including the time, the process and the recipe.
 fn id(record: &Map<String, Value>) -> String {
     let text = Value::Object(record.clone()).to_string();
     blake3::hash(text.as_bytes()).to_hex()[..32].to_string()

@@ -7,10 +7,10 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A recipe file has at most so many bytes.
+/// The size limit of a recipe file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads a regular file. Any other kind is invalid input, and is never waited for, as opening a pipe would be.
+/// Reads a regular file. Any other kind is invalid input and is not opened, since opening a pipe would wait.
 fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;

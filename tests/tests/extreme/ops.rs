@@ -12,13 +12,13 @@ use perilune_tests::rng::Pcg;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Bytes and operations up to which a call is run.
+/// The maximum bytes and operations of a call that is run.
 const WORTH: usize = 20_000_000;
 
-/// What a call gave.
+/// The outcome of a call.
 enum Outcome {
     Refused(String),
-    /// The memory that it needs is more than the device has, or its work more than a test has time for.
+    /// It needs more memory than the device has, or too much time for a test.
     TooLarge,
     Values(Vec<HostTensor>),
 }
@@ -27,13 +27,13 @@ fn numeric(p: &Param) -> bool {
     matches!(p.ty, Ty::Int | Ty::Ints | Ty::IntsOr(_) | Ty::Float | Ty::Number)
 }
 
-/// Ops with a number among their arguments.
+/// Returns the ops with a number among their arguments.
 fn candidates() -> Vec<(&'static Op, Vec<Param>)> {
     let with = |op: &'static Op| Some((op, parse_signature(op.sig).ok().filter(|p| p.iter().any(numeric))?));
     ops::all().iter().filter(|op| !op.sig.is_empty()).filter_map(|op| with(op)).collect()
 }
 
-/// Replaces one numeric argument, or each with some chance; the integers put in, and whether something else changed.
+/// Replaces one numeric argument, or each with some probability. Returns the inserted integers, and whether something else changed.
 fn mutate(rng: &mut Pcg, case: &mut Case, params: &[Param]) -> (Vec<i64>, bool) {
     let sizes: Vec<i64> = case.tensors().flat_map(|t| t.dims.iter().map(|d| *d as i64)).collect();
     let slots: Vec<usize> = (0..params.len()).filter(|k| numeric(&params[*k])).collect();
@@ -101,7 +101,7 @@ fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     for id in &out {
         e.recorder.graph.shape(*id).check("").map_err(|e| format!("a result is too large: {e}"))?;
     }
-    // What was uploaded counts as known.
+    // Uploaded values count as known.
     let cost = match e.cost_since(NodeId(from as u32), &out) {
         Ok((_, cost)) => cost,
         Err(f) => return Ok(Outcome::Refused(f.error.to_string())),
@@ -124,7 +124,7 @@ fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     Ok(Outcome::Values(values))
 }
 
-/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
+/// Computes the results with the interpreter of primitives, which supports neither i64 beyond 2^53 nor random numbers.
 fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
     if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
         return None;
@@ -151,7 +151,7 @@ fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
         let exact = !n.dtype.is_float() && (n.op == &create::SCALAR || n.op == &create::CONSTANT);
         exact && number.unsigned_abs() > 1 << 53 || n.dtype.is_int() && n.dtype != DType::I64
     };
-    // The interpreter stores what a region of kernels never does.
+    // The interpreter stores intermediate values that a region keeps in registers.
     let elements: usize = g.nodes().iter().map(|n| n.shape.numel()).fold(0, usize::saturating_add);
     if elements > WORTH / 8 || g.nodes().iter().any(large) {
         return None;
@@ -159,18 +159,18 @@ fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
     Some(eval::eval(&g, &leaves, &lowered))
 }
 
-/// Whether the interpreter's f64 hold these numbers if they are integers.
+/// Returns whether the interpreter's f64 represent these numbers exactly if they are integers.
 fn exact(values: &[f64]) -> bool {
     values.iter().all(|v| v.abs() < (1u64 << 53) as f64 || v.fract() != 0.0 || !v.is_finite())
 }
 
-/// What is wrong with a call, if anything; whether its values were compared.
+/// Returns the fault of a call, if any, and whether its values were compared.
 fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<bool, String> {
     let got = match run(e, case)? {
         Outcome::TooLarge => return Ok(false),
         Outcome::Refused(text) => {
             let named = put.iter().any(|v| text.contains(&v.to_string()));
-            // One huge integer alone is what is wrong; of several, or a list of another length, it is open. With a tensor of
+            // A single huge integer is the fault; with several, or a list of another length, it is undetermined. With a tensor of
             // probabilities, `bernoulli` takes no shape at all.
             let alone = put.len() == 1 && !more && put[0].unsigned_abs() >= 1 << 31 && case.op.name != "bernoulli";
             let clear = named || !alone || text.contains("has more than 2^48 elements");

@@ -1,6 +1,6 @@
--- bounded.lua: replaces library functions whose C loops no interrupt reaches by ones whose long loops are Lua.
+-- bounded.lua: replaces library functions whose C loops cannot be interrupted by versions whose long loops are in Lua.
 --
--- The count hook of an interrupt runs between Lua instructions. What is left in C is bounded by the size of plain tables and
+-- The count hook of an interrupt runs between Lua instructions. The remaining C loops are bounded by the size of plain tables and
 -- strings, which the memory limit bounds; a metamethod (`__len`, `__index`) or a range given as numbers is not.
 
 local native = ...
@@ -11,9 +11,9 @@ local c = {
   pcall = pcall, xpcall = xpcall, resume = coroutine.resume,
 }
 
----Elements from which a loop is Lua.
+---The number of elements above which a loop runs in Lua.
 local MANY <const> = 100000
----Bytes from which a string is compared with the memory that is left.
+---The bytes above which a string is compared with the remaining memory.
 local LARGE <const> = 1048576
 
 function string.rep(s, n, sep)
@@ -26,7 +26,7 @@ function string.rep(s, n, sep)
   return c.rep(s, n, sep)
 end
 
----The elements i to j of a table with a metatable in a plain one.
+---Copies the elements i to j of a table with a metatable to a plain table.
 local function plain(t, i, j)
   local out, n = {}, 0
   for k = i, j do
@@ -120,7 +120,7 @@ function table.move(a, from, to, at, b)
   return b
 end
 
----Lua's message for an exhausted memory is a fixed text without a line.
+---Adds the line to Lua's out-of-memory error, which is a fixed text.
 local function explained(ok, e, ...)
   if not ok and e == "not enough memory" then
     return false, select(2, c.pcall(native.exhausted))

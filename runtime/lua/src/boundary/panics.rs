@@ -1,8 +1,8 @@
 //! Catches panics of native functions and raises them as Lua errors.
 //!
 //! A panic that mlua carries through Lua unwinds every Rust frame between the call and the command, past the code that ends
-//! step scopes and restores modes. Here each native function stops its own panic: `pcall` sees an error, an open step is
-//! aborted as after any error, borrows of the engine end with the frames that held them, and the prompt goes on.
+//! step scopes and restores modes. Here each native function catches its own panic: `pcall` gets an error, an open step is
+//! aborted as after any error, borrows of the engine end with their frames, and the prompt continues.
 //!
 //! [`Guarded`] and [`Methods`] register functions that do this; `mlua::Lua::create_function` is disallowed elsewhere
 //! (`clippy.toml`).
@@ -17,13 +17,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// How many guarded calls this thread is in: their panics are not printed.
+    /// The depth of guarded calls in this thread, whose panics are not printed.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// File and line of the last panic in a guarded call.
+    /// The file and line of the last panic in a guarded call.
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Keeps the panic hook from printing panics that become errors. Other panics reach the hook that was installed before.
+/// Installs a panic hook that does not print panics that become errors. Other panics reach the previous hook.
 pub fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -42,7 +42,7 @@ pub fn install_hook() {
     });
 }
 
-/// Runs `f`; a panic in it is an error at the recipe's line.
+/// Runs `f` and converts a panic to an error at the recipe's line.
 pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
     DEPTH.with(|d| d.set(d.get() + 1));
     let out = catch_unwind(AssertUnwindSafe(f));
@@ -59,7 +59,7 @@ fn internal(lua: &Lua, payload: &(dyn Any + Send)) -> mlua::Error {
     recipe_line::raised(lua, message, Some(hint.into()), Cause::Internal)
 }
 
-/// A Lua state whose native functions stop their panics.
+/// A Lua state whose native functions catch their panics.
 pub struct Guarded<'a>(pub &'a Lua);
 
 impl Deref for Guarded<'_> {
@@ -82,7 +82,7 @@ impl Guarded<'_> {
     }
 }
 
-/// Registers methods and fields that stop their panics.
+/// Registers methods and fields that catch their panics.
 pub struct Methods<'a, M>(pub &'a mut M);
 
 impl<T, M: UserDataMethods<T>> UserDataMethods<T> for Methods<'_, M> {

@@ -1,8 +1,8 @@
-//! Compares the port of Lua's patterns with the original on random patterns and subjects, and on chosen ones.
+//! Compares the port of Lua's pattern matcher with the original on random and on selected patterns and subjects.
 
 use mlua::{Lua, Table};
 
-/// Two Lua states: with the original functions, and with ours.
+/// Two Lua states: with the original functions, and with the port.
 fn pair() -> (Lua, Lua) {
     let (theirs, ours) = (Lua::new(), Lua::new());
     let string: Table = ours.globals().get("string").expect("a library");
@@ -10,7 +10,7 @@ fn pair() -> (Lua, Lua) {
     (theirs, ours)
 }
 
-/// Results of all four functions for a subject and a pattern, as text. Messages are compared without place and name.
+/// Formats the results of all four functions for a subject and a pattern. Messages are compared without location and name.
 const DRIVER: &str = r#"
 local s, p, repl, init = ...
 local out = {}
