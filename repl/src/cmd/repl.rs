@@ -6,7 +6,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
-use perilune_lua::{Console, Runtime, RuntimeOptions};
+use perilune_lua::{Console, RuntimeOptions};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;

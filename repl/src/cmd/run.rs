@@ -8,7 +8,7 @@ use crate::prompt;
 use crate::retention::RetentionArgs;
 use crate::run_printer::RunPrinter;
 use crate::signals::{self, Signals};
-use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_lua::RuntimeOptions;
 use perilune_train::{Control, End, Replay, RunSpec, StartOptions, Trainer};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

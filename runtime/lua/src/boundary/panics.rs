@@ -7,7 +7,7 @@
 //! [`Guarded`] and [`Methods`] register functions that do this; `mlua::Lua::create_function` is disallowed elsewhere
 //! (`clippy.toml`).
 
-use super::recipe_line;
+use super::{memory_limit, recipe_line};
 use crate::errors::Cause;
 use mlua::{AnyUserData, FromLua, FromLuaMulti, Function, IntoLua, IntoLuaMulti, Lua, UserDataFields, UserDataMethods};
 use std::any::Any;
@@ -42,12 +42,16 @@ pub fn install_hook() {
     });
 }
 
-/// Runs `f`; a panic in it is an error at the recipe's line.
+/// Runs `f`; a panic in it is an error at the recipe's line, and an exhausted memory has the message that says so.
 pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
     DEPTH.with(|d| d.set(d.get() + 1));
     let out = catch_unwind(AssertUnwindSafe(f));
     DEPTH.with(|d| d.set(d.get() - 1));
-    out.unwrap_or_else(|payload| Err(internal(lua, &*payload)))
+    match out {
+        Ok(Err(mlua::Error::MemoryError(_))) => Err(memory_limit::out_of_memory(lua)),
+        Ok(out) => out,
+        Err(payload) => Err(internal(lua, &*payload)),
+    }
 }
 
 fn internal(lua: &Lua, payload: &(dyn Any + Send)) -> mlua::Error {
