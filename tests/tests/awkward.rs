@@ -45,7 +45,7 @@ local function short(v)
   return ok and text:sub(1, 40):gsub("%c", " ") or "?"
 end
 local function try(name, f, first, has_first)
-  for _ = 1, ROUNDS do
+  local function once()
     -- What a call before left recorded may be too large to evaluate, which a new tensor is told.
     local made, pool, n
     repeat made, pool, n = pcall(values) until made
@@ -70,6 +70,7 @@ local function try(name, f, first, has_first)
       end
     end
   end
+  for _ = 1, ROUNDS do pcall(once) end -- an interrupt may come between the call and the next
 end
 local skip = { breakpoint = true, help = true }
 local function all(name, t)
