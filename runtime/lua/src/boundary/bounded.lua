@@ -8,7 +8,7 @@ local getmetatable, type, select, error, rawequal = getmetatable, type, select, 
 local integer, maxinteger = math.tointeger, math.maxinteger
 local c = {
   rep = string.rep, concat = table.concat, insert = table.insert, remove = table.remove, sort = table.sort, move = table.move,
-  pcall = pcall, xpcall = xpcall, resume = coroutine.resume,
+  pcall = pcall, resume = coroutine.resume,
 }
 
 ---The number of elements above which a loop runs in Lua.
@@ -132,8 +132,18 @@ function pcall(...) -- luacheck: ignore
   return explained(c.pcall(...))
 end
 
-function xpcall(...) -- luacheck: ignore
-  return explained(c.xpcall(...))
+local function handled(handler, ok, e, ...)
+  if ok then return true, e, ... end
+  return false, (select(2, c.pcall(handler, e)))
+end
+
+---Calls the handler once the stack is unwound. C calls it inside the error, which may be inside of the hook, where no hook runs and
+---a handler's loop has no end. Without the debug library a handler cannot tell the difference.
+function xpcall(f, handler, ...) -- luacheck: ignore
+  if type(handler) ~= "function" then
+    error(("bad argument #2 to 'xpcall' (function expected, got %s)"):format(type(handler)), 2)
+  end
+  return handled(handler, explained(c.pcall(f, ...)))
 end
 
 function coroutine.resume(...)

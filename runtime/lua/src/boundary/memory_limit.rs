@@ -95,8 +95,13 @@ fn what(lua: &Lua) -> String {
 
 /// `native.exhausted()`: raises the out-of-memory error.
 pub fn exhausted(lua: &Lua, (): ()) -> mlua::Result<()> {
+    Err(out_of_memory(lua))
+}
+
+/// The error at the recipe's line.
+pub fn out_of_memory(lua: &Lua) -> mlua::Error {
     let message = format!("out of Lua memory: {}", rule(limit(lua)));
-    Err(recipe_line::raised(lua, message, Some(CURE.into()), Cause::System))
+    recipe_line::raised(lua, message, Some(CURE.into()), Cause::System)
 }
 
 fn rule(limit: usize) -> String {
