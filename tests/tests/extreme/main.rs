@@ -4,6 +4,7 @@
 //! the device. `PERILUNE_FUZZ_COUNT=100000` makes that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the seventh.
 #![allow(clippy::unwrap_used)]
 
+mod casts;
 #[path = "../../../runtime/core/tests/registry/eval.rs"]
 mod eval;
 mod ops;
