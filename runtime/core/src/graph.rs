@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::modes::Modes;
 use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
-use crate::{DType, Shape, amp};
+use crate::{DType, Shape, amp, host_tensor};
 use smallvec::SmallVec;
 
 /// The most nodes of a graph that ops record: some gigabytes.
@@ -70,16 +70,14 @@ impl Number {
         }
     }
 
-    /// The bits stored in a slot of dtype `dtype`: i64 for integers and bools, f64 for floats.
+    /// The bits a slot of dtype `dtype` is stored with: i64 for integers and bools, f64 for floats. Integers wrap and floats
+    /// saturate, as in a cast of a tensor.
     pub fn bits(self, dtype: DType) -> u64 {
-        if dtype == DType::Bool {
-            return u64::from(self.as_f64() != 0.0);
-        }
         match (self, dtype.is_float()) {
             (Number::Int(i), true) => (i as f64).to_bits(),
             (Number::Float(f), true) => f.to_bits(),
-            (Number::Int(i), false) => i as u64,
-            (Number::Float(f), false) => (f as i64) as u64,
+            (Number::Int(i), false) => host_tensor::wrap_integer(dtype, i) as u64,
+            (Number::Float(f), false) => host_tensor::to_integer(dtype, f) as u64,
         }
     }
 }

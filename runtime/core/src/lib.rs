@@ -12,6 +12,7 @@ pub mod env_flags;
 pub mod error;
 pub mod grad;
 pub mod graph;
+pub mod host_memory;
 pub mod host_tensor;
 pub mod interrupt;
 pub mod modes;

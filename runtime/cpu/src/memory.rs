@@ -3,8 +3,8 @@
 //! A training step requests the same output sizes repeatedly. Blocks return to a free list by size, so a step neither
 //! maps memory nor causes page faults. The list is bounded. Fresh blocks are zeroed, so no byte is ever uninitialised.
 
-use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
+use perilune_core::{byte_size, host_memory};
 use perilune_plan::{DeviceBuffer, Memory};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -69,16 +69,15 @@ fn fresh(layout: Layout) -> *mut u8 {
 }
 
 impl Block {
+    /// A block of at least that many bytes, or an error if the machine has no memory for it.
     pub fn new(capacity: usize) -> Result<Block> {
         let capacity = capacity.max(ALIGN);
+        host_memory::check("cpu", capacity)?;
         let layout = Layout::from_size_align(capacity, align_of(capacity)).ok();
         let ptr = layout.and_then(|l| NonNull::new(fresh(l)));
         match ptr {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
-            None => {
-                let asked = byte_size::show(capacity);
-                Err(Error::memory("cpu", format!("out of memory: the system cannot allocate {asked} more")))
-            }
+            None => Err(host_memory::refused("cpu", capacity)),
         }
     }
 
@@ -120,11 +119,11 @@ impl FreeListState {
     /// Allocates a block within `limit`; evicts free blocks if necessary.
     fn allocate(&mut self, capacity: usize, limit: Option<usize>) -> Result<Block> {
         if let Some(limit) = limit {
-            if self.used + self.free + capacity > limit {
+            if capacity > limit - limit.min(self.used + self.free) {
                 self.blocks.clear();
                 self.free = 0;
             }
-            if self.used + capacity > limit {
+            if capacity > limit - limit.min(self.used) {
                 let message = format!(
                     "out of memory: {} more are asked for, {} of {} are in use",
                     byte_size::show(capacity),
@@ -134,7 +133,14 @@ impl FreeListState {
                 return Err(Error::memory("cpu", message));
             }
         }
-        Block::new(capacity)
+        Block::new(capacity).or_else(|error| {
+            if self.free == 0 {
+                return Err(error);
+            }
+            self.blocks.clear();
+            self.free = 0;
+            Block::new(capacity)
+        })
     }
 
     fn count(&mut self, capacity: usize) {
@@ -148,7 +154,7 @@ fn capacity_of(nbytes: usize) -> usize {
     if nbytes <= 1024 {
         return nbytes.max(1).next_multiple_of(ALIGN);
     }
-    nbytes.next_multiple_of((1usize << nbytes.ilog2()) / 8)
+    nbytes.checked_next_multiple_of((1usize << nbytes.ilog2()) / 8).unwrap_or(nbytes)
 }
 
 impl FreeList {

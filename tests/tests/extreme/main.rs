@@ -5,15 +5,21 @@
 //! seventh.
 #![allow(clippy::unwrap_used)]
 
+mod casts;
 #[path = "../../../runtime/core/tests/registry/eval.rs"]
 mod eval;
+mod indices;
+mod long;
+mod memory;
 mod ops;
 mod views;
 
 use perilune_cpu::Cpu;
 use perilune_engine::Engine;
+use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_tests::harness;
 use perilune_tests::rng::Pcg;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -65,7 +71,22 @@ fn engine() -> Engine {
     e
 }
 
-/// Returns the seeds of a sweep.
+/// Runs a recipe text on a device without a limit of its own; what it printed.
+fn script(text: &str) -> Result<String, Failed> {
+    let printed: Rc<RefCell<String>> = Rc::default();
+    let sink = printed.clone();
+    let runtime = Runtime::new(RuntimeOptions {
+        backend: harness::device(2),
+        params: Vec::new(),
+        strict: true,
+        print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
+    })?;
+    runtime.load_text(text, "@extreme.lua")?;
+    let out = printed.borrow().clone();
+    Ok(out)
+}
+
+/// The seeds of a sweep.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
     match (number("PERILUNE_FUZZ_SEED"), number("PERILUNE_FUZZ_COUNT")) {

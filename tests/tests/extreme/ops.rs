@@ -3,7 +3,7 @@
 use crate::{caught, engine, eval, extreme, report, seeds};
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{self, Args, Class, Op, Param, Ty, Value, create, parse_signature};
-use perilune_core::{DType, HostTensor, Kind, Shape};
+use perilune_core::{DType, HostTensor, Kind, Shape, grad};
 use perilune_engine::Engine;
 use perilune_tests::case::{self, Arg, Case, Variant};
 use perilune_tests::harness::{self, Layout};
@@ -92,7 +92,7 @@ fn float(rng: &mut Pcg) -> f64 {
 
 fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     e.recorder.seed(7);
-    let (args, _) = harness::args(e, case, Layout::Contiguous);
+    let (args, leaves) = harness::args(e, case, Layout::Contiguous);
     let from = e.recorder.graph.len();
     let out = match e.call(case.op, &args) {
         Ok(out) => out,
@@ -121,10 +121,37 @@ fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     for id in &out {
         values.push(e.read_node(*id).map_err(|f| f.error.to_string())?);
     }
+    differentiate(e, &leaves, out[0])?;
     Ok(Outcome::Values(values))
 }
 
-/// Computes the results with the interpreter of primitives, which supports neither i64 beyond 2^53 nor random numbers.
+/// Records and runs the backward pass of a result, where there is one: it computes with the same numbers.
+fn differentiate(e: &mut Engine, leaves: &[NodeId], y: NodeId) -> Result<(), String> {
+    let g = &mut e.recorder.graph;
+    let leaves: Vec<NodeId> = leaves.iter().copied().filter(|x| g.dtype(*x).is_float()).collect();
+    if leaves.is_empty() || !g.dtype(y).is_float() {
+        return Ok(());
+    }
+    let from = NodeId(g.len() as u32);
+    let total = g.sum_all(y).map_err(|e| e.to_string())?;
+    let one = g.constant(1.0, g.dtype(total));
+    let found = match grad::grad(g, total, one, &leaves, false) {
+        Ok(found) => found,
+        Err(e) if e.kind == Kind::Gradient => return Ok(()),
+        Err(e) => return Err(format!("backward: {e}")),
+    };
+    let found: Vec<NodeId> = found.into_iter().flatten().collect();
+    let (_, cost) = e.cost_since(from, &found).map_err(|f| format!("backward: {}", f.error))?;
+    if cost.read.saturating_add(cost.written).saturating_add(cost.flops) > WORTH {
+        return Ok(());
+    }
+    match e.evaluate(&found) {
+        Err(f) if f.error.kind != Kind::Memory => Err(format!("backward: {}", f.error)),
+        _ => Ok(()),
+    }
+}
+
+/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
 fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
     if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
         return None;
