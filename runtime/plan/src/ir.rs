@@ -28,6 +28,7 @@
 //!   identity; chunks combine in order: f32 sums and products in f64.
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
+use crate::backend::BufferDesc;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
 use perilune_core::{DType, Layout, Shape};
@@ -318,8 +319,8 @@ pub struct Program {
     pub kernels: Vec<Kernel>,
     /// Shape and dtype of each input buffer.
     pub inputs: Vec<(Shape, DType)>,
-    /// Bytes of each output buffer.
-    pub outputs: Vec<usize>,
+    /// What each output buffer stores.
+    pub outputs: Vec<BufferDesc>,
     /// Dtype of each run-time number.
     pub slots: Vec<DType>,
     /// Where each root is stored, in the order of the request.

@@ -1,5 +1,6 @@
 //! Builds a program from clusters: registers, kernels, and storage for results and State writes.
 
+use crate::backend::BufferDesc;
 use crate::cluster::{self, Assignment, Fusion};
 use crate::epilogue;
 use crate::ir::*;
@@ -261,7 +262,8 @@ impl Builder<'_> {
                     let next = self.program.outputs.len() as u32;
                     let o = *outputs.entry(v).or_insert(next);
                     if o == next {
-                        self.program.outputs.push(self.values[v.0 as usize].nbytes());
+                        let value = &self.values[v.0 as usize];
+                        self.program.outputs.push(BufferDesc::new(value.shape, value.dtype));
                         self.values[v.0 as usize].storage = Storage::Output(o);
                     }
                     Root::Output(o)

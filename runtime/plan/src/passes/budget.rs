@@ -8,6 +8,7 @@
 //! fits: few long segments keep the least between segments, many short ones need the least inside one. The memory of a choice
 //! is not estimated: the step is planned with it. The result is a function of the traced step and the budget.
 
+use crate::backend::BufferDesc;
 use crate::ir::Program;
 use crate::show::products;
 use perilune_core::byte_size;
@@ -37,7 +38,7 @@ impl From<Error> for OverBudget {
 /// Bytes that a step needs while it runs: its inputs, its outputs and its temporaries.
 pub fn needs(p: &Program) -> usize {
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
-    inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
+    inputs + p.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + p.arena_bytes
 }
 
 /// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. If none
