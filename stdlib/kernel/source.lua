@@ -197,7 +197,7 @@ function M.kernel(given)
       pl.error(name, "its CUDA source runs on a GPU, and this is the CPU", "give it `cpu`, a function of tensors that computes the same, or run with --device cuda")
     end
     local got = { reference(call.outputs, ...) }
-    pl.native.source_on_paper(call, got)
+    pl.native.record_offline_kernel(call, got)
     return table.unpack(got)
   end
 
