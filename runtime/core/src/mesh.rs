@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Result, did_you_mean};
 use crate::shape::{MAX_RANK, Shape};
+use smallvec::SmallVec;
 use std::fmt::{self, Display};
 
 /// An axis of a mesh.
@@ -241,6 +242,45 @@ impl Display for Placement {
     }
 }
 
+/// Where the part of a device begins in a tensor, as the linear index of its first element: for each axis that splits the tensor,
+/// the coordinate times a step.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Start(SmallVec<[(Axis, usize); 2]>);
+
+impl Start {
+    /// The start of the parts of a tensor of shape `global`; empty if every device begins with the first element.
+    pub fn new(mesh: &Mesh, placement: &Placement, global: &Shape) -> Result<Start> {
+        let mut steps = SmallVec::new();
+        for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
+            let Along::Split(dim) = placement.along(axis) else { continue };
+            let mut next = Coordinates::default();
+            next[axis as usize] = 1;
+            let part = placement.local(mesh, &next, global)?;
+            steps.push((axis, part.start[usize::from(dim)] * global.strides()[usize::from(dim)] as usize));
+        }
+        Ok(Start(steps))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The index on the device at `at`.
+    pub fn at(&self, at: &Coordinates) -> u64 {
+        self.0.iter().map(|(axis, step)| (at[*axis as usize] * step) as u64).sum()
+    }
+
+    /// As attributes of a node: pairs of axis and step.
+    pub fn attrs(&self) -> impl Iterator<Item = i64> + '_ {
+        self.0.iter().flat_map(|(axis, step)| [*axis as i64, *step as i64])
+    }
+
+    /// Reads what [`Start::attrs`] gives.
+    pub fn from_attrs(attrs: &[i64]) -> Start {
+        Start(attrs.chunks_exact(2).map(|pair| (Axis::ALL[pair[0] as usize], pair[1] as usize)).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,6 +350,10 @@ mod tests {
                 assert!(v <= s);
             }
             let strides = global.strides();
+            let first: usize = (0..global.rank()).map(|d| local.start[d] * strides[d] as usize).sum();
+            let start = Start::new(mesh, placement, global).unwrap();
+            assert_eq!(start.at(&mesh.coordinates(rank)), first as u64, "{mesh}, {placement}, {global}");
+            assert_eq!(Start::from_attrs(&start.attrs().collect::<Vec<_>>()), start);
             for k in 0..local.valid.numel() {
                 let (mut rest, mut at) = (k, 0);
                 for d in (0..global.rank()).rev() {

@@ -53,6 +53,7 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         kernels: vec![Kernel::Library(l.clone())],
         outputs: vec![BufferDesc::new(dims, outputs[0])],
         slots: Vec::new(),
+        starts: Vec::new(),
         results: vec![Root::Output(0)],
         arena_bytes: 0,
         live_bytes: 0,

@@ -205,7 +205,9 @@ impl Engine {
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
         let context = RunContext { interrupt: &self.interrupt, times };
-        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, context) {
+        let first = self.executor.backend.mesh().coordinates(0);
+        let numbers = program.numbers(&self.executor.tracer.trace.slots, &first);
+        if let Err(f) = plan.exec.run(&inputs, &numbers, &outputs, context) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
             return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });

@@ -29,10 +29,12 @@
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
 use crate::backend::BufferDesc;
+use perilune_core::mesh::{Coordinates, Start};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
 use perilune_core::{DType, Layout, Shape};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// Lanes of a row reduction.
 pub const LANES: usize = 16;
@@ -115,10 +117,11 @@ pub enum Source {
     Slot(u32),
     /// A number of the program: f64 bits for float dtypes, i64 for others.
     Constant(u64),
-    /// `p` itself, an i64.
-    Iota,
-    /// A uniform f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64 slots.
-    Uniform { seed: u32, counter: u32 },
+    /// `p` itself, an i64; plus an i64 slot, if there is a `start`.
+    Iota { start: Option<u32> },
+    /// A uniform f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64 slots; the number at `p`
+    /// plus an i64 slot, if there is a `start`.
+    Uniform { seed: u32, counter: u32, start: Option<u32> },
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -321,11 +324,23 @@ pub struct Program {
     pub inputs: Vec<(Shape, DType)>,
     /// What each output buffer stores.
     pub outputs: Vec<BufferDesc>,
-    /// Dtype of each run-time number.
+    /// Dtype of each run-time number: those of the recording, then the i64 numbers of `starts`.
     pub slots: Vec<DType>,
+    /// Where the device's parts of tensors begin. A program for one device has none; one for a mesh is the same for all its devices.
+    pub starts: Vec<Start>,
     /// Where each root is stored, in the order of the request.
     pub results: Vec<Root>,
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: no allocator can do with less.
     pub live_bytes: usize,
+}
+
+impl Program {
+    /// The run-time numbers on the device at `at`: the recorded ones, and where its parts begin.
+    pub fn numbers<'a>(&self, recorded: &'a [u64], at: &Coordinates) -> Cow<'a, [u64]> {
+        if self.starts.is_empty() {
+            return Cow::Borrowed(recorded);
+        }
+        recorded.iter().copied().chain(self.starts.iter().map(|start| start.at(at))).collect()
+    }
 }

@@ -19,7 +19,7 @@ pub struct Lowered {
     pub state_writes: Vec<NodeId>,
     /// The bool that guards State writes, until `passes::guard` makes selects of it.
     pub ok: Option<NodeId>,
-    /// Slot number of each `scalar` node.
+    /// Slot number of each `scalar` and `shard` node.
     pub slots: FxHashMap<NodeId, u32>,
     /// Input number of each leaf node.
     pub inputs: FxHashMap<NodeId, u32>,

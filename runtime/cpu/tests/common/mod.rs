@@ -161,6 +161,7 @@ impl Build {
             inputs: self.inputs.iter().map(|t| (t.shape, t.dtype)).collect(),
             outputs: self.outputs.iter().map(|(s, d)| BufferDesc::new(*s, *d)).collect(),
             slots: self.slots.iter().map(|s| s.0).collect(),
+            starts: Vec::new(),
             results: (0..self.outputs.len() as u32).map(Root::Output).collect(),
             arena_bytes: 0,
             live_bytes: 0,
@@ -254,10 +255,11 @@ impl Build {
             }
             Source::Constant(bits) => number(dtype, bits),
             Source::Slot(s) => number(dtype, self.slots[s as usize].1),
-            Source::Iota => p as u64,
-            Source::Uniform { seed, counter } => {
+            Source::Iota { start } => p as u64 + start.map_or(0, |s| self.slots[s as usize].1),
+            Source::Uniform { seed, counter, start } => {
                 let (seed, counter) = (self.slots[seed as usize].1, self.slots[counter as usize].1);
-                philox::uniform(seed, counter, p as u64).to_bits() as u64
+                let start = start.map_or(0, |s| self.slots[s as usize].1);
+                philox::uniform(seed, counter, p as u64 + start).to_bits() as u64
             }
         }
     }

@@ -192,6 +192,7 @@ impl Case {
             inputs,
             outputs: vec![BufferDesc::new(shape, dtype)],
             slots: Vec::new(),
+            starts: Vec::new(),
             results: vec![Root::Output(0)],
             arena_bytes: 0,
             live_bytes: 0,
