@@ -4,7 +4,7 @@ use perilune_core::Layout;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Null};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Null};
 use std::sync::{Arc, Mutex};
 
 /// Plans like `planner`; all memory reads as zeros.
@@ -49,20 +49,16 @@ impl Backend for Recording {
         self.planner.fills_rows()
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Null.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Null.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        Null.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        Null.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Null.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        Null.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Null.download(buffer)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

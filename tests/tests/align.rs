@@ -8,7 +8,7 @@ use perilune_core::graph::Node;
 use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,20 +37,16 @@ impl Backend for Aligned {
         Some(16)
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        self.0.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        self.0.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.0.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        self.0.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        self.0.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.0.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.0.download(buffer)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

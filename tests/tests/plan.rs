@@ -11,7 +11,7 @@ use perilune_cuda::library::pool;
 use perilune_cuda::{attention, conv};
 use perilune_engine::{Engine, StateId};
 use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
-use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
+use perilune_plan::{Backend, BufferDesc, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use perilune_tests::machine::compiles;
 use std::collections::HashMap;
@@ -142,7 +142,7 @@ fn no_overlap(p: &Program) -> Fallible<()> {
 }
 
 fn text(p: &Program) -> String {
-    let written: usize = p.outputs.iter().sum();
+    let written: usize = p.outputs.iter().map(BufferDesc::nbytes).sum();
     let mut out = format!(
         "{} kernels, {} inputs, {} outputs of {written} bytes, arena {} bytes, live {} bytes\n",
         p.kernels.len(),

@@ -7,7 +7,7 @@ use perilune_cpu::Cpu;
 use perilune_engine::Engine;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, RunContext};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable, RunContext};
 use perilune_tests::harness;
 use perilune_tests::recording::Recording;
 use perilune_tests::rng::Pcg;
@@ -56,13 +56,17 @@ fn slots(program: &Program) -> Vec<u64> {
     program.slots.iter().map(|d| if d.is_float() { 0.5f64.to_bits() } else { 3 }).collect()
 }
 
-/// Runs a program once over new buffers. Returns its outputs and the final contents of its inputs.
+fn upload(device: &dyn Backend, t: &HostTensor) -> Buffer {
+    device.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).unwrap()
+}
+
+/// Runs a program once, over fresh buffers: its outputs and what its inputs hold afterwards.
 fn run(device: &dyn Backend, program: &Program, exec: &dyn Executable, from: &[HostTensor]) -> Vec<Vec<u8>> {
-    let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = from.iter().map(|t| upload(&*device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     exec.run(&inputs, &slots(program), &outputs, RunContext::new(&Interrupt::default()))
         .unwrap_or_else(|f| panic!("{}", f.error));
-    inputs.iter().chain(&outputs).map(|b| device.download(b, b.nbytes()).unwrap()).collect()
+    inputs.iter().chain(&outputs).map(|b| device.download(b).unwrap()).collect()
 }
 
 #[test]
@@ -106,8 +110,8 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     let device: Box<dyn Backend> = Box::new(Cpu::new(Some(2)));
     let exec = device.compile(program.clone()).unwrap();
     let want = run(&*device, &program, &*exec, &from);
-    let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = from.iter().map(|t| upload(&*device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     let numbers = slots(&program);
     // Moves to the thread, runs over buffers made here, and returns with the buffers that it made.
     let (device, all) = thread::spawn(move || {
@@ -117,7 +121,7 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     })
     .join()
     .unwrap();
-    let got: Vec<Vec<u8>> = all.iter().map(|b| device.download(b, b.nbytes()).unwrap()).collect();
+    let got: Vec<Vec<u8>> = all.iter().map(|b| device.download(b).unwrap()).collect();
     assert!(got == want);
 }
 
@@ -168,8 +172,8 @@ fn a_run_ends_before_its_first_kernel_and_no_other_run_does() {
     let program = programs().into_iter().max_by_key(|p| p.kernels.len()).unwrap();
     let device = Cpu::new(Some(1));
     let exec = device.compile(program.clone()).unwrap();
-    let inputs: Vec<Buffer> = inputs(&program, 1).iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = inputs(&program, 1).iter().map(|t| upload(&device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     let (stopped, free) = (Interrupt::default(), Interrupt::default());
     stopped.request();
     let failure = exec.run(&inputs, &slots(&program), &outputs, RunContext::new(&stopped)).unwrap_err();

@@ -92,7 +92,7 @@ pub struct RngState {
 }
 
 /// The arena.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
     source_map: Vec<SourceLoc>,
@@ -100,8 +100,6 @@ pub struct Graph {
     pub modes: Modes,
     pub rng: RngState,
     pub remat: Remat,
-    /// (the node that a reference computed, the kernel that another device runs instead): see [`Graph::with_kernels`].
-    pub kernel_substitutes: Vec<(NodeId, NodeId)>,
 }
 
 /// What recomputation needs to know about a recording besides its nodes. Only `plan::passes::remat` reads it.
@@ -175,7 +173,6 @@ impl Graph {
         self.nodes.clear();
         self.source_map.clear();
         self.remat = Remat::default();
-        self.kernel_substitutes.clear();
     }
 
     /// Removes the nodes from `len` on (a failed recording).
@@ -183,31 +180,16 @@ impl Graph {
         self.nodes.truncate(len);
         self.source_map.truncate(len);
         self.remat.truncate(len);
-        self.kernel_substitutes.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
-    }
-
-    /// Returns the recording with kernels in place of their references, if there are any, as on a device that runs
-    /// them.
-    ///
-    /// A recipe's kernel is the first input of a node that defines its backward and passes that input on. A reference
-    /// is replaced only there, since other nodes may read it too.
-    pub fn with_kernels(&self) -> Option<Graph> {
-        if self.kernel_substitutes.is_empty() {
-            return None;
-        }
-        let kernel = |id: NodeId| self.kernel_substitutes.iter().find(|s| s.0 == id).map(|s| s.1);
-        let mut nodes = self.nodes.clone();
-        for (at, node) in nodes.iter_mut().enumerate().filter(|(_, n)| n.op == &create::CUSTOM) {
-            if let Some(kernel) = node.inputs.first().and_then(|x| kernel(*x)).filter(|k| k.index() < at) {
-                node.inputs[0] = kernel;
-            }
-        }
-        let (source_map, remat, kernel_substitutes) = (self.source_map.clone(), self.remat.clone(), Vec::new());
-        Some(Graph { nodes, source_map, remat, kernel_substitutes, ..*self })
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
+    }
+
+    /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
+    pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
+        debug_assert!(input < id, "this is a bug: input after its use");
+        self.nodes[id.index()].inputs[k] = input;
     }
 
     pub fn nodes(&self) -> &[Node] {

@@ -12,7 +12,7 @@ use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::ops::movement;
 use perilune_core::{DType, Layout, host_memory};
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, RunContext, Snapshot};
+use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, RunContext, Snapshot};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -87,52 +87,38 @@ impl Backend for Cpu {
         output == 0 && supported
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Arc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Ok(Arc::new(CpuBuffer::new(desc, &self.state.free_list)?))
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = CpuBuffer::new(desc, &self.state.free_list)?;
+        if bytes.len() != buffer.nbytes() {
+            let message = format!("this is a bug: {} bytes for a buffer of {}", bytes.len(), buffer.nbytes());
+            return Err(Error::system("cpu", message));
+        }
         // SAFETY: no other code has the buffer yet.
         unsafe { buffer.write(bytes) };
         Ok(Arc::new(buffer))
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        if buffer.nbytes() < nbytes {
-            return Err(Error::system("cpu", format!("this is a bug: {nbytes} bytes read of {}", buffer.nbytes())));
-        }
-        let mut out = host_memory::reserve("cpu", nbytes)?;
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        let mut out = host_memory::reserve("cpu", buffer.nbytes())?;
         let _lock = self.state.lock();
         // SAFETY: the device is locked.
-        out.extend_from_slice(unsafe { self.state.buffer(buffer)?.read(nbytes) });
+        out.extend_from_slice(unsafe { self.state.buffer(buffer)?.read() });
         Ok(out)
     }
 
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        if buffer.nbytes() < bytes.len() {
-            let message = format!("this is a bug: {} bytes written to a buffer of {}", bytes.len(), buffer.nbytes());
-            return Err(Error::system("cpu", message));
-        }
-        let _lock = self.state.lock();
-        // SAFETY: the device is locked.
-        unsafe { self.state.buffer(buffer)?.write(bytes) };
-        Ok(())
-    }
-
     /// Copies synchronously, on all threads: fresh memory costs a page fault for each page.
-    fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
+    fn snapshot(&self, buffers: &[Buffer], _room: Option<usize>) -> Result<Snapshot> {
         let _lock = self.state.lock();
-        let mut all = Vec::with_capacity(parts.len());
-        for (buffer, nbytes) in parts {
-            if buffer.nbytes() < *nbytes {
-                let message = format!("this is a bug: {nbytes} bytes saved of {}", buffer.nbytes());
-                return Err(Error::system("cpu", message));
-            }
+        let mut all = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
             // SAFETY: the device is locked.
-            let from = unsafe { self.state.buffer(buffer)?.read(*nbytes) };
-            let mut to = host_memory::filled("cpu", *nbytes)?;
-            self.state.pool.for_each_chunk(*nbytes > COPY_CHUNK, &mut to, COPY_CHUNK, |k, piece| {
+            let from = unsafe { self.state.buffer(buffer)?.read() };
+            let mut to = host_memory::filled("cpu", from.len())?;
+            self.state.pool.for_each_chunk(from.len() > COPY_CHUNK, &mut to, COPY_CHUNK, |k, piece| {
                 piece.copy_from_slice(&from[k * COPY_CHUNK..k * COPY_CHUNK + piece.len()]);
             });
             all.push(to);

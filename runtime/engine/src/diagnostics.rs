@@ -4,9 +4,9 @@
 //! cannot run, is reported too. A listener is called in the middle of an evaluation and must not call the engine.
 
 use crate::profile::{HostStalls, Profile};
-use perilune_plan::Backend;
+use crate::show_plan::RecordedStep;
+use perilune_core::error::Result;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// The reports of one engine, and their listener.
 #[derive(Default)]
@@ -19,9 +19,12 @@ pub struct Diagnostics {
     pub profile: Option<Profile>,
     /// Time that the host waits, while profiling.
     pub host_stalls: Option<HostStalls>,
-    /// A device that has kernel texts, to show them where the computing device has none.
-    pub paper: Option<Arc<dyn Backend>>,
+    /// Shows a step with the text of its kernels, where the engine's device has no texts.
+    pub source_display: Option<SourceDisplay>,
 }
+
+/// Called in the middle of an evaluation: it must not call the engine.
+pub type SourceDisplay = Rc<dyn Fn(&RecordedStep<'_>) -> Result<String>>;
 
 pub type Listener = Rc<dyn Fn(&str)>;
 

@@ -1,12 +1,57 @@
 //! Formats the plan of a request as text.
 
 use crate::engine::{Engine, Fault};
+use crate::recorder::Recorder;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::ir::Program;
-use perilune_plan::{Request, Tracer, show};
+use perilune_plan::{Backend, Options, Request, Tracer, show};
 use std::collections::HashMap;
+
+/// The step that is shown, for a display of its own (`Diagnostics::source_display`).
+pub struct RecordedStep<'a> {
+    recorder: &'a Recorder,
+    request: &'a Request,
+    options: Options,
+    budgeted: bool,
+}
+
+impl RecordedStep<'_> {
+    /// The open recording.
+    pub fn graph(&self) -> &Graph {
+        &self.recorder.graph
+    }
+
+    /// The number of the open recording.
+    pub fn generation(&self) -> u32 {
+        self.recorder.generation()
+    }
+
+    /// The step as `backend` would run it, with the text of its kernels. `graph` is the recording, or one with the same nodes
+    /// and other inputs.
+    pub fn show_for(&self, graph: &Graph, backend: &dyn Backend) -> Result<String> {
+        let mut tracer = Tracer::default();
+        tracer.budgeted = self.budgeted;
+        tracer.run(graph, self.request, self.recorder.known());
+        let program = perilune_plan::pipeline::plan(graph, &tracer, self.request, self.options, backend)?;
+        let places: Vec<SourceLoc> = tracer.trace.order.iter().map(|id| graph.loc_of(*id)).collect();
+        let text = with_texts(self.recorder, &program, &places, backend);
+        Ok(format!("as {} would run it: {text}", backend.describe()))
+    }
+}
+
+/// A program with the text of its kernels and the recipe lines that they come from.
+fn with_texts(recorder: &Recorder, program: &Program, places: &[SourceLoc], backend: &dyn Backend) -> String {
+    let mut files: HashMap<String, Vec<String>> = HashMap::new();
+    let written = |file: &str, line: u32| {
+        let lines = files.entry(file.to_string()).or_insert_with(|| {
+            std::fs::read_to_string(file).map(|t| t.lines().map(str::to_string).collect()).unwrap_or_default()
+        });
+        lines.get(line.checked_sub(1)? as usize).cloned()
+    };
+    show::show_sources(program, places, &recorder.source_map, written, |k| backend.source(program, k))
+}
 
 impl Engine {
     /// Formats the plan of evaluating `ids`, with the text of its kernels if `source`. Nothing runs.
@@ -21,39 +66,23 @@ impl Engine {
         Ok(show::show(&program, &places, &self.recorder.source_map))
     }
 
-    /// Formats the plan of the last traced request with the text of its kernels: for this device or, if it has no
-    /// texts, for a GPU.
+    /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
+    /// texts, as the source display shows it.
     pub(crate) fn sources(
         &self,
         request: &Request,
         program: &Program,
         places: &[SourceLoc],
     ) -> std::result::Result<String, Fault> {
-        let mut files: HashMap<String, Vec<String>> = HashMap::new();
-        let written = |file: &str, line: u32| {
-            let lines = files.entry(file.to_string()).or_insert_with(|| {
-                std::fs::read_to_string(file).map(|t| t.lines().map(str::to_string).collect()).unwrap_or_default()
-            });
-            lines.get(line.checked_sub(1)? as usize).cloned()
-        };
-        let has_texts = (0..program.kernels.len()).any(|k| self.executor.backend.source(program, k).is_some());
-        let Some(paper) = self.diagnostics.paper.as_ref().filter(|_| !has_texts) else {
-            let source = |k| self.executor.backend.source(program, k);
-            return Ok(show::show_sources(program, places, &self.recorder.source_map, written, source));
-        };
-        let shown = |graph: &Graph, tracer: &Tracer, places: &[SourceLoc]| -> Result<String> {
-            let program = perilune_plan::pipeline::plan(graph, tracer, request, self.options(), &**paper)?;
-            let text =
-                show::show_sources(&program, places, &self.recorder.source_map, written, |k| paper.source(&program, k));
-            Ok(format!("as {} would run it: {text}", paper.describe()))
-        };
-        let Some(graph) = self.recorder.graph.with_kernels() else {
-            return Ok(shown(&self.recorder.graph, &self.executor.tracer, places)?);
-        };
-        let mut tracer = Tracer::default();
-        tracer.budgeted = self.executor.tracer.budgeted;
-        tracer.run(&graph, request, |id| self.recorder.value(id).map(|v| v.uid));
-        let places: Vec<SourceLoc> = tracer.trace.order.iter().map(|id| graph.loc_of(*id)).collect();
-        Ok(shown(&graph, &tracer, &places)?)
+        let backend = self.backend();
+        let has_texts = (0..program.kernels.len()).any(|k| backend.source(program, k).is_some());
+        match &self.diagnostics.source_display {
+            Some(display) if !has_texts => {
+                let budgeted = self.executor.tracer.budgeted;
+                let options = self.options();
+                Ok(display(&RecordedStep { recorder: &self.recorder, request, options, budgeted })?)
+            }
+            _ => Ok(with_texts(&self.recorder, program, places, backend)),
+        }
     }
 }

@@ -538,7 +538,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
-    native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
+    native.set("record_offline_kernel", lua.create_function(crate::offline_source::record_kernel)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;

@@ -38,7 +38,9 @@ pub struct Host {
     pub called_at: Cell<SourceLoc>,
     /// The handler of `pl.breakpoint()`; without one it does nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
-    /// The globals defined at breakpoints, shared by all of them.
+    /// Shows plans with the source of a device that is not there.
+    pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
+    /// Where names that are made at a breakpoint live, from one to the next.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
 
@@ -70,6 +72,7 @@ impl Host {
             next_custom: Cell::new(1),
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
+            offline: RefCell::default(),
             scratch: RefCell::default(),
         })
     }
