@@ -321,10 +321,10 @@ impl Executable for CpuProgram {
         let mut before: Vec<(&CpuBuffer, Vec<u8>)> = Vec::new();
         for k in &self.restored {
             let input = &inputs[*k as usize];
-            let (buffer, nbytes) = (self.state.buffer(input).map_err(fail)?, input.nbytes());
-            let mut bytes = host_memory::reserve("cpu", nbytes).map_err(fail)?;
+            let buffer = self.state.buffer(input).map_err(fail)?;
+            let mut bytes = host_memory::reserve("cpu", input.nbytes()).map_err(fail)?;
             // SAFETY: the device is locked.
-            bytes.extend_from_slice(unsafe { buffer.read(nbytes) });
+            bytes.extend_from_slice(unsafe { buffer.read() });
             before.push((buffer, bytes));
         }
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
