@@ -365,7 +365,6 @@ const MISTAKES: [(&str, &str); 15] = [
 
 #[test]
 fn mistakes_are_errors() {
-    let _one = one();
     for (text, want) in MISTAKES {
         let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
         let e = fails(&s, &format!("local pl = require 'perilune'\n{text}"));
@@ -383,7 +382,6 @@ fn mistakes_are_errors() {
 /// A run's dry run within a step or within itself.
 #[test]
 fn a_dry_run_does_not_nest() {
-    let _one = one();
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     let text = "local pl = require 'perilune'\nlocal recipe = pl.recipe { name = 'dry', params = { batch = 4, steps = 2 } }\nlocal inner\nfunction recipe.data() local x = pl.ones { 8, 2 } return { train = pl.data.tensors { x = x }:batch(4) } end\nfunction recipe.model() return pl.nn.Linear(2, 1) end\nfunction recipe.optimizer(p, m) return pl.optim.SGD(m, { lr = 1 }) end\nfunction recipe.loss(m, b) if inner then inner:dry_run() end return m(b.x):sum() end\nlocal train = require 'perilune.train'\nlocal run = train.new(recipe, recipe.params, {})\ninner = run\nlocal ok, e = pcall(function() run:dry_run() end)\nassert(not ok and tostring(e):find('cannot begin inside one'), tostring(e))\nok, e = pcall(pl.step, function() run:dry_run() end)\nassert(not ok and tostring(e):find('cannot begin inside one'), tostring(e))\ninner = nil\nrun:dry_run() run:step()\n";
     run(&s, text).unwrap_or_else(|e| panic!("{e}"));
@@ -393,7 +391,6 @@ fn a_dry_run_does_not_nest() {
 /// A recipe may break its own copy of a library table, and nothing else.
 #[test]
 fn broken_library_tables_are_the_recipes_own_trouble() {
-    let _one = one();
     for text in [
         "rawset(string, 'find', 7) rawset(string, 'format', nil)",
         "for k in pairs(string) do string[k] = nil end",
