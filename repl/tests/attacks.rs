@@ -26,6 +26,27 @@ struct Attack {
     text: String,
 }
 
+impl Attack {
+    /// Whether the script is a recipe, of which one part attacks.
+    fn is_recipe(&self) -> bool {
+        self.text.trim_end().ends_with("recipe") || self.text.contains("return require \"base\"")
+    }
+
+    /// The file for a command. `check` and `profile` run recipes only: there a plain script runs in `recipe.model`.
+    fn source(&self, command: &str) -> String {
+        if self.is_recipe() || matches!(command, "run" | "repl") {
+            return self.text.clone();
+        }
+        let end = "return require(\"perilune\").nn.Linear(4, 1)";
+        format!("return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
+    }
+
+    /// How it may end. The prompt builds a recipe and takes no step, so the part that attacks may not run.
+    fn expected(&self, command: &str) -> Expect {
+        if command == "repl" && self.is_recipe() { Expect::Any } else { self.expect.clone() }
+    }
+}
+
 /// How a script may end.
 #[derive(Clone, PartialEq, Debug)]
 enum Expect {
@@ -51,7 +72,7 @@ const MAX_BYTES: u64 = 1536 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_millis(1500);
 /// Time between two interrupts, and from the second to the end.
-const BETWEEN: Duration = Duration::from_millis(500);
+const BETWEEN: Duration = Duration::from_millis(1200);
 const GRACE: Duration = Duration::from_secs(2);
 
 fn attacks() -> Vec<Attack> {
@@ -141,21 +162,21 @@ fn follow(mut child: Child, patience: Duration) -> Ended {
 }
 
 /// The first rule that an end breaks.
-fn judge(attack: &Attack, end: &Ended) -> Result<(), String> {
+fn judge(expect: &Expect, end: &Ended) -> Result<(), String> {
     let Some(status) = end.status else {
         let rule = if end.most_bytes > MAX_BYTES { "takes too much memory" } else { "does not end" };
         return Err(format!("{rule} ({} MiB, {:.1} s)", end.most_bytes >> 20, end.seconds));
     };
     let Some(code) = status.code() else { return Err(format!("is killed: {status}")) };
-    let wrong = match attack.expect {
+    let wrong = match expect {
         Expect::Fine => code != 0,
-        Expect::Error => !(1..=4).contains(&code) || !end.out.contains("error: ") || end.interrupted,
+        Expect::Error => !(1..=4).contains(&code) || end.out.trim().is_empty() || end.interrupted,
         Expect::Stops => !matches!(code, 1..=4 | 130),
         Expect::Any => !matches!(code, 0..=4 | 130),
     };
     let cut = |text: &str| text.chars().take(600).collect::<String>();
     if wrong {
-        return Err(format!("ends with status {code}, expected {:?}: {}", attack.expect, cut(&end.out)));
+        return Err(format!("ends with status {code}, expected {expect:?}: {}", cut(&end.out)));
     }
     for bad in [SECRET, "panicked at", "4711", "internal error"] {
         if end.out.contains(bad) {
@@ -175,21 +196,22 @@ fn judge(attack: &Attack, end: &Ended) -> Result<(), String> {
 fn attempt(attack: &Attack, (command, more): (&str, &[&str]), print: bool) -> Result<f64, String> {
     let sandbox = Sandbox::new();
     let path = |name: &str| sandbox.path(name).display().to_string();
-    let text = format!("local OUTSIDE, TEMP = {:?}, {:?} {}", path("victim"), path("temp"), attack.text);
+    let text = format!("local OUTSIDE, TEMP = {:?}, {:?} {}", path("victim"), path("temp"), attack.source(command));
     std::fs::write(sandbox.path("work/attack.lua"), text).unwrap();
     let before = sandbox.snapshot();
     let mut args = vec![command, "attack.lua", "--lua-memory", LUA_MEMORY];
     args.extend(more);
-    let mut command = sandbox.command(&args);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let expect = attack.expected(command);
+    let mut child = sandbox.command(&args);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The prompt ends with its input.
     let _ = child.stdin.take().unwrap().write_all(b"print(1 + 1)\n");
-    let patience = if attack.expect == Expect::Stops { SOON } else { PATIENCE };
+    let patience = if expect == Expect::Stops { SOON } else { PATIENCE };
     let end = follow(child, patience);
     if print {
         println!("{:?} after {:.2} s, {} MiB\n{}", end.status, end.seconds, end.most_bytes >> 20, end.out);
     }
-    judge(attack, &end)?;
+    judge(&expect, &end)?;
     let after = sandbox.snapshot();
     if before != after {
         let changed = after.iter().filter(|(k, v)| before.get(*k) != Some(v)).map(|(k, _)| k);

@@ -148,7 +148,7 @@ print(pl.ones { 2, 2 }:pad({ 1 << 40, 1 << 40 }):sort(0):sum():item())
 --# interpolate: enlarge past memory
 --# expect: error
 local pl = require "perilune"
-print(pl.ones { 1, 1, 2, 2 }:interpolate({ 1 << 30, 1 << 30 }):sort(0):sum():item())
+print(pl.ones { 1, 1, 2, 2 }:interpolate({ size = { 1 << 30, 1 << 30 } }):sort(0):sum():item())
 
 --# endless_graph: record for ever without a value
 --# expect: stops
