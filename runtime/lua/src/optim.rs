@@ -59,11 +59,13 @@ fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
 fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Table)) -> mlua::Result<()> {
     let (host, op) = (host(lua)?, ADAMW_UPDATE.name);
     let mut all = Vec::with_capacity(weights.raw_len());
+    // One Lua string for each key, not one for each parameter: with a memory limit a string is made in a protected call.
+    let (key_m, key_v) = (lua.create_string("m")?, lua.create_string("v")?);
     for k in 1..=weights.raw_len() {
         let own: Table = slots.raw_get(k)?;
         let w = state(&host, lua, op, &weights.raw_get(k)?)?;
         let g = tensor(&host, lua, op, &grads.raw_get(k)?)?;
-        let (m, v) = (state(&host, lua, op, &own.raw_get("m")?)?, state(&host, lua, op, &own.raw_get("v")?)?);
+        let (m, v) = (state(&host, lua, op, &own.raw_get(&key_m)?)?, state(&host, lua, op, &own.raw_get(&key_v)?)?);
         all.push((w, g, m, v));
     }
     let mut numbers: SmallVec<[Operand; 6]> = SmallVec::new();
