@@ -72,7 +72,7 @@ impl Saver {
         let work = Arc::new(Mutex::new(Some(work)));
         let run = move || {
             let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
-            work.map_or(Err(Error::Lost(step)), |work| work())
+            work.map_or(Err(Error::Lost(step)), |mut work| work())
         };
         let writing = match thread.spawn(run.clone()) {
             Ok(handle) => Writing::Thread(handle),
