@@ -8,7 +8,7 @@ mod string_lib;
 
 pub use panics::{Guarded, Methods, caught};
 
-use mlua::{Lua, Table};
+use mlua::{Function, Lua, Table};
 use perilune_core::interrupt;
 
 /// Replaces the library functions whose time or memory nothing bounds.
@@ -19,7 +19,16 @@ pub fn install(lua: &Lua) -> mlua::Result<()> {
     native.raw_set("need", Guarded(lua).create_function(memory_limit::need)?)?;
     native.raw_set("exhausted", Guarded(lua).create_function(memory_limit::exhausted)?)?;
     let bounded = lua.load(include_str!("bounded.lua")).set_name("@perilune/bounded.lua").into_function()?;
-    bounded.call::<()>(native)
+    let globals = lua.globals();
+    for library in bounded.call::<Table>(native)?.pairs::<String, Table>() {
+        let (name, functions) = library?;
+        let to = if name == "_G" { globals.clone() } else { globals.raw_get(name.as_str())? };
+        for function in functions.pairs::<String, Function>() {
+            let (part, function) = function?;
+            to.raw_set(part, function)?;
+        }
+    }
+    Ok(())
 }
 
 /// Entries of a list between looks at the interrupt flag.

@@ -27,7 +27,7 @@ thread_local! {
 /// Lets Lua code be interrupted from now on. Each coroutine takes the rate over from its maker and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-    arm(lua, RARELY)
+    arm(lua, OFTEN) // which becomes less often where instructions are quick
 }
 
 fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
@@ -38,7 +38,8 @@ fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
         let took = now.duration_since(last.replace(now));
         let wanted = match (asked, overdue) {
             (false, _) if took > SLOW => (every / 10).max(1),
-            (false, _) => every.saturating_mul(10).min(RARELY),
+            (false, _) if took < SLOW / 10 => every.saturating_mul(10).min(RARELY),
+            (false, _) => every,
             (true, false) => OFTEN.min(every),
             (true, true) => 1,
         };
