@@ -39,6 +39,7 @@ fn works(s: &Script) {
 
 /// Runs a script and interrupts it; it must end soon by that interrupt.
 fn interrupted(s: &Script, text: &str) {
+<<<<<<< HEAD
     let interrupt = s.runtime.host().interrupt.clone();
     let asks = std::thread::spawn({
         let interrupt = interrupt.clone();
@@ -46,6 +47,12 @@ fn interrupted(s: &Script, text: &str) {
             std::thread::sleep(Duration::from_millis(150));
             interrupt.request();
         }
+=======
+    interrupt::clear();
+    let asks = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(60));
+        interrupt::ask();
+>>>>>>> lua
     });
     let begun = Instant::now();
     let out = s.runtime.interruptible(|| run(s, text)).unwrap();
@@ -412,4 +419,52 @@ fn broken_library_tables_are_the_recipes_own_trouble() {
     }
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     assert!(fails(&s, "collectgarbage('stop')").contains("'collectgarbage' is not defined"));
+}
+
+/// The functions that replace Lua's own do what those do, and say what those say.
+#[test]
+fn replaced_functions_mean_the_same() {
+    let _one = one();
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let text = r##"
+        local function virtual(t) return setmetatable({}, { __index = t, __len = function() return #t end, __newindex = t }) end
+        local function list(t) local out = {} for i = 1, #t do out[i] = tostring(t[i]) end return table.concat(out, " ") end
+        for _, make in ipairs { function(t) return t end, virtual } do
+          local raw = { 3, 1, 2 }
+          local t = make(raw)
+          table.sort(t) assert(list(raw) == "1 2 3")
+          table.sort(t, function(a, b) return a > b end) assert(list(raw) == "3 2 1")
+          table.insert(t, 9) table.insert(t, 1, 8) table.insert(t, 3, 7) assert(list(raw) == "8 3 7 2 1 9")
+          assert(table.remove(t) == 9 and table.remove(t, 1) == 8 and table.remove(t, 2) == 7 and list(raw) == "3 2 1")
+          assert(table.concat(t, ", ") == "3, 2, 1" and table.concat(t, "", 2, 3) == "21" and table.concat(t, "x", 3, 2) == "")
+          assert(list(table.move(t, 1, 3, 2)) == "3 3 2 1" and #table.move(t, 1, 2, 1, {}) == 2)
+          assert(not pcall(table.insert, t, 9, 1) and not pcall(table.insert, t) and not pcall(table.remove, t, 9))
+          assert(not pcall(table.concat, make { {} }))
+        end
+        assert(table.remove({}) == nil and table.remove({}, 0) == nil)
+        local big = {} for i = 1, 150000 do big[i] = (i * 7919) % 150001 end
+        table.sort(big) for i = 2, #big do assert(big[i - 1] <= big[i]) end
+        local first, last = big[1], big[150000]
+        assert(#table.move(big, 1, 150000, 3) == 150002 and big[150002] == last and big[3] == first)
+        assert(("ab"):rep(3, "-") == "ab-ab-ab" and (""):rep(1e9) == "" and ("x"):rep(0) == "" and ("x"):rep(-1) == "")
+        assert(select("#", pcall(error)) == 2 and select(2, pcall(error, nil)) == nil)
+        assert(select("#", xpcall(function(...) return ... end, print, 1, nil, nil)) == 4)
+        local ok, e = xpcall(error, function(e) return e .. "!" end, "why") assert(not ok and e == "why!")
+        assert(select(2, xpcall(error, function() error("in it", 0) end)) == "in it")
+        local c = coroutine.create(function(a) local b = coroutine.yield(a + 1) error("e" .. b, 0) end)
+        assert(select(2, coroutine.resume(c, 1)) == 2 and select(2, coroutine.resume(c, 7)) == "e7")
+        local inner = coroutine.wrap(function() return pcall(function() return coroutine.yield(1) + 1 end) end)
+        assert(inner() == 1 and select(2, inner(4)) == 5)
+    "##;
+    run(&s, text).unwrap_or_else(|e| panic!("{e}"));
+    for (text, want) in [
+        ("\ntable.insert(nil, 1)", "attack.lua:2: bad argument #1 to 'insert' (table expected, got nil)"),
+        ("table.concat({ {} })", "attack.lua:1: invalid value (at index 1) in table for 'concat'"),
+        ("table.insert({}, 1, 2, 3)", "attack.lua:1: wrong number of arguments to 'insert'"),
+        ("xpcall(print)", "attack.lua:1: bad argument #2 to 'xpcall' (function expected, got nil)"),
+        ("\nstring.find('a', '[')", "attack.lua:2: string.find: malformed pattern (missing ']')"),
+    ] {
+        let e = fails(&s, text);
+        assert!(e.starts_with(want), "{text}: {e}");
+    }
 }

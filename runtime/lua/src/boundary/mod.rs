@@ -8,8 +8,13 @@ mod string_lib;
 
 pub use panics::{Guarded, Methods, caught};
 
+<<<<<<< HEAD
 use mlua::{Lua, Table};
 use perilune_core::Interrupt;
+=======
+use mlua::{Function, Lua, Table};
+use perilune_core::interrupt;
+>>>>>>> lua
 
 /// Replaces library functions with unbounded time or memory.
 pub fn install(lua: &Lua) -> mlua::Result<()> {
@@ -19,7 +24,16 @@ pub fn install(lua: &Lua) -> mlua::Result<()> {
     native.raw_set("need", Guarded(lua).create_function(memory_limit::need)?)?;
     native.raw_set("exhausted", Guarded(lua).create_function(memory_limit::exhausted)?)?;
     let bounded = lua.load(include_str!("bounded.lua")).set_name("@perilune/bounded.lua").into_function()?;
-    bounded.call::<()>(native)
+    let globals = lua.globals();
+    for library in bounded.call::<Table>(native)?.pairs::<String, Table>() {
+        let (name, functions) = library?;
+        let to = if name == "_G" { globals.clone() } else { globals.raw_get(name.as_str())? };
+        for function in functions.pairs::<String, Function>() {
+            let (part, function) = function?;
+            to.raw_set(part, function)?;
+        }
+    }
+    Ok(())
 }
 
 /// The number of list entries between polls of the interrupt.
