@@ -3,6 +3,7 @@
 use crate::rng::Pcg;
 use crate::sample::{self, Expr, Kind, Sample};
 use perilune_core::graph::Number;
+use perilune_core::host_tensor::push_i64;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{self, Class, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
@@ -48,8 +49,14 @@ pub struct Data {
 }
 
 impl Data {
+    /// In memory; integers beyond the limits of their dtype wrap, as in the reference.
     pub fn host(&self) -> HostTensor {
-        HostTensor::from_f64(self.dtype, Shape::of(&self.dims), &self.values)
+        if self.dtype.is_float() {
+            return HostTensor::from_f64(self.dtype, Shape::of(&self.dims), &self.values);
+        }
+        let mut bytes = Vec::new();
+        self.values.iter().for_each(|v| push_i64(self.dtype, *v as i64, &mut bytes));
+        HostTensor::new(self.dtype, Shape::of(&self.dims), bytes)
     }
 
     /// The same values in another dtype.
