@@ -3,7 +3,6 @@
 use crate::rng::Pcg;
 use crate::sample::{self, Expr, Kind, Sample};
 use perilune_core::graph::Number;
-use perilune_core::host_tensor::push_i64;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{self, Class, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
@@ -49,14 +48,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// In memory; integers beyond the limits of their dtype wrap, as in the reference.
     pub fn host(&self) -> HostTensor {
-        if self.dtype.is_float() {
-            return HostTensor::from_f64(self.dtype, Shape::of(&self.dims), &self.values);
-        }
-        let mut bytes = Vec::new();
-        self.values.iter().for_each(|v| push_i64(self.dtype, *v as i64, &mut bytes));
-        HostTensor::new(self.dtype, Shape::of(&self.dims), bytes)
+        HostTensor::from_f64(self.dtype, Shape::of(&self.dims), &self.values)
     }
 
     /// The same values in another dtype.
@@ -409,7 +402,7 @@ fn float(rng: &mut Pcg, kind: Kind, variant: Variant) -> f64 {
         Variant::Full => v,
         Variant::Grid => grid(v),
         Variant::As(DType::Bool) => f64::from(u8::from(whole > 0.0)),
-        Variant::As(DType::U8) => whole.abs(),
+        Variant::As(DType::U8) => whole.abs() % 256.0,
         Variant::As(_) => whole,
     }
 }
