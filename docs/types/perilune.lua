@@ -397,14 +397,18 @@ function pl.dropout(x, p) end
 function Tensor:dropout(p) end
 
 ---x (...) -> (...) with elements of `dtype`.
----Floats round to nearest even; floats to integers truncate toward zero; anything to bool is "not zero".
+---Floats round to nearest even. Floats to integers truncate toward zero; beyond the limits of `dtype` they become the
+---nearer limit (3e9 as i32 is 2147483647, -1.0 as u8 is 0), and NaN becomes 0. Integers to narrower ones keep the low
+---bits (300 as u8 is 44). Anything to bool is "not zero", NaN included. All devices give the same bits.
 ---@param x perilune.Tensor
 ---@param dtype perilune.DType
 ---@return perilune.Tensor
 function pl.to(x, dtype) end
 
 ---x (...) -> (...) with elements of `dtype`.
----Floats round to nearest even; floats to integers truncate toward zero; anything to bool is "not zero".
+---Floats round to nearest even. Floats to integers truncate toward zero; beyond the limits of `dtype` they become the
+---nearer limit (3e9 as i32 is 2147483647, -1.0 as u8 is 0), and NaN becomes 0. Integers to narrower ones keep the low
+---bits (300 as u8 is 44). Anything to bool is "not zero", NaN included. All devices give the same bits.
 ---@param dtype perilune.DType
 ---@return perilune.Tensor
 function Tensor:to(dtype) end

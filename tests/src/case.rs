@@ -402,7 +402,7 @@ fn float(rng: &mut Pcg, kind: Kind, variant: Variant) -> f64 {
         Variant::Full => v,
         Variant::Grid => grid(v),
         Variant::As(DType::Bool) => f64::from(u8::from(whole > 0.0)),
-        Variant::As(DType::U8) => whole.abs(),
+        Variant::As(DType::U8) => whole.abs() % 256.0,
         Variant::As(_) => whole,
     }
 }

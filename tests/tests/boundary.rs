@@ -39,20 +39,13 @@ fn works(s: &Script) {
 
 /// Runs a script and interrupts it; it must end soon by that interrupt.
 fn interrupted(s: &Script, text: &str) {
-<<<<<<< HEAD
     let interrupt = s.runtime.host().interrupt.clone();
     let asks = std::thread::spawn({
         let interrupt = interrupt.clone();
         move || {
-            std::thread::sleep(Duration::from_millis(150));
+            std::thread::sleep(Duration::from_millis(60));
             interrupt.request();
         }
-=======
-    interrupt::clear();
-    let asks = std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_millis(60));
-        interrupt::ask();
->>>>>>> lua
     });
     let begun = Instant::now();
     let out = s.runtime.interruptible(|| run(s, text)).unwrap();

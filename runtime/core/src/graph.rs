@@ -13,8 +13,8 @@ use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp, host_tensor};
 use smallvec::SmallVec;
 
-/// The most nodes of a graph that ops record: some gigabytes.
-const MAX_NODES: usize = 1 << 24;
+/// The most nodes of a graph that ops record: a gigabyte of them. A plan of as many would take minutes.
+const MAX_NODES: usize = if cfg!(test) { 1 << 18 } else { 1 << 22 };
 
 /// A node of one graph; invalid in any other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -346,5 +346,23 @@ impl Infer<'_> {
             return Ok(());
         }
         Err(Error::dtype(self.op, format!("needs a float tensor, not {dtype}")).hint("convert it with x:to(\"f32\")"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::elementwise::NEG;
+
+    #[test]
+    fn a_recording_without_end_is_an_error() {
+        let mut g = Graph::new();
+        let mut x = g.constant(1.0, DType::F32);
+        while g.len() < MAX_NODES {
+            x = g.neg(x).unwrap();
+        }
+        let e = g.push(&NEG, &[x], &[]).unwrap_err();
+        assert_eq!((e.kind, g.len()), (crate::Kind::Memory, MAX_NODES));
+        assert!(e.message.contains("ops are recorded in one step"), "{e}");
     }
 }

@@ -230,7 +230,11 @@ fn floats_are_the_same_by_every_way() {
             let all = ways(&mut e, &x, to);
             for (way, got) in &all[1..] {
                 let same = harness::same_bits(std::slice::from_ref(&all[0].1), std::slice::from_ref(got));
-                assert!(same, "{from} as {to}, {way}: {}", harness::difference(&[all[0].1.clone()], &[got.clone()]));
+                assert!(
+                    same,
+                    "{from} as {to}, {way}: {}",
+                    harness::difference(std::slice::from_ref(&all[0].1), std::slice::from_ref(got))
+                );
             }
             e.flush().unwrap_or_else(|f| panic!("{}", f.error));
         }

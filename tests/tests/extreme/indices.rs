@@ -21,6 +21,10 @@ const CALLS: &[(&str, &str)] = &[
     ("nll_loss", "pl.nll_loss(x:narrow(0, 0, 2), i)"),
     ("grouped_matmul", "pl.grouped_matmul(pl.ones { 4, 3 }, pl.ones { 2, 3, 2 }, i)"),
     ("grouped_matmul", "pl.grouped_matmul(pl.ones { 3, 4 }, pl.ones { 4, 2 }, i)"),
+    // Indices that are computed after the State was written.
+    ("index_select", "x:index_select(1, i * pl.eval(pl.tensor { 1, 1 }))"),
+    ("gather", "x:gather(1, (i:reshape { 1, 2 } + 0):cumsum(0))"),
+    ("cross_entropy", "x:narrow(0, 0, 2):cross_entropy((i:sort(0, { descending = true })))"),
     // Only what the backward pass reads.
     ("index_add", "(function() pl.embedding(w:t(), i):sum():backward() return w.grad end)()"),
     ("scatter_add", "(function() w:gather(1, i:reshape { 1, 2 }):sum():backward() return w.grad end)()"),

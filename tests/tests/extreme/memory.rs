@@ -23,7 +23,7 @@ const CALLS: &[&str] = &[
     "pl.ones({ 1 << 23, 1 << 24 }):to('bf16'):matmul(pl.ones({ 1 << 24, 2 }):to('bf16')):sum():item()",
     "pl.ones({ 1 << 40 }):to('i64'):one_hot(200):sum():item()",
     "pl.embedding(pl.ones { 4, 1 << 20 }, pl.zeros({ 1 << 26 }):to('i64')):to('f64'):sort(0):sum():item()",
-    "pl.ones({ 1, 1, 1 << 23, 1 << 23 }):conv2d(pl.ones { 4, 1, 3, 3 }):sum():item()",
+    "pl.ones({ 1, 1, 1 << 22, 1 << 22 }):conv2d(pl.ones { 4, 1, 3, 3 }):sum():item()",
     "pl.ones({ 4 }):pad({ 1 << 46, 0 }):sum():item()",
     "pl.ones({ 2, 2 }):tile({ 1 << 22, 1 << 22 }):to('f64'):cumsum(0):sum():item()",
 ];
@@ -53,14 +53,15 @@ fn what_no_machine_has_is_an_error_with_bytes_and_line() {
     }
 }
 
-/// The State itself stays asked for until it is collected.
+/// The State stays pending until its handle is collected, as a step that fails for lack of memory does.
 #[test]
 fn a_state_that_has_no_room_is_forgotten_with_its_handle() {
     let text = "local pl = require 'perilune'\n\
         local ok, e = pcall(function() return pl.state(pl.zeros { 1 << 47 }):tolist() end)\n\
         assert(not ok)\n\
         print(tostring(e))\n\
-        collectgarbage()\n\
+        pcall(pl.step, function() return pl.ones { 2 } end)\n\
+        pl.step(function() return pl.ones { 2 } end)\n\
         print(pl.ones({ 3 }):sum():item())";
     let said = script(text).unwrap();
     assert!(said.contains("out of memory") && said.ends_with("3.0\n"), "{said}");

@@ -4,7 +4,10 @@ use crate::{caught, engine, eval, extreme, report, seeds};
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{self, Args, Class, Op, Param, Ty, Value, create, parse_signature};
 use perilune_core::{DType, HostTensor, Kind, Shape, grad};
+use perilune_cuda::launch::Props;
+use perilune_cuda::{OfflineTarget, offline_target};
 use perilune_engine::Engine;
+use perilune_plan::{Options, Request, Tracer, pipeline};
 use perilune_tests::case::{self, Arg, Case, Variant};
 use perilune_tests::harness::{self, Layout};
 use perilune_tests::reference;
@@ -151,11 +154,8 @@ fn differentiate(e: &mut Engine, leaves: &[NodeId], y: NodeId) -> Result<(), Str
     }
 }
 
-/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
-fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
-    if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
-        return None;
-    }
+/// The call alone, recorded over leaves; its results, and what the leaves hold.
+fn recorded(case: &Case) -> Option<(Graph, Vec<NodeId>, HashMap<NodeId, Vec<f64>>)> {
     let mut g = Graph::new();
     let mut leaves = HashMap::new();
     let mut leaf = |g: &mut Graph, d: &case::Data| {
@@ -172,6 +172,30 @@ fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
         });
     }
     let out = ops::call(&mut g, case.op, &Args::new(case.op, values)).ok()?;
+    Some((g, out.to_vec(), leaves))
+}
+
+/// Plans an accepted call for a GPU and writes the texts and arguments of its launches, however large they are. Errors are fine.
+fn launch_on_paper(case: &Case) {
+    if matches!(case.op.class, Class::Host(_)) {
+        return;
+    }
+    let Some((g, out, leaves)) = recorded(case) else { return };
+    let (target, props) = (OfflineTarget::default(), Props::H200);
+    let (mut tracer, request) = (Tracer::default(), Request { roots: out, ..Request::default() });
+    tracer.run(&g, &request, |id| leaves.contains_key(&id).then_some(u64::from(id.0)));
+    let Ok(program) = pipeline::plan(&g, &tracer, &request, Options::default(), &target) else { return };
+    for k in 0..program.kernels.len() {
+        offline_target::work(&program, k, &props).map(drop).unwrap_or_default();
+    }
+}
+
+/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
+fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
+    if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
+        return None;
+    }
+    let (mut g, out, leaves) = recorded(case)?;
     let lowered = eval::lower(&mut g, &out, &mut HashMap::new());
     let large = |n: &perilune_core::graph::Node| {
         let number = if n.op == &create::SCALAR { n.payload as i64 } else { *n.attrs.first().unwrap_or(&0) };
@@ -194,7 +218,10 @@ fn exact(values: &[f64]) -> bool {
 /// Returns the fault of a call, if any, and whether its values were compared.
 fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<bool, String> {
     let got = match run(e, case)? {
-        Outcome::TooLarge => return Ok(false),
+        Outcome::TooLarge => {
+            launch_on_paper(case);
+            return Ok(false);
+        }
         Outcome::Refused(text) => {
             let named = put.iter().any(|v| text.contains(&v.to_string()));
             // A single huge integer is the fault; with several, or a list of another length, it is undetermined. With a tensor of
@@ -205,6 +232,7 @@ fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<
         }
         Outcome::Values(got) => got,
     };
+    launch_on_paper(case);
     let Some(want) = caught(|| Ok(wanted(case))).ok().flatten() else { return Ok(false) };
     for (g, w) in got.iter().zip(&want).filter(|(_, w)| exact(w)) {
         let w = HostTensor::from_f64(g.dtype, g.shape, w);

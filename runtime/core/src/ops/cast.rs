@@ -26,8 +26,7 @@ pub static TO: Op = Op {
     doc: "x (...) -> (...) with elements of `dtype`.\n\
           Floats round to nearest even. Floats to integers truncate toward zero; beyond the limits of `dtype` they become the\n\
           nearer limit (3e9 as i32 is 2147483647, -1.0 as u8 is 0), and NaN becomes 0. Integers to narrower ones keep the low\n\
-          bits (300 as u8 is 44). Anything to bool is \"not zero\", NaN included. All devices give the same bits; a NaN or\n\
-          a number out of range differs from PyTorch, where C leaves it open.",
+          bits (300 as u8 is 44). Anything to bool is \"not zero\", NaN included. All devices give the same bits.",
     call: Some(|g, a| {
         let dtype = a.dtype(1).unwrap_or(DType::F32);
         cast(g, a.tensor(0)?, dtype).map(one)

@@ -113,9 +113,6 @@ pub fn explain() -> (String, String) {
     (format!("out of Lua memory: {}", rule(LIMIT.get())), CURE.into())
 }
 
-<<<<<<< HEAD
-/// Reserves memory for a line of the prompt, such as `big = nil`, even if the limit is reached.
-=======
 /// Lifts the limit until it is dropped.
 struct Lifted<'a>(&'a Lua, usize);
 
@@ -138,8 +135,7 @@ pub fn with_room<T>(lua: &Lua, bytes: usize, f: impl FnOnce() -> mlua::Result<T>
     f()
 }
 
-/// Leaves room for a line of the prompt, whatever fills the memory: `big = nil` needs some.
->>>>>>> lua
+/// Reserves memory for a line of the prompt, such as `big = nil`, even if the limit is reached.
 pub fn make_room(lua: &Lua) -> mlua::Result<()> {
     let limit = limit(lua);
     let free = lua.used_memory().saturating_add(HEADROOM);

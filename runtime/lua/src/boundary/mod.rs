@@ -8,13 +8,8 @@ mod string_lib;
 
 pub use panics::{Guarded, Methods, caught};
 
-<<<<<<< HEAD
-use mlua::{Lua, Table};
-use perilune_core::Interrupt;
-=======
 use mlua::{Function, Lua, Table};
-use perilune_core::interrupt;
->>>>>>> lua
+use perilune_core::Interrupt;
 
 /// Replaces library functions with unbounded time or memory.
 pub fn install(lua: &Lua) -> mlua::Result<()> {

@@ -29,11 +29,7 @@ thread_local! {
 /// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-<<<<<<< HEAD
-    arm(lua, RARELY, host(lua)?.interrupt.clone())
-=======
-    arm(lua, OFTEN) // which becomes less often where instructions are quick
->>>>>>> lua
+    arm(lua, OFTEN, host(lua)?.interrupt.clone()) // which becomes less often where instructions are quick
 }
 
 fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
