@@ -22,10 +22,32 @@ pub(crate) struct ShadowWeight {
     pub valid: bool,
 }
 
+/// The requests that end a step, each of which becomes a program.
+pub(crate) struct StepRequests {
+    /// What runs first, in order.
+    pub before: Vec<Request>,
+    /// The step's own: its results, and the writes of its States.
+    pub own: Request,
+}
+
+impl StepRequests {
+    /// All of them, in the order in which they run.
+    pub fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.before.iter().chain([&self.own])
+    }
+}
+
 impl Engine {
-    /// Adds to a request what copies take: casts that are reads of copies, and their state_writes. Gives what has to be done
-    /// before: the state_writes that make copies valid.
-    pub(crate) fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
+    /// The requests that end a step: `request` with what copies take (casts that are reads of copies, and their State writes),
+    /// and before it one that makes copies valid, if some are not.
+    pub(crate) fn step_requests(&mut self, mut request: Request) -> Result<StepRequests> {
+        let before = self.add_copies(&mut request)?;
+        let before = if before.state_writes.is_empty() { Vec::new() } else { vec![before] };
+        Ok(StepRequests { before, own: request })
+    }
+
+    /// Adds to a request what copies take. Returns what has to be done before.
+    fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
         if request.state_writes.is_empty() {
             return Ok(first);
@@ -67,16 +89,16 @@ impl Engine {
         Ok(first)
     }
 
-    /// Runs the request that ends a step, and what its copies need before it.
-    pub(crate) fn run_with_copies(&mut self, mut request: Request) -> std::result::Result<Request, Fault> {
-        let first = self.add_copies(&mut request)?;
-        if !first.state_writes.is_empty() {
-            self.run(&first)?;
+    /// Runs the requests that end a step, and returns its own one.
+    pub(crate) fn run_step(&mut self, request: Request) -> std::result::Result<Request, Fault> {
+        let StepRequests { before, own } = self.step_requests(request)?;
+        for request in &before {
+            self.run(request)?;
         }
         // A run that fails may have written some.
-        self.states.set_copies(&request, false);
-        self.run(&request)?;
-        self.states.set_copies(&request, true);
-        Ok(request)
+        self.states.set_copies(&own, false);
+        self.run(&own)?;
+        self.states.set_copies(&own, true);
+        Ok(own)
     }
 }

@@ -56,7 +56,8 @@ fn with_texts(recorder: &Recorder, program: &Program, places: &[SourceLoc], back
 impl Engine {
     /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
-        let request = self.trace_step(ids)?;
+        let request = self.open_step(ids)?.own;
+        self.trace_run(&request);
         let program = self.plan_traced(&request)?;
         let places: Vec<SourceLoc> =
             self.executor.tracer.trace.order.iter().map(|id| self.recorder.graph.loc_of(*id)).collect();

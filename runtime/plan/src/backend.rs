@@ -182,9 +182,9 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` would have to generate for this program. `None`: there is
-    /// nothing to generate.
-    fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
+    /// Starts a thread that generates the machine code that `compile` would have to generate for these programs. `None`: there
+    /// is nothing to generate.
+    fn prepare(&self, _programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 
