@@ -1,5 +1,5 @@
 //! Prints the engine's diagnostics as they occur: requested plans on stderr, and a warning where a warmed-up loop needs a new
-//! plan. They are not held back until the end of a script or step, which may never come.
+//! plan. They are not delayed until the end of a script or step, which may never end.
 
 use crate::console_out::ConsoleOut;
 use crate::run_printer::RunPrinter;
@@ -7,7 +7,7 @@ use perilune_lua::Runtime;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Prints plans that `print_plan` asks for as they are compiled; without a GPU, with the source that one would get.
+/// Prints the plans that `print_plan` requests when they are compiled; without a GPU, with the source for one.
 pub fn plans(runtime: &Runtime, out: &Rc<ConsoleOut>) {
     gpu_source(runtime);
     let out = out.clone();

@@ -1,4 +1,4 @@
-//! Long runs of changing shapes, with mistakes and with memory running out: nothing piles up.
+//! Tests that long runs of changing shapes, with errors and with memory exhausted, leak nothing.
 //!
 //! Short on the CPU by default. `PERILUNE_ENDURANCE=10000` sets the number of steps, `PERILUNE_DEVICE=cuda:0` the device.
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the CPU may take.
+/// The memory limit of the CPU.
 const LIMIT: usize = 1 << 30;
 
 const SCRIPT: &str = r#"
@@ -138,6 +138,6 @@ fn random_lengths_mistakes_and_exhaustion_leave_nothing_behind() {
     let grown = resident().saturating_sub(before);
     println!("{}{} MiB of the host's memory", printed.borrow(), grown >> 20);
     run.unwrap_or_else(|e| panic!("{e}"));
-    // NVIDIA's libraries are large.
+    // NVIDIA's libraries need more.
     assert!(grown < if gpu { 4 << 30 } else { 1 << 30 }, "the process grew by {} MiB", grown >> 20);
 }

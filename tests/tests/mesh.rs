@@ -46,7 +46,7 @@ fn record(g: &mut Graph, shape: Shape, mesh: &Mesh, placement: &Placement) -> Ve
         roots.push(g.permute(part, &[1, 0]).unwrap());
     }
     if shape.rank() == 1 {
-        let ramp = create::iota(g, shape.numel());
+        let ramp = create::iota(g, shape.numel()).unwrap();
         let ramp = create::shard(g, ramp, mesh, placement).unwrap();
         let offset = g.scalar(perilune_core::Number::Int(100), DType::I64);
         let offset = g.expand(offset, g.shape(ramp)).unwrap();

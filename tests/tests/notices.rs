@@ -1,4 +1,4 @@
-//! What a device has to report reaches the listener of the run, once.
+//! Tests that a device's notices reach the listener of the run, once.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::error::Result;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The CPU, as if a library of it failed when the first plan was made.
+/// The CPU with a simulated library failure in the first plan.
 struct Failing {
     cpu: Cpu,
     planned: AtomicU32,

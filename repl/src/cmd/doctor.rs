@@ -1,4 +1,4 @@
-//! `perilune doctor`: reports devices and libraries, what is missing and how to get it, and runs a self test of about a second.
+//! `perilune doctor`: reports devices and libraries, explains how to install missing ones, and runs a self test of about a second.
 //!
 //! The output is meant for bug reports. A missing GPU is not a failure.
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 #[derive(clap::Args, Debug)]
 pub struct DoctorArgs {
-    /// Leave out the self test
+    /// Skip the self test
     #[arg(long)]
     no_test: bool,
 }
@@ -53,7 +53,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
                 Some(r) => row("sensors", sensors(&r)),
                 None => row(
                     "sensors",
-                    "none: NVML (libnvidia-ml.so.1, of the driver) was not found, or does not answer".into(),
+                    "none: NVML (libnvidia-ml.so.1, of the driver) was not found, or does not respond".into(),
                 ),
             }
         }
@@ -167,7 +167,7 @@ fn self_test(cpu: Arc<Cpu>) -> Result<String, String> {
     let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
     match runtime.load_text(TEST, "=self test").map_err(|e| e.to_string())? {
         Loaded::Script => {}
-        Loaded::Recipe(_) => return Err("it came back as a recipe".into()),
+        Loaded::Recipe(_) => return Err("it was loaded as a recipe".into()),
     }
     let want = ["2.50000", "9.85000", "1.000"];
     let got = lines.borrow().clone();

@@ -6,7 +6,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
-use perilune_lua::{Console, Runtime, RuntimeOptions};
+use perilune_lua::{Console, RuntimeOptions};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct ReplArgs {
-    /// A recipe to explore: its run is there as `run`
+    /// A recipe; its run is the global `run`
     recipe: Option<PathBuf>,
     /// Set a param of the recipe; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
@@ -32,11 +32,11 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     let backend = args.device.open()?;
     let print = |text: &str| drop(console_out::say(text));
     let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
+    let runtime = args.device.runtime(options)?;
     diagnostics::gpu_source(&runtime);
     {
         let mut engine = runtime.host().engine.borrow_mut();
-        // Every line is something new.
+        // Every line needs a new plan, so misses are not worth a report.
         engine.switches.report_misses = false;
         if let Some(seed) = args.seed {
             engine.recorder.seed(seed as u64);
@@ -62,7 +62,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
         match built {
             Ok(said) if terminal => session.say(&session.dim(&said)),
             Ok(_) => {}
-            // At a terminal it can be mended: :edit, :reload.
+            // At a terminal the user can fix the recipe with :edit and :reload.
             Err(e @ Failure::Recipe(_)) if terminal => commands::complain(&e),
             Err(e) => return Err(e),
         }
@@ -73,7 +73,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     outcome
 }
 
-/// Returns the version without a last zero: `0.1` of `0.1.0`.
+/// Returns the version without a trailing zero: `0.1` for `0.1.0`.
 fn version() -> &'static str {
     let all = env!("CARGO_PKG_VERSION");
     all.strip_suffix(".0").unwrap_or(all)

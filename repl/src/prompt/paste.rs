@@ -19,7 +19,7 @@ fn cut(text: &str, unfinished: impl Fn(&str) -> bool) -> (Vec<&str>, bool) {
         let goes_on = |next: &&str| {
             !commands::is_command(piece) && !piece.trim().is_empty() && continues(next) && {
                 let more = &text[start..end + next.len()];
-                // As with `x = 1` before `:mem`, which would want arguments.
+                // For example, `x = 1` before `:mem` would parse as an unfinished method call.
                 !unfinished(more) || next.trim_end().ends_with(['(', '{', ','])
             }
         };

@@ -53,7 +53,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
             if passed.borrow_mut().insert(place.to_string()) {
                 console_out::complain(
                     "warning",
-                    &format!("pl.breakpoint() in {place} is passed by: there is no terminal"),
+                    &format!("pl.breakpoint() in {place} is skipped: there is no terminal"),
                 );
             }
             return Ended::Continue;
@@ -69,7 +69,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
 fn stop(console: &Console, place: &str, around: &dyn Around, editor: &SharedEditor) -> Ended {
     let color = console_out::color(std::io::stdout().is_terminal());
     let prompt = Prompt { at_breakpoint: true, ..Prompt::bare(color) };
-    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue goes on", console.locals().join(" ")));
+    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue continues", console.locals().join(" ")));
     let mut lines = input::Input::new(editor, console, true);
     let short = place.split(" (").next().filter(|p| !p.starts_with('(')).unwrap_or("breakpoint").to_string();
     loop {

@@ -1,4 +1,5 @@
-//! Implements the plan's backend on a GPU: buffers, the arena that all programs share, compilation and readings.
+//! Implements the `Backend` trait on a GPU: buffers, the arena that all programs share, compilation and sensor
+//! readings.
 
 use crate::autotune::Search;
 use crate::blas::{self, Blas};
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// A GPU as a device.
+/// The GPU device.
 pub struct Cuda {
     name: String,
     shared: Arc<SharedDevice>,
@@ -31,7 +32,8 @@ pub(crate) struct SharedDevice {
     device: Arc<Device>,
 }
 
-/// State that all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+/// State that all programs of a device share. Memory is the last field, so that it is unmapped after everything that
+/// uses it.
 pub(crate) struct DeviceContext {
     pub compiler: Compiler,
     pub modules: HashMap<[u8; 32], Arc<Module>>,
@@ -40,17 +42,17 @@ pub(crate) struct DeviceContext {
     dnn: Option<Option<Dnn>>,
     /// Faults that have not been reported yet.
     notices: Vec<String>,
-    /// Where bad indices are reported, of every program alive.
+    /// Where the programs alive report bad indices.
     pub cells: Vec<Weak<DeviceErrors>>,
     pub heap: Arc<Heap>,
-    /// Intermediate values of whichever program runs.
+    /// Intermediate values of the running program.
     pub arena: Range,
     /// Scratch of kernels.
     pub scratch: Range,
     pub _workspace: Allocation,
-    /// Whether steps are replayed as graphs.
+    /// Whether steps are replayed as CUDA graphs.
     pub replay: bool,
-    /// How products find their algorithms.
+    /// How algorithms for products are chosen.
     pub search: Search,
     /// Copies that do not wait for the compute stream.
     pub beside: CopyStreams,
@@ -83,7 +85,7 @@ impl Cuda {
         Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Arc::new(shared) })
     }
 
-    /// The device of that name: `cuda` or `cuda:N`.
+    /// Opens the device with that name: `cuda` or `cuda:N`.
     pub fn named(name: &str) -> Result<Cuda> {
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
@@ -92,7 +94,7 @@ impl Cuda {
         };
         match ordinal {
             Some(n) => Cuda::new(n),
-            None => Err(Error::argument("device", format!("{name:?} is no device")).hint("say cpu, cuda or cuda:0")),
+            None => Err(Error::argument("device", format!("{name:?} is not a device")).hint("use cpu, cuda or cuda:0")),
         }
     }
 }
@@ -105,7 +107,7 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Records operation `number` as the buffer's last writer.
+/// Records operation `number` as the last writer of the buffer.
 pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
         b.set_last_write(number);
@@ -187,7 +189,7 @@ impl Backend for Cuda {
 
     fn memory(&self) -> Memory {
         let (used, peak, mapped) = self.shared.heap.counts();
-        // The arena and the scratch keep what the largest program needed.
+        // The arena and the scratch stay as large as the largest program required.
         let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
         let fixed = fixed + self.shared.device.snapshots.held();
         let limit = Some(self.shared.device.total_bytes);
@@ -227,8 +229,8 @@ impl SharedDevice {
 }
 
 impl DeviceContext {
-    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
-    /// `doctor` reports.
+    /// Returns cuDNN, if it is installed and enabled. A cuDNN that fails to start is reported once; `doctor` reports a
+    /// missing one.
     pub fn dnn(&mut self) -> Option<&Dnn> {
         let open = || {
             if !env_flags::CUDNN.is_on(true) || dylib::load("cuDNN").is_err() {
@@ -245,7 +247,7 @@ impl DeviceContext {
         self.dnn.as_ref()?.as_ref()
     }
 
-    /// The error of a kernel that met a bad index, if one did in what is done so far.
+    /// Returns the error of a kernel that read a bad index, if one has done so in the completed work.
     fn faults(&mut self) -> Result<()> {
         self.cells.retain(|c| c.strong_count() > 0);
         for c in self.cells.iter().filter_map(Weak::upgrade) {

@@ -1,10 +1,12 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
-//! The first runs are launched one by one. Once a program runs again over the same addresses, its launches are captured and
-//! replayed as one CUDA graph. Numbers that change from run to run (slots) are uploaded to a block of device memory before.
+//! The first runs are launched one by one. Once a program runs again over the same addresses, its launches are captured
+//! and replayed as one CUDA graph. Before each run, the run-time numbers (slots) are uploaded to a block of device
+//! memory.
 //!
-//! An index out of range does not stop a kernel: the kernel reports it to a cell in host memory and continues with a harmless one.
-//! The first runs of a program synchronize and raise it at once; later ones raise it at the next host wait or the next run.
+//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory and continues with a
+//! valid index. The first runs of a program synchronize and raise the error at once; later ones raise it at the next
+//! host wait or the next run.
 
 mod errors;
 mod products;
@@ -30,9 +32,9 @@ use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-/// Whether a fused op has a kernel of its own here.
+/// Whether this backend has a kernel for a fused op.
 pub fn has_kernel(node: &Node, props: &Props) -> bool {
-    // In f64 a sum is not rounded before its bias is added, in a kernel or in a map.
+    // In f64, a sum is not rounded before its bias is added, whether a kernel or a map adds it.
     (node.op == &LINEAR && node.dtype != DType::F64)
         || attention::has_kernel(node)
         || library::pool::has_kernel(node)
@@ -89,7 +91,7 @@ struct Compiled {
     cells: Option<Arc<DeviceErrors>>,
     scratch: usize,
     runs: u64,
-    /// Inputs that the program writes: States.
+    /// Inputs that the program writes, which are States.
     writes: Vec<usize>,
 }
 
@@ -194,7 +196,7 @@ impl Compiled {
                         let entry = entries.remove(&nvrtc::name(&launch.function));
                         let Some(entry) = entry else { return Err(Error::system("cuda", "this is a bug: no entry")) };
                         entries.insert(nvrtc::name(&launch.function), entry.clone());
-                        // With what a kernel declares beside it, more than 48 KiB need leave.
+                        // Together with the kernel's static shared memory, more than 48 KiB needs an explicit limit.
                         if launch.shared_bytes > 32 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
                         }
@@ -240,7 +242,7 @@ impl Compiled {
     }
 }
 
-/// Compiles functions and finds them in their modules, by name.
+/// Compiles functions and looks them up in their modules by name.
 fn entries(context: &mut DeviceContext, functions: &[Arc<crate::launch::Function>]) -> Result<HashMap<String, Entry>> {
     let cubins = context.compiler.compile(functions)?;
     let mut out = HashMap::new();

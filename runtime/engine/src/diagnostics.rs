@@ -1,6 +1,6 @@
 //! Collects what the engine reports about itself: compiled plans, cache misses, kernel times, stalls of the host.
 //!
-//! Messages gather until they are taken, or go to a listener at once, so that a script that never ends, or a plan that
+//! Messages are queued until they are taken, or passed to a listener immediately, so that a script that never ends, or a plan that
 //! cannot run, is reported too. A listener is called in the middle of an evaluation and must not call the engine.
 
 use crate::profile::{HostStalls, Profile};
@@ -8,7 +8,7 @@ use crate::show_plan::RecordedStep;
 use perilune_core::error::Result;
 use std::rc::Rc;
 
-/// What one engine reports, and to whom.
+/// The reports of one engine, and their listener.
 #[derive(Default)]
 pub struct Diagnostics {
     /// Plan cache misses of a warmed-up loop: recipe line and first difference.
@@ -43,12 +43,12 @@ impl Messages {
         }
     }
 
-    /// What was said since the last time, unless a listener heard it.
+    /// Takes the messages since the last call, unless a listener received them.
     pub fn take(&mut self) -> Vec<String> {
         std::mem::take(&mut self.gathered)
     }
 
-    /// Who hears of everything from now on; without one it gathers again.
+    /// Sets the listener of all later messages; without one they are queued again.
     pub fn listen(&mut self, listener: Option<Listener>) {
         self.listener = listener;
     }

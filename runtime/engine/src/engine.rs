@@ -1,4 +1,4 @@
-//! Assembles the engine of its parts: recorder, States, executor and diagnostics.
+//! Assembles the engine from its parts: recorder, States, executor and diagnostics.
 
 use crate::diagnostics::Diagnostics;
 use crate::evaluate::Executor;
@@ -25,7 +25,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// What has happened, for people and tests.
+/// Counters of the engine's work, for reports and tests.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Stats {
     pub generation: u32,
@@ -38,18 +38,18 @@ pub struct Stats {
     /// Evaluations in the middle of a step scope.
     pub splits: u64,
     pub compile_ms: f64,
-    /// Tracing and looking up plans that were there.
+    /// Tracing, and lookups of cached plans.
     pub lookup_ms: f64,
     pub run_ms: f64,
-    /// Bytes of values and States held now.
+    /// Bytes of current values and States.
     pub held_bytes: usize,
-    /// Lua handles of tensors that are no States.
+    /// Lua handles of tensors that are not States.
     pub handles: usize,
     pub arena_bytes: usize,
     pub live_bytes: usize,
-    /// Of them, States.
+    /// Of these, States.
     pub state_bytes: usize,
-    /// Of the last run: kernels, and bytes of what it handed out.
+    /// Of the last run: kernels, and bytes of its results.
     pub kernels: usize,
     pub output_bytes: usize,
 }
@@ -65,7 +65,7 @@ pub struct Engine {
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
-    /// Bytes that the last snapshot holds.
+    /// Bytes of the last snapshot.
     pub(crate) snapshot: Option<SnapshotBytes>,
 }
 

@@ -18,15 +18,15 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// The machine code of the programs of a step that has not been run.
+/// The state of the machine code of a step that has not run yet.
 #[derive(Debug, Default)]
 pub enum Code {
-    /// Nothing was asked about it.
+    /// Unknown.
     #[default]
     Unknown,
-    /// Its plan is there, so the code is.
+    /// The plan is cached, so the code exists.
     Known,
-    /// There is none that takes long to make.
+    /// No code that takes long to compile is missing.
     Ready,
     Making(JoinHandle<()>),
 }
@@ -38,11 +38,11 @@ pub struct Executor {
     pub(crate) tracer: Tracer,
     /// FLOP of all products run so far.
     pub products: f64,
-    /// Bytes of device memory that a step may take: above it values are recomputed, or the step is an error.
+    /// The memory budget of a step in bytes: above it values are recomputed, or the step is an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
     pub(crate) largest: Option<PlannedStep>,
-    /// The plan that is about to run, has failed to, or would exceed the budget.
+    /// The plan that is about to run, failed to run, or would exceed the budget.
     pub(crate) attempt: Option<PlannedStep>,
 }
 
@@ -93,7 +93,7 @@ impl Engine {
         Ok(ops::call(&mut self.recorder.graph, op, &Args { op, values })?)
     }
 
-    /// Makes the values of `ids` and keeps them with their nodes. No State changes.
+    /// Computes the values of `ids` and stores them with their nodes. No State changes.
     pub fn evaluate(&mut self, ids: &[NodeId]) -> std::result::Result<(), Fault> {
         let roots: Vec<NodeId> = ids
             .iter()
@@ -239,7 +239,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The value of a node, evaluated if need be.
+    /// Returns the value of a node, evaluated if necessary.
     pub(crate) fn value_of(&mut self, id: NodeId) -> std::result::Result<Value, Fault> {
         self.evaluate(&[id])?;
         if let Some(v) = self.recorder.value(id) {
@@ -252,13 +252,13 @@ impl Engine {
         }
     }
 
-    /// A node's value in host memory.
+    /// Returns a node's value in host memory.
     pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
         let v = self.value_of(id)?;
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// What a buffer holds, in host memory. The wait is noted if it is in the middle of a step.
+    /// Downloads a buffer. The wait is recorded if it is in the middle of a step.
     pub(crate) fn bring(
         &mut self,
         buffer: &Buffer,
@@ -273,7 +273,7 @@ impl Engine {
         Ok(HostTensor::new(dtype, shape, bytes))
     }
 
-    /// A handle's value in host memory.
+    /// Returns a handle's value in host memory.
     pub fn read(&mut self, h: Handle) -> std::result::Result<HostTensor, Fault> {
         if h.generation == self.recorder.generation() {
             return self.read_node(h.id);
@@ -282,7 +282,7 @@ impl Engine {
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// What evaluating `ids` and writing the pending assignments takes.
+    /// Returns the requests that evaluate `ids` and write the pending assignments.
     pub(crate) fn open_step(&mut self, ids: &[NodeId]) -> Result<StepRequests> {
         let request = self.states.request(ids.to_vec());
         self.step_requests(request)
@@ -294,7 +294,7 @@ impl Engine {
         self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
     }
 
-    /// Plans what was traced last; nothing is compiled or run.
+    /// Plans the last trace without compiling or running anything.
     pub(crate) fn plan_traced(&self, request: &Request) -> Result<Program> {
         perilune_plan::pipeline::plan(
             &self.recorder.graph,
@@ -305,7 +305,7 @@ impl Engine {
         )
     }
 
-    /// The kernels that ending the open step with these results would run; nothing runs.
+    /// Returns the kernels that would run if the open step ended with these results. Nothing runs.
     pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.recorder.roots(ids);
         let mut fingerprint = Fingerprint::default();
@@ -316,7 +316,7 @@ impl Engine {
         Ok(fingerprint)
     }
 
-    /// Begins to make the machine code that ending the open step with these results would have to wait for.
+    /// Starts to compile the machine code that is missing to end the open step with these results.
     pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
         let roots = self.recorder.roots(ids);
         let mut missing = Vec::new();

@@ -1,9 +1,9 @@
-//! 16-bit copies of States. In mixed precision a step casts each weight before it computes with it; instead, a State that
-//! such a step updates has a copy beside it, which the update writes too, and the cast is a read of the copy. The values are
+//! Keeps 16-bit shadow weights. In mixed precision a step casts each weight before it uses it; instead, a State that
+//! such a step updates has a 16-bit copy, which the update also writes, and the cast becomes a read of the copy. The values are
 //! those of the cast, to the bit.
 //!
-//! A copy is a State that nobody else knows: the planner sees a leaf where the cast was, and one more commit, under the same
-//! guard. It is written anew, by a plan of its own, where its State was written without it.
+//! A copy is a State that is private to this file: the planner gets a leaf in place of the cast, and one more write, under the same
+//! guard. If its State is written without it, a separate plan casts it again.
 
 use crate::engine::{Engine, Fault};
 use crate::state::StateId;
@@ -14,7 +14,7 @@ use perilune_core::ops::{cast, create};
 use perilune_plan::Request;
 use rustc_hash::FxHashMap;
 
-/// The copy of a State in one dtype.
+/// A shadow weight: the copy of a State in one dtype.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShadowWeight {
     pub state: StateId,
@@ -38,15 +38,15 @@ impl StepRequests {
 }
 
 impl Engine {
-    /// The requests that end a step: `request` with what copies take (casts that are reads of copies, and their State writes),
-    /// and before it one that makes copies valid, if some are not.
+    /// Returns the requests that end a step: `request` with its copies added, after the writes that make copies valid.
     pub(crate) fn step_requests(&mut self, mut request: Request) -> Result<StepRequests> {
         let before = self.add_copies(&mut request)?;
         let before = if before.state_writes.is_empty() { Vec::new() } else { vec![before] };
         Ok(StepRequests { before, own: request })
     }
 
-    /// Adds to a request what copies take. Returns what has to be done before.
+    /// Adds the copies to a request: casts that become reads of copies, and the writes of copies. Returns the writes that must
+    /// come first, to make copies valid.
     fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
         if request.state_writes.is_empty() {
@@ -95,7 +95,7 @@ impl Engine {
         for request in &before {
             self.run(request)?;
         }
-        // A run that fails may have written some.
+        // A failed run may have written some of them.
         self.states.set_copies(&own, false);
         self.run(&own)?;
         self.states.set_copies(&own, true);

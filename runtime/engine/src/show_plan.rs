@@ -1,4 +1,4 @@
-//! Prints plans: what a request would run, as text.
+//! Formats the plan of a request as text.
 
 use crate::engine::{Engine, Fault};
 use crate::recorder::Recorder;
@@ -54,7 +54,7 @@ fn with_texts(recorder: &Recorder, program: &Program, places: &[SourceLoc], back
 }
 
 impl Engine {
-    /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
+    /// Formats the plan of evaluating `ids`, with the text of its kernels if `source`. Nothing runs.
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
         let request = self.open_step(ids)?.own;
         self.trace_run(&request);
@@ -67,8 +67,8 @@ impl Engine {
         Ok(show::show(&program, &places, &self.recorder.source_map))
     }
 
-    /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
-    /// texts, as the source display shows it.
+    /// Formats the plan of the last traced request with the text of its kernels: for this device or, if it has no
+    /// texts, through the source display.
     pub(crate) fn sources(
         &self,
         request: &Request,

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p perilune-lua --example plans recipes/digits.lua [--bf16] [key=value]…
 //!
-//! With `--bf16`, as a GPU plans it in that precision.
+//! With `--bf16`, plans as a GPU does in that precision.
 
 use perilune_core::graph::Node;
 use perilune_core::ops::conv::{OVER_IMAGES, POOLS};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const ATTENTION: &str = "scaled_dot_product_attention";
 const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 
-/// What a GPU keeps in 16 bits: linear layers, attention, which writes through strides all but its saved sums, and
+/// The ops that a GPU keeps in 16 bits: linear layers, attention, which writes all outputs except its saved sums through strides, and
 /// convolutions and pools, channels last.
 const GPU: NullWith = NullWith {
     has_kernel: |n| {

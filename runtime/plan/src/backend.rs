@@ -51,11 +51,11 @@ pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize {
         self.desc().nbytes()
     }
-    /// The backend's own type behind it.
+    /// Downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A device's memory as this process uses it, in bytes.
+/// Device memory as this process uses it, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// In buffers and the arena.
@@ -71,7 +71,7 @@ pub struct Memory {
 /// Sensor readings of a device; `None` where it reports nothing.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Readings {
-    /// Per cent of the time in which some kernel ran.
+    /// Per cent of the time in which a kernel ran.
     pub utilization: Option<f64>,
     /// Bytes in use by all processes, and the device's total.
     pub memory_used: Option<f64>,
@@ -91,8 +91,8 @@ pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
 
 /// The contents of buffers at one moment, unaffected by later writes. It may move to another thread.
 pub struct Snapshot {
-    /// Bytes of memory that the copies take; 0 once they are freed. The code that drops the result of `bytes` sets it to 0, if
-    /// it is not 0 by then.
+    /// Bytes of memory that the copies take, or 0 once they are freed. The code that drops the result of `bytes` sets
+    /// it to 0 if necessary.
     pub held: Arc<AtomicUsize>,
     /// Why the copy was synchronous, on a device that can copy asynchronously.
     pub waited: Option<String>,
@@ -101,7 +101,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// One whose bytes are on the host already.
+    /// Creates a snapshot whose bytes are on the host already.
     pub fn of(bytes: Vec<Vec<u8>>) -> Snapshot {
         let held = Arc::new(AtomicUsize::new(bytes.iter().map(Vec::len).sum()));
         Snapshot { held, waited: None, bytes: Box::new(move || Ok(bytes)) }
@@ -111,10 +111,10 @@ impl Snapshot {
 /// A device. Several threads may share one: a method that reaches the device takes its lock, and a run holds it to its end, so that
 /// programs run one after the other.
 pub trait Backend: Send + Sync {
-    /// `cpu`, `cuda:0` …
+    /// Such as `cpu` or `cuda:0`.
     fn name(&self) -> &str;
 
-    /// A description in one line: `cpu (2 threads, AVX-512)`.
+    /// A one-line description: `cpu (2 threads, AVX-512)`.
     fn describe(&self) -> String;
 
     /// Whether this device runs a fused op as one kernel; otherwise the planner decomposes it.
@@ -137,27 +137,27 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// The devices behind this one.
+    /// Returns the mesh of devices that this one stands for.
     fn mesh(&self) -> Mesh {
         Mesh::ONE
     }
 
-    /// Uninitialised memory; out-of-memory is an `Err`.
+    /// Allocates uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer>;
 
-    /// Memory that stores the elements of a tensor, which `bytes` holds in row-major order.
+    /// Allocates memory that stores a tensor, whose elements `bytes` holds in row-major order.
     fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer>;
 
-    /// The elements of the tensor that a buffer stores, after all work queued so far.
+    /// Returns the elements of the tensor that a buffer stores, after all work queued so far.
     fn download(&self, buffer: &Buffer) -> Result<Vec<u8>>;
 
-    /// Copies buffers, after all work queued so far. `room`: bytes of device memory that the copies may take, if not all that is
-    /// free.
+    /// Copies buffers, after all work queued so far. `room`: maximum bytes of device memory for the copies; all free memory
+    /// if absent.
     fn snapshot(&self, buffers: &[Buffer], _room: Option<usize>) -> Result<Snapshot> {
         Ok(Snapshot::of(buffers.iter().map(|buffer| self.download(buffer)).collect::<Result<_>>()?))
     }
 
-    /// How much of the device's memory is in use.
+    /// Returns the memory use of the device.
     fn memory(&self) -> Memory {
         Memory::default()
     }
@@ -172,32 +172,33 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// The device's sensors, if it has some.
+    /// Returns a probe of the device's sensors, if it has any.
     fn probe(&self) -> Option<Probe> {
         None
     }
 
-    /// Faults since the last call, each reported once: an installed library that failed, and what runs instead.
+    /// Returns faults since the last call, each once: an installed library that failed, and what runs instead.
     fn take_notices(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` would have to generate for these programs. `None`: there
-    /// is nothing to generate.
+    /// Starts a thread that generates the machine code that `compile` will need for these programs. `None` if there is nothing
+    /// to generate.
     fn prepare(&self, _programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 
-    /// Makes a program runnable.
+    /// Compiles a program for this device.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }
 
 /// A compiled program. Several threads may run it, one after the other.
 pub trait Executable: Send + Sync {
-    /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
+    /// Runs the program: `inputs` and `slots` in the order of the program, `outputs` freshly allocated with the
+    /// program's sizes.
     ///
-    /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
-    /// written, so backends check before they write where they can.
+    /// An error (an index out of range) names the kernel as [`Failure`]. The States that the program writes may then be
+    /// partly written, so backends check before they write where possible.
     fn run(
         &self,
         inputs: &[Buffer],

@@ -1,4 +1,5 @@
-//! The null device: plans and checks programs, runs nothing. Planner tests need no hardware.
+//! Implements the null device, which plans and checks programs but does not run them, for planner tests without
+//! hardware.
 
 use crate::backend::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, RunContext};
 use crate::check::check;
@@ -26,7 +27,7 @@ impl DeviceBuffer for NullBuffer {
     }
 }
 
-/// The null device with kernels of its own for some fused ops, as a GPU has them.
+/// The null device with kernels for some fused ops, as a GPU has them.
 #[derive(Clone, Copy, Debug)]
 pub struct NullWith {
     pub has_kernel: fn(&Node) -> bool,

@@ -104,7 +104,7 @@ impl Control {
                 running.interrupt.request();
             }
         };
-        // Without a thread to wait in, the next save or stop request cancels it.
+        // If no thread can be created, the next save or stop request cancels it.
         let _ = std::thread::Builder::new().name("cancel".into()).spawn(wait);
     }
 
@@ -146,8 +146,7 @@ pub(crate) fn cancelled(error: &Error) -> bool {
 pub(crate) fn explain(error: Error, was: &str) -> Error {
     match error {
         Error::Recipe(e) if e.cause == Cause::Interrupted => {
-            let message =
-                format!("this version was still {was} when a newer one was saved, or the run was asked to stop");
+            let message = format!("this version was still {was} when a newer one was saved or a stop was requested");
             let hint = Some("look for a loop that does not end".to_string());
             Error::Recipe(Box::new(RecipeError::at(&e.file.unwrap_or_default(), e.line, message, hint)))
         }

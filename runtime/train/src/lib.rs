@@ -2,8 +2,8 @@
 //!
 //! A [`RunSpec`] describes a run as plain data. A [`Trainer`] drives it in a [`perilune_lua::Runtime`] that the caller opens,
 //! and reports every [`Event`] to a [`Listener`]. Another thread, or a signal handler, makes requests through a [`Control`],
-//! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process; what it writes
-//! lies in the run directory (`rundir.rs`).
+//! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process. It writes only to
+//! the run directory (`rundir.rs`).
 //!
 //! ```no_run
 //! use perilune_lua::{Runtime, RuntimeOptions};
@@ -45,6 +45,8 @@ pub mod params;
 mod replay;
 mod resume;
 mod retention;
+mod run_lock;
+mod run_log;
 mod rundir;
 mod source;
 mod spec;

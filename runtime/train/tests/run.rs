@@ -34,7 +34,7 @@ struct Place {
     dir: tempfile::TempDir,
 }
 
-/// What a run reported, in short.
+/// A summary of the events of a run.
 type Log = Rc<RefCell<Vec<String>>>;
 
 impl Place {
@@ -176,7 +176,7 @@ fn an_edit_equals_a_stop_an_edit_and_a_resume_and_is_replayed() {
     assert_eq!(log[0], "resumed 5");
     assert_eq!(outcome.weights.as_ref(), Some(&weights));
 
-    // What is on the disk does not matter to a replay.
+    // A replay ignores the files on the disk.
     place.save("this is no Lua");
     for of in ["edited", "stopped"] {
         let (outcome, log) = train(place.replay(of), Control::default(), |_| {});
@@ -194,7 +194,7 @@ fn a_refused_edit_changes_no_bit() {
         ("syntax", format!("{TINY} end"), "tiny.lua:"),
         ("model", TINY.replace("function recipe.model(p)", "function recipe.model(p) error('no', 0)"), "no"),
         ("step", TINY.replace("  local error = ", raises), "no"),
-        // An error of the recipe that looks like a cancellation is none.
+        // An error of the recipe with the text of a cancellation is not a cancellation.
         (
             "text",
             TINY.replace("function recipe.data(p)", "function recipe.data(p) error('interrupted', 0)"),
@@ -258,7 +258,7 @@ fn a_failure_is_an_error_and_is_recorded() {
     assert!(matches!(outcome, Err(Error::Recipe(_))), "{outcome:?}");
     assert_eq!(*log.borrow(), ["failed true"]);
     assert_eq!(place.status("run"), "failed");
-    // Nothing was made for a recipe that is not there.
+    // No run directory was made for a missing recipe.
     let spec = RunSpec { recipe: place.at("none.lua"), ..place.spec("none") };
     let (outcome, log) = try_train(spec, Control::default(), |_| {});
     assert!(matches!(outcome, Err(Error::Usage(_))), "{outcome:?}");

@@ -1,6 +1,6 @@
 //! Builds programs by hand and interprets `plan::ir` literally, as the reference for compiled programs.
 //!
-//! The reference works on one element at a time: an element is the bits of its compute type (f32 for 16-bit floats).
+//! The reference evaluates one element at a time; an element is the bits of its compute type (f32 for 16-bit floats).
 #![allow(dead_code)]
 
 pub mod reference;
@@ -15,7 +15,7 @@ use perilune_plan::{Backend, BufferDesc, RunContext};
 use reference::{column_of, eval, row};
 use std::sync::Arc;
 
-/// A small generator for test data.
+/// A small random number generator for test data.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -276,13 +276,13 @@ impl Build {
     }
 }
 
-/// Ops without a Lua function are in the registry only as statics.
+/// Finds an op without a Lua function; such ops are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
-    [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
+    [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
-/// A device of that many threads, created once a test thread: pools are expensive.
+/// Returns a device with that many threads, created once per test thread because pools are expensive.
 pub fn device(threads: usize) -> Arc<Cpu> {
     thread_local! {
         static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, Arc<Cpu>>> = Default::default();

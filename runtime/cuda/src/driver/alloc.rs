@@ -1,8 +1,8 @@
 //! Allocates device memory and pinned host memory.
 //!
-//! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that nothing moves.
-//! [`Heap`] places buffers in such a range by best fit. A freed place is reused at once: all work of the device goes through
-//! one stream, so a later write follows every queued read.
+//! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that
+//! nothing moves. [`Heap`] places buffers in such a range by best fit. A freed block is reused at once: all work of the
+//! device runs in one stream, so a later write follows every queued read.
 
 use super::{Address, Device, check, sys};
 use perilune_core::byte_size;
@@ -51,12 +51,12 @@ impl Range {
         prop
     }
 
-    /// Bytes that have memory behind them.
+    /// Bytes that are mapped to physical memory.
     pub fn mapped(&self) -> usize {
         self.mapped
     }
 
-    /// Puts memory behind the first `nbytes`.
+    /// Maps the first `nbytes` to physical memory.
     pub fn ensure(&mut self, nbytes: usize) -> Result<()> {
         if nbytes <= self.mapped {
             return Ok(());
@@ -115,7 +115,7 @@ impl Drop for Range {
     }
 }
 
-/// Host memory that the GPU can reach.
+/// Pinned host memory that the GPU can access.
 pub struct Pinned {
     device: Arc<Device>,
     pub(super) ptr: *mut u8,
@@ -134,7 +134,7 @@ impl Pinned {
         let mut ptr: *mut c_void = null_mut();
         let mut address = 0;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: out-pointers are to locals; the memory is zeroed before anyone reads it.
+        // SAFETY: out-pointers are to locals; the memory is zeroed before it is read.
         unsafe {
             check(sys::cuMemHostAlloc(&mut ptr, nbytes, flags), "taking pinned host memory")?;
             check(sys::cuMemHostGetDevicePointer_v2(&mut address, ptr, 0), "mapping pinned host memory")?;
@@ -143,7 +143,7 @@ impl Pinned {
         Ok(Pinned { device: device.clone(), ptr: ptr.cast(), nbytes, address })
     }
 
-    /// Word `k` of it, as the GPU last wrote it.
+    /// Returns word `k`, as the GPU last wrote it.
     pub fn read(&self, k: usize) -> u64 {
         assert!((k + 1) * 8 <= self.nbytes);
         self.word(k).load(Ordering::Acquire)
@@ -193,21 +193,21 @@ impl Heap {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes given out now, at most so far, and mapped.
+    /// Bytes allocated now, their peak, and bytes mapped.
     pub fn counts(&self) -> (usize, usize, usize) {
         let space = self.lock();
         (space.used, space.peak, space.range.mapped())
     }
 
     pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<Allocation> {
-        // An empty buffer gets an address too: kernels may be handed it.
+        // An empty buffer gets an address too, since kernels may receive it.
         let room = nbytes.max(1).next_multiple_of(ALIGN);
         let mut space = self.lock();
         let at = space.places.take(room);
         let end = space.places.end;
         if let Err(e) = space.range.ensure(end) {
             space.places.give(at, room);
-            // Nothing is allocated behind the last place: the next allocation need not start there.
+            // Nothing is allocated after the last block, so the next allocation need not start there.
             space.places.trim();
             return Err(e);
         }
@@ -218,7 +218,7 @@ impl Heap {
     }
 }
 
-/// Memory of the device, given back on drop.
+/// Memory of the device, freed on drop.
 pub struct Allocation {
     heap: Arc<Heap>,
     at: usize,

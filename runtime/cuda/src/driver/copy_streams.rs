@@ -1,8 +1,8 @@
 //! Copies asynchronously between host and device, through pinned buffers and a second stream.
 //!
-//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results are copied on a
-//! stream of their own, after the work that made them but not after work queued since: a training loop reads the loss of the
-//! previous step while a step runs.
+//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results
+//! are copied on a separate stream, after the work that produced them but not after work queued since: a training loop
+//! reads the loss of the previous step while a step runs.
 //!
 //! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
 //! program. A result waits for the first event that is not older than its number.
@@ -13,25 +13,25 @@ use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Bytes of a pinned piece for inputs, and how many there are at most.
+/// Bytes of a pinned piece for inputs, and the maximum number of pieces.
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
 /// The driver copies smaller inputs into its own buffer at once, without waiting.
 const TAKEN_ALONG: usize = 16 << 10;
-/// The largest result that uses the second stream.
+/// Maximum bytes of a result that uses the second stream.
 const SMALL: usize = 64 << 10;
-/// Marks that are kept: of the last programs.
+/// Number of marks that are kept, those of the last programs.
 const MARKS: usize = 8;
 
 /// Copies of a device that do not wait for its compute stream.
 pub struct CopyStreams {
     device: Arc<Device>,
     stream: Handle<sys::CUstream_st>,
-    /// Where results land.
+    /// The pinned memory that results are copied to.
     landing: Pinned,
-    /// Each with the event behind which it is free again; oldest first.
+    /// Each with the event after which it is free again; oldest first.
     pieces: VecDeque<(Pinned, Event)>,
-    /// The number of what was queued last.
+    /// The number of the last queued operation.
     queued: u64,
     /// Oldest first.
     marks: VecDeque<(u64, Event)>,
@@ -48,13 +48,13 @@ impl CopyStreams {
         Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: 0, marks })
     }
 
-    /// The number of what is queued next, which goes to the buffers that it writes.
+    /// Returns the number of the next queued operation, to be stored in the buffers that it writes.
     pub fn number(&mut self) -> u64 {
         self.queued += 1;
         self.queued
     }
 
-    /// Leaves a mark behind all that was queued.
+    /// Records a mark after all queued operations.
     pub fn mark(&mut self) -> Result<()> {
         let event = match if self.marks.len() == MARKS { self.marks.pop_front() } else { None } {
             Some((_, event)) => event,
@@ -65,12 +65,12 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// Copies from memory that was last written by what has the number `written`; false if this way is not open.
+    /// Copies memory whose last writer has the number `written`; returns false if the second stream cannot be used.
     pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<bool> {
         let mark = self.marks.iter().find(|m| m.0 >= written);
         let (Some((_, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(false) };
-        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before the mark
-        // writes there later than it, and the copy is over when this stream is idle.
+        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before
+        // the mark writes there later than it, and the copy has finished when this stream is idle.
         unsafe {
             check(sys::cuStreamWaitEvent(self.stream.0, mark.event.0, 0), "waiting for a result")?;
             let to = self.landing.ptr.cast();
@@ -81,19 +81,19 @@ impl CopyStreams {
         Ok(true)
     }
 
-    /// Queues a copy to the device, of bytes that may change as soon as this returns.
+    /// Queues a copy to the device; the bytes may change as soon as this returns.
     pub fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
         if bytes.len() < TAKEN_ALONG {
             return self.device.upload(to, bytes);
         }
         for (k, part) in bytes.chunks(PIECE).enumerate() {
             let (piece, event) = self.piece()?;
-            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is handed back below; `to` has
-            // room for the bytes (callers check sizes).
+            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is returned below;
+            // `to` has room for the bytes (callers check sizes).
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
             let from = piece.ptr.cast_const().cast();
             let at = to + (k * PIECE) as u64;
-            // SAFETY: as above; whoever takes the piece next waits for the event first.
+            // SAFETY: as above; the next user of the piece waits for the event first.
             let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream.0) };
             let queued = check(status, "copying to the GPU").and_then(|()| event.again());
             self.pieces.push_back((piece, event));
@@ -102,7 +102,7 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// A piece that nothing reads any more.
+    /// Returns a piece that is no longer read.
     fn piece(&mut self) -> Result<(Pinned, Event)> {
         let free = self.pieces.front().is_some_and(|p| p.1.is_over());
         if !free && self.pieces.len() < PIECES {
@@ -123,7 +123,7 @@ impl Drop for CopyStreams {
         if self.device.bind().is_err() {
             return;
         }
-        // SAFETY: made by `new`; the pieces may still be read by the device's stream.
+        // SAFETY: created by `new`; the pieces may still be read by the device's stream.
         unsafe {
             sys::cuStreamSynchronize(self.device.stream.0);
             sys::cuStreamSynchronize(self.stream.0);

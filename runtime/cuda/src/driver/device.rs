@@ -1,4 +1,4 @@
-//! Opens a GPU: its primary context, its properties and the stream that all its work goes to.
+//! Opens a GPU: its primary context, its properties and the stream in which all its work runs.
 
 use super::{Context, Handle, Snapshots, check, sys};
 use crate::dylib;
@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// One GPU with a stream of its own, on which all work runs in order. (Small results use a second stream: `copy_streams`.)
+/// One GPU with a stream in which all work runs in order. (Small results use a second stream: `copy_streams`.)
 pub struct Device {
     pub ordinal: usize,
     pub name: String,
@@ -16,9 +16,9 @@ pub struct Device {
     pub total_bytes: usize,
     pub(crate) stream: Handle<sys::CUstream_st>,
     pub(super) device: sys::CUdevice,
-    /// As 13000 for CUDA 13.0.
+    /// The CUDA version of the driver, such as 13000 for CUDA 13.0.
     pub driver_version: i32,
-    /// Snapshots for checkpoints, which are transferred on threads of their own.
+    /// Snapshots for checkpoints, which separate threads transfer.
     pub snapshots: Arc<Snapshots>,
     pub(super) context: Arc<Context>,
 }
@@ -26,7 +26,7 @@ pub struct Device {
 impl Device {
     pub fn open(ordinal: usize) -> Result<Arc<Device>> {
         dylib::load("CUDA driver")?;
-        // SAFETY: the library is there; out-pointers are to locals.
+        // SAFETY: the library is loaded; out-pointers are to locals.
         unsafe {
             check(sys::cuInit(0), "starting the CUDA driver")?;
             let mut count = 0;
@@ -80,16 +80,16 @@ impl Device {
         self.context.bind()
     }
 
-    /// Where the GPU is, as `00000000:1B:00.0`.
+    /// The PCI address of the GPU, such as `00000000:1B:00.0`.
     pub fn pci_address(&self) -> Option<String> {
         let mut text = [0i8; 32];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the length that is passed.
         let status = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.device) };
         let bytes: Vec<u8> = text.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
         String::from_utf8(bytes).ok().filter(|t| status as i32 == 0 && !t.is_empty())
     }
 
-    /// The highest clock of the SMs, in Hz.
+    /// The maximum clock of the SMs, in Hz.
     pub fn clock_hz(&self) -> Option<f64> {
         let mut khz = 0;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
@@ -98,7 +98,7 @@ impl Device {
         (status as i32 == 0 && khz > 0).then(|| f64::from(khz) * 1e3)
     }
 
-    /// Bytes of device memory that are free.
+    /// Free bytes of device memory.
     pub fn free_bytes(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         // SAFETY: out-pointers are to locals.

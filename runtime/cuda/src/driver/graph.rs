@@ -5,7 +5,7 @@ use perilune_core::error::Result;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A recorded sequence of launches that replays as one.
+/// A recorded sequence of launches that is replayed with one call.
 pub struct Replay {
     device: Arc<Device>,
     exec: sys::CUgraphExec,
@@ -18,7 +18,7 @@ impl Replay {
     /// Records what `f` queues instead of running it.
     pub fn capture(device: &Arc<Device>, f: impl FnOnce() -> Result<()>) -> Result<Replay> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is the device's; a capture that began is always ended.
+        // SAFETY: the stream is the device's; every capture that begins is ended.
         unsafe {
             check(sys::cuStreamBeginCapture_v2(device.stream.0, mode), "starting a capture")?;
             let done = f();

@@ -31,13 +31,13 @@ use std::ptr::null;
 /// A device address.
 pub type Address = u64;
 
-/// Turns a status into an error that names the call.
+/// Converts a status to an error that names the call.
 pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<()> {
     if status as u32 == 0 {
         return Ok(());
     }
     let mut name: *const std::ffi::c_char = null();
-    // SAFETY: the driver fills in a pointer to a static string, or leaves it null.
+    // SAFETY: the driver stores a pointer to a static string, or leaves it null.
     let text = unsafe {
         sys::cuGetErrorString(status, &mut name);
         if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }

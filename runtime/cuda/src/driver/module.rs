@@ -1,4 +1,4 @@
-//! Loads machine code, launches its kernels and encodes the tensor maps of TMA.
+//! Loads machine code, launches its kernels and encodes tensor maps for TMA.
 
 use super::{Address, Device, Handle, check, sys};
 use crate::launch::TmaDesc;
@@ -14,7 +14,7 @@ pub struct Module {
     module: Handle<sys::CUmod_st>,
 }
 
-/// A function of a module, valid as long as it.
+/// A function of a module, valid as long as the module.
 #[derive(Clone)]
 pub struct Entry {
     _module: Arc<Module>,
@@ -24,7 +24,7 @@ pub struct Entry {
 impl Module {
     pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Arc<Module>> {
         let mut module = null_mut();
-        // SAFETY: the image is a whole CUBIN: NVRTC made it, and the cache checks its hash.
+        // SAFETY: the image is a complete CUBIN: NVRTC generated it, and the cache checks its hash.
         check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) }, "loading a kernel")?;
         Ok(Arc::new(Module { device: device.clone(), module: Handle(module) }))
     }
@@ -40,7 +40,7 @@ impl Module {
 }
 
 impl Entry {
-    /// Lets a block have that much dynamic shared memory.
+    /// Allows a block to use that much dynamic shared memory.
     pub fn allow_shared(&self, nbytes: u32) -> Result<()> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
@@ -57,8 +57,8 @@ impl Entry {
         shared: u32,
         args: &mut [*mut c_void],
     ) -> Result<()> {
-        // SAFETY: `args` point to as many values as the kernel has parameters, of their sizes (whoever made the launch
-        // made the kernel's text); the driver copies them before it returns.
+        // SAFETY: `args` point to as many values as the kernel has parameters, with their sizes (the code that built
+        // the launch also wrote the kernel's text); the driver copies them before it returns.
         let status = unsafe {
             sys::cuLaunchKernel(
                 self.function.0,
@@ -87,7 +87,7 @@ impl Drop for Module {
     }
 }
 
-/// What a kernel gives to the copy engine to find a tensor.
+/// The description of a tensor that a kernel passes to the copy engine (TMA).
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
@@ -97,7 +97,7 @@ impl TensorMap {
             DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             other => return Err(Error::system("cuda", format!("this is a bug: a tensor map over {other}"))),
         };
-        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have as many places as dims.
+        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have one element per dim.
         unsafe {
             let mut map: sys::CUtensorMap = std::mem::zeroed();
             let status = sys::cuTensorMapEncodeTiled(
@@ -119,7 +119,7 @@ impl TensorMap {
         }
     }
 
-    /// For `Entry::launch`, while the map lives.
+    /// The pointer for `Entry::launch`, valid as long as the map.
     pub fn pointer(&self) -> *mut c_void {
         std::ptr::from_ref(&self.0).cast_mut().cast()
     }

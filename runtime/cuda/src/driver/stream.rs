@@ -12,8 +12,8 @@ impl Device {
         check(unsafe { sys::cuStreamSynchronize(self.stream.0) }, "waiting for the GPU")
     }
 
-    /// Queues a copy to the device. `bytes` must stay as it is until the stream is synchronized, unless it is pageable
-    /// (then the driver takes a copy before it returns).
+    /// Queues a copy to the device. `bytes` must not change until the stream is synchronized, unless it is pageable
+    /// (then the driver copies it before it returns).
     pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -25,7 +25,7 @@ impl Device {
 
     /// Queues a copy within the device.
     pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
-        // SAFETY: both places hold that many bytes, and do not overlap (callers check).
+        // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
         let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
         check(status, "copying on the GPU")
     }
@@ -33,7 +33,8 @@ impl Device {
     /// Copies from the device after all queued work, and waits for it.
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         if !bytes.is_empty() {
-            // SAFETY: `from` holds that many bytes (callers check sizes); the copy is over when the stream is idle.
+            // SAFETY: `from` holds that many bytes (callers check sizes); the copy has finished when the stream is
+            // idle.
             let status =
                 unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream.0) };
             check(status, "copying from the GPU")?;
@@ -42,14 +43,14 @@ impl Device {
     }
 }
 
-/// A point in the stream whose time can be read.
+/// A point in the stream, with a time stamp.
 pub struct Event {
     device: Arc<Device>,
     pub(super) event: Handle<sys::CUevent_st>,
 }
 
 impl Event {
-    /// Records now.
+    /// Creates an event and records it now.
     pub fn record(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         // SAFETY: out-pointer to a local; the stream is the device's.
@@ -60,7 +61,7 @@ impl Event {
         Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
-    /// One that is not recorded yet and keeps no time, which costs less.
+    /// Creates an event that is not recorded yet and stores no time, which costs less.
     pub fn untimed(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -69,25 +70,25 @@ impl Event {
         Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
-    /// Records now, and forgets what it recorded before.
+    /// Records now, and replaces what it recorded before.
     pub fn again(&self) -> Result<()> {
         // SAFETY: the event is alive; the stream is the device's.
         check(unsafe { sys::cuEventRecord(self.event.0, self.device.stream.0) }, "recording an event")
     }
 
-    /// Whether all that was queued before it is done; also if it was never recorded.
+    /// Whether all work queued before it has finished; also true if it was never recorded.
     pub fn is_over(&self) -> bool {
         // SAFETY: the event is alive.
         unsafe { sys::cuEventQuery(self.event.0) as u32 == 0 }
     }
 
-    /// Waits until all that was queued before it is done.
+    /// Waits until all work queued before it has finished.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.
         check(unsafe { sys::cuEventSynchronize(self.event.0) }, "waiting for the GPU")
     }
 
-    /// Seconds from `earlier` to this; the stream must be idle.
+    /// Seconds from `earlier` to this event; the stream must be idle.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         if self.device.driver_version < 12_080 {
             let message =

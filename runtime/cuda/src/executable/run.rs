@@ -1,4 +1,5 @@
-//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a graph, and times kernels.
+//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a CUDA graph, and times
+//! kernels.
 
 use super::errors::FAULT_WORDS;
 use super::{Compiled, CudaExecutable, DeviceErrors, Step};
@@ -13,9 +14,9 @@ use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
-/// Runs that go launch by launch, and wait where an index may be bad.
+/// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
-/// Captured graphs of a program, for as many sets of addresses.
+/// Maximum captured graphs of a program, one for each set of addresses.
 const GRAPHS: usize = 64;
 
 /// The address of each value in this run.
@@ -33,7 +34,7 @@ fn places(program: &Program, arena: Address, inputs: &[Buffer], outputs: &[Buffe
 }
 
 impl Compiled {
-    /// Fills the tables that differ from the last run's.
+    /// Updates the tables that differ from those of the last run.
     fn tables(&mut self, context: &DeviceContext, places: &[Address]) -> Result<()> {
         let launches = self.steps.iter_mut().map(|s| &mut s.1);
         let tables = launches.filter_map(|s| if let Step::Launch { tables, .. } = s { Some(tables) } else { None });
@@ -130,7 +131,7 @@ impl Compiled {
         }
     }
 
-    /// Queues all steps; the kernel at fault comes with an error.
+    /// Queues all steps; an error comes with the kernel that caused it.
     fn queue_all(&self, context: &DeviceContext, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
         self.steps.iter().try_for_each(|(k, step)| self.queue(context, step, places).map_err(|e| (*k, e)))
     }
@@ -158,7 +159,7 @@ impl Compiled {
         if context.replay && self.runs >= CAREFUL_RUNS && self.steps.len() > 1 {
             let known = self.replays.iter().position(|r| r.0 == places);
             if let Some((places, replay)) = known.and_then(|at| self.replays.remove(at)) {
-                // Seen before: worth a capture.
+                // The addresses occurred before, so a capture is worthwhile.
                 let replay = match replay {
                     Some(r) => r,
                     None => {
@@ -217,7 +218,7 @@ impl Executable for CudaExecutable {
         // Kernels are queued in less time than an interrupt takes to arrive; another thread's run may have held the device.
         interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of an earlier run.
+        // A fault of an earlier run.
         let fault = |cells: &Arc<DeviceErrors>| match cells.take() {
             Some((origin, error)) => Err(Failure { origin, error }),
             None => Ok(()),

@@ -27,7 +27,7 @@ impl<'a> Dump<'a> {
     }
 
     pub fn write(&mut self, c: &Call) {
-        // Who compiles them knows sm_90, but not what sm_90a has beside it.
+        // The lab compiles for sm_90, without the features of sm_90a.
         let props = Props { arch: (8, 0), ..Props::H200 };
         let (work, name) = (c.work_on(&props), format!("c{:05}", self.cases));
         self.cases += 1;
@@ -84,7 +84,7 @@ impl<'a> Dump<'a> {
         file("case", text.as_bytes());
     }
 
-    /// The CPU's result, if indices are good.
+    /// The CPU's result, if the indices are valid.
     fn want(&self, c: &Call) -> Option<Vec<u8>> {
         let program = self.cpu.compile(c.program.clone()).expect("compiles");
         let upload = |t: &HostTensor| self.cpu.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).expect("memory");
