@@ -6,16 +6,23 @@ use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Null};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 /// Plans like `planner`; all memory reads as zeros.
 pub struct Recording {
     planner: Box<dyn Backend>,
     programs: Mutex<Vec<Arc<Program>>>,
+    prepared: Mutex<Vec<Program>>,
 }
 
 impl Recording {
     pub fn new(planner: Box<dyn Backend>) -> Arc<Recording> {
-        Arc::new(Recording { planner, programs: Mutex::default() })
+        Arc::new(Recording { planner, programs: Mutex::default(), prepared: Mutex::default() })
+    }
+
+    /// The programs prepared since the last call, in order.
+    pub fn take_prepared(&self) -> Vec<Program> {
+        std::mem::take(&mut *self.prepared.lock().unwrap())
     }
 
     /// The programs compiled since the last call, in order.
@@ -59,6 +66,11 @@ impl Backend for Recording {
 
     fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         Null.download(buffer)
+    }
+
+    fn prepare(&self, programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
+        self.prepared.lock().unwrap().extend_from_slice(programs);
+        Ok(None)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -417,7 +417,6 @@ fn broken_library_tables_are_the_recipes_own_trouble() {
 /// The functions that replace Lua's own do what those do, and say what those say.
 #[test]
 fn replaced_functions_mean_the_same() {
-    let _one = one();
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
     let text = r##"
         local function virtual(t) return setmetatable({}, { __index = t, __len = function() return #t end, __newindex = t }) end

@@ -245,8 +245,7 @@ impl CpuBuffer {
     /// # Safety
     /// No other code may write to the buffer while the slice is in use: the caller holds the device's lock.
     pub unsafe fn read(&self) -> &[u8] {
-        // SAFETY: the block holds at least as many initialised bytes, and lives as long as `self`; the rest is the caller's
-        // promise.
+        // SAFETY: the block holds at least as many initialised bytes, and lives as long as `self`; the caller guarantees the rest.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.nbytes()) }
     }
 
@@ -256,7 +255,7 @@ impl CpuBuffer {
     /// No other code may access the buffer meanwhile: the caller holds the device's lock, or owns the buffer.
     pub unsafe fn write(&self, bytes: &[u8]) {
         let n = bytes.len().min(self.nbytes());
-        // SAFETY: as in `read`; `bytes` is no part of this block, because borrows by `read` end before a write.
+        // SAFETY: as in `read`; `bytes` is not part of this block, because borrows by `read` end before a write.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.ptr(), n) }
     }
 }
@@ -327,7 +326,7 @@ mod tests {
         assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
         drop(first);
         assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
-        // The free block has another size: it is dropped.
+        // The free block has another size, so it is dropped.
         let all = buffer(1 << 20, &home).expect("memory");
         assert_eq!(home.memory().reserved, 1 << 20);
         drop(all);

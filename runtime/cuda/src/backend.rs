@@ -50,7 +50,7 @@ pub(crate) struct DeviceContext {
     /// Scratch of kernels.
     pub scratch: Range,
     pub _workspace: Allocation,
-    /// Whether steps are replayed as graphs.
+    /// Whether steps are replayed as CUDA graphs.
     pub replay: bool,
     /// How algorithms for products are chosen.
     pub search: Search,
@@ -204,9 +204,12 @@ impl Backend for Cuda {
         self.shared.lock().map_or(Vec::new(), |mut context| std::mem::take(&mut context.notices))
     }
 
-    fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
+    fn prepare(&self, programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         let mut context = self.shared.lock()?;
-        let functions = crate::executable::functions(&mut context, program)?;
+        let mut functions = Vec::new();
+        for program in programs {
+            functions.extend(crate::executable::functions(&mut context, program)?);
+        }
         Ok(context.compiler.prepare(&functions))
     }
 

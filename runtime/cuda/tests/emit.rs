@@ -455,7 +455,7 @@ fn parts_of_generated_tensors_compile() {
         let mut s = Sketch::default();
         let u = random::draw(&mut s.g, Shape::of(&shape)).unwrap();
         let u = create::shard(&mut s.g, u, &mesh, &placement).unwrap();
-        let i = create::iota(&mut s.g, shape[1]);
+        let i = create::iota(&mut s.g, shape[1]).unwrap();
         let i = create::shard(&mut s.g, i, &mesh, &Placement::REPLICATED.with(Axis::Tp, Along::Split(0))).unwrap();
         let i = s.g.cast(i, DType::F32).unwrap();
         let y = s.g.mul(u, i).unwrap();

@@ -4,6 +4,7 @@ use crate::engine::{Engine, Fault};
 use crate::memory::Role;
 use crate::profile::Bound;
 use crate::recorder::{Handle, Value};
+use crate::shadow_weights::StepRequests;
 use crate::state::StateId;
 use crate::step::PrintPlan;
 use perilune_core::error::{Error, Result};
@@ -137,8 +138,7 @@ impl Engine {
 
     fn run_plan(&mut self, request: &Request) -> std::result::Result<(), Fault> {
         let begun = std::time::Instant::now();
-        self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
-        self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
+        self.trace_run(request);
         let options = self.options();
         let steady = self.step.warm() && !request.state_writes.is_empty();
         let difference =
@@ -282,13 +282,16 @@ impl Engine {
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// Traces the evaluation of `ids` and of the pending assignments.
-    pub(crate) fn trace_step(&mut self, ids: &[NodeId]) -> Result<Request> {
-        let mut request = self.states.request(ids.to_vec());
-        self.add_copies(&mut request)?;
+    /// Returns the requests that evaluate `ids` and write the pending assignments.
+    pub(crate) fn open_step(&mut self, ids: &[NodeId]) -> Result<StepRequests> {
+        let request = self.states.request(ids.to_vec());
+        self.step_requests(request)
+    }
+
+    /// Traces a request as a run of it would.
+    pub(crate) fn trace_run(&mut self, request: &Request) {
         self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
-        self.executor.tracer.run(&self.recorder.graph, &request, self.recorder.known());
-        Ok(request)
+        self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
     }
 
     /// Plans the last trace without compiling or running anything.
@@ -305,18 +308,28 @@ impl Engine {
     /// Returns the kernels that would run if the open step ended with these results. Nothing runs.
     pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.recorder.roots(ids);
-        let request = self.trace_step(&roots)?;
-        Ok(Fingerprint::of(&self.plan_traced(&request)?))
+        let mut fingerprint = Fingerprint::default();
+        for request in self.open_step(&roots)?.iter() {
+            self.trace_run(request);
+            fingerprint.kernels.extend(Fingerprint::of(&self.plan_traced(request)?).kernels);
+        }
+        Ok(fingerprint)
     }
 
     /// Starts to compile the machine code that is missing to end the open step with these results.
     pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
         let roots = self.recorder.roots(ids);
-        let request = self.trace_step(&roots)?;
-        if self.executor.cache.has(&self.executor.tracer, self.options()) {
+        let mut missing = Vec::new();
+        for request in self.open_step(&roots)?.iter() {
+            self.trace_run(request);
+            if !self.executor.cache.has(&self.executor.tracer, self.options()) {
+                missing.push(self.plan_traced(request)?);
+            }
+        }
+        if missing.is_empty() {
             return Ok(Code::Known);
         }
-        let making = self.executor.backend.prepare(&self.plan_traced(&request)?)?;
+        let making = self.executor.backend.prepare(&missing)?;
         Ok(making.map_or(Code::Ready, Code::Making))
     }
 }

@@ -56,7 +56,8 @@ fn with_texts(recorder: &Recorder, program: &Program, places: &[SourceLoc], back
 impl Engine {
     /// Formats the plan of evaluating `ids`, with the text of its kernels if `source`. Nothing runs.
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
-        let request = self.trace_step(ids)?;
+        let request = self.open_step(ids)?.own;
+        self.trace_run(&request);
         let program = self.plan_traced(&request)?;
         let places: Vec<SourceLoc> =
             self.executor.tracer.trace.order.iter().map(|id| self.recorder.graph.loc_of(*id)).collect();
@@ -66,8 +67,8 @@ impl Engine {
         Ok(show::show(&program, &places, &self.recorder.source_map))
     }
 
-    /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
-    /// texts, as the source display shows it.
+    /// Formats the plan of the last traced request with the text of its kernels: for this device or, if it has no
+    /// texts, through the source display.
     pub(crate) fn sources(
         &self,
         request: &Request,

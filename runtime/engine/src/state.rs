@@ -41,13 +41,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Its path for messages, in brackets behind a space; empty if it has none.
+    /// Returns its path for messages, in brackets behind a space; empty if it has none.
     pub fn name(&self) -> String {
         self.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
     }
 }
 
-/// What people may know of a State.
+/// The public description of a State.
 #[derive(Clone, Copy, Debug)]
 pub struct StateInfo {
     pub shape: Shape,

@@ -194,13 +194,13 @@ impl Engine {
         roots.retain(|id| !leaf(self, *id) && !self.recorder.has_value(*id));
         let request = self.states.request(roots);
         if !(request.roots.is_empty() && request.state_writes.is_empty())
-            && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
+            && let Err(fault) = self.run_step(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
             let undoing = self.interrupt.set_aside();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
-            let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
+            let stands = initial.state_writes.is_empty() || self.run_step(initial).is_ok();
             drop(undoing);
             if !stands {
                 self.keep_initial();

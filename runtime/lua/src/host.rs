@@ -40,7 +40,7 @@ pub struct Host {
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Shows plans with the source of a device that is not there.
     pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
-    /// Where names that are made at a breakpoint live, from one to the next.
+    /// The globals defined at breakpoints, shared by all of them.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
 

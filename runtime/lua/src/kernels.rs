@@ -35,7 +35,7 @@ pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
     out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
 }
 
-/// Records a call of a kernel; its outputs.
+/// Records a call of a kernel and returns its outputs.
 pub(crate) fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     let host = host(lua)?;
     let name: String = t.get("name")?;

@@ -51,7 +51,7 @@ pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize {
         self.desc().nbytes()
     }
-    /// The backend's own type behind it.
+    /// Downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -137,22 +137,22 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// The devices behind this one.
+    /// Returns the mesh of devices that this one stands for.
     fn mesh(&self) -> Mesh {
         Mesh::ONE
     }
 
-    /// Uninitialised memory; out-of-memory is an `Err`.
+    /// Allocates uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer>;
 
-    /// Memory that stores the elements of a tensor, which `bytes` holds in row-major order.
+    /// Allocates memory that stores a tensor, whose elements `bytes` holds in row-major order.
     fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer>;
 
-    /// The elements of the tensor that a buffer stores, after all work queued so far.
+    /// Returns the elements of the tensor that a buffer stores, after all work queued so far.
     fn download(&self, buffer: &Buffer) -> Result<Vec<u8>>;
 
-    /// Copies buffers, after all work queued so far. `room`: bytes of device memory that the copies may take, if not all that is
-    /// free.
+    /// Copies buffers, after all work queued so far. `room`: maximum bytes of device memory for the copies; all free memory
+    /// if absent.
     fn snapshot(&self, buffers: &[Buffer], _room: Option<usize>) -> Result<Snapshot> {
         Ok(Snapshot::of(buffers.iter().map(|buffer| self.download(buffer)).collect::<Result<_>>()?))
     }
@@ -182,9 +182,9 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` will need for this program. `None` if there is
-    /// nothing to generate.
-    fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
+    /// Starts a thread that generates the machine code that `compile` will need for these programs. `None` if there is nothing
+    /// to generate.
+    fn prepare(&self, _programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 

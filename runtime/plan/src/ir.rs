@@ -118,10 +118,10 @@ pub enum Source {
     Slot(u32),
     /// A constant of the program: f64 bits for float dtypes, i64 for others.
     Constant(u64),
-    /// `p` itself, an i64; plus an i64 slot, if there is a `start`.
+    /// `p` itself, as i64; plus an i64 slot, if there is a `start`.
     Iota { start: Option<u32> },
-    /// A uniform f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64 slots; the number at `p`
-    /// plus an i64 slot, if there is a `start`.
+    /// A uniform random f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64
+    /// slots. With a `start`, the i64 number in that slot is added to `p`.
     Uniform { seed: u32, counter: u32, start: Option<u32> },
 }
 
@@ -337,7 +337,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The run-time numbers on the device at `at`: the recorded ones, and where its parts begin.
+    /// Returns the run-time numbers on the device at `at`: the recorded ones, and where its parts begin.
     pub fn numbers<'a>(&self, recorded: &'a [u64], at: &Coordinates) -> Cow<'a, [u64]> {
         if self.starts.is_empty() {
             return Cow::Borrowed(recorded);

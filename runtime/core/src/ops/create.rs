@@ -44,7 +44,7 @@ pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generat
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
 /// The part of its input, an index ramp or uniform numbers, that one device of a mesh makes. `attrs`: [`Start::attrs`].
 pub static SHARD: Op = Op { name: "shard", class: Class::Generator(Generator::Shard), ..Op::BASE };
-/// Output `attrs[0]` of the many-valued op that is its input.
+/// Output `attrs[0]` of the multi-output op that is its input.
 pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
 /// The buffer that holds several outputs of its input; created by the planner, never recorded.
 pub static JOINED: Op = Op { name: "joined", class: Class::TupleGet, ..Op::BASE };
@@ -87,7 +87,7 @@ pub fn shard(g: &mut Graph, x: NodeId, mesh: &Mesh, placement: &Placement) -> Re
     Ok(g.add(Node { op: &SHARD, dtype, detached, tf32: false, shape: local, inputs: smallvec![x], attrs, payload: 0 }))
 }
 
-/// Dims from the user's side as a shape.
+/// Converts user-given dims to a shape.
 pub fn shape_of(op: &str, dims: &[i64]) -> Result<Shape> {
     let mut out = Vec::with_capacity(dims.len());
     for &d in dims {

@@ -200,7 +200,7 @@ impl Heap {
     }
 
     pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<Allocation> {
-        // An empty buffer gets an address too: kernels may be handed it.
+        // An empty buffer gets an address too, since kernels may receive it.
         let room = nbytes.max(1).next_multiple_of(ALIGN);
         let mut space = self.lock();
         let at = space.places.take(room);
@@ -218,7 +218,7 @@ impl Heap {
     }
 }
 
-/// Memory of the device, given back on drop.
+/// Memory of the device, freed on drop.
 pub struct Allocation {
     heap: Arc<Heap>,
     at: usize,

@@ -19,7 +19,7 @@ pub(super) struct Load {
     pub(super) stream: (String, String),
     /// Where a device's part of a generated tensor begins: empty, or a name.
     pub(super) start: String,
-    /// Names of the strides that are neither 0 nor 1.
+    /// Names of the strides other than 0 and 1.
     pub(super) lead: Vec<String>,
     pub(super) tail: Vec<String>,
     /// The offset: empty, or a name.

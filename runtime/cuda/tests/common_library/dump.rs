@@ -84,7 +84,7 @@ impl<'a> Dump<'a> {
         file("case", text.as_bytes());
     }
 
-    /// The CPU's result, if indices are good.
+    /// The CPU's result, if the indices are valid.
     fn want(&self, c: &Call) -> Option<Vec<u8>> {
         let program = self.cpu.compile(c.program.clone()).expect("compiles");
         let upload = |t: &HostTensor| self.cpu.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).expect("memory");
