@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Data, never code. A checkpoint is written to a hidden directory beside its place, flushed to the disk and renamed: after
-//! a crash at any instant it is whole or not there, and the ones before it are untouched; one that it replaces counts until then. Reading trusts nothing: every
-//! file is checked against its BLAKE3 hash and its format's rules before a byte of it is used.
+//! a crash at any instant it is whole or not there, and the ones before it are untouched; one that it replaces counts until then. Reading trusts nothing: the
+//! files are opened beneath the handle of their directory without following a link, and every file is checked against its BLAKE3 hash and its format's rules before a byte of it is used.
 
 #![deny(unsafe_code)]
 
@@ -74,6 +74,16 @@ pub enum Error {
     /// The thread that writes checkpoints is gone.
     #[error("the checkpoint of step {0} was not written: its thread ended")]
     Lost(u64),
+}
+
+/// What opening a file of a checkpoint found: a link or special file breaks the rules of one.
+impl From<perilune_policy::Error> for Error {
+    fn from(error: perilune_policy::Error) -> Error {
+        match error {
+            perilune_policy::Error::Io { path, action, source } => Error::Io { path, action, source },
+            other => Error::Broken { path: other.path().to_path_buf(), field: "file".into(), rule: other.rule() },
+        }
+    }
 }
 
 fn io(path: &std::path::Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {

@@ -3,25 +3,24 @@
 //! Several gzip members one after the other are one file, as for `zcat`. Other compressions are not read.
 
 use crate::error::{Error, Result};
-use crate::file;
 use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
+use perilune_policy::Opened;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// A reader of the plain or unpacked bytes of `path` that fails with `TOO_LONG` beyond `limit` bytes.
-pub(crate) fn open(path: &Path, limit: u64) -> Result<BufReader<Capped>> {
-    let (file, len) = file::open(path)?;
+/// A reader of the plain or unpacked bytes of a file, and its path. Reading fails with FileTooLarge beyond `limit` bytes.
+pub(crate) fn open(file: Opened, limit: u64) -> Result<(PathBuf, BufReader<Capped>)> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
     let mut file = BufReader::with_capacity(1 << 16, file);
-    let head = file.fill_buf().map_err(|e| Error::io(path, "read", e))?;
+    let head = file.fill_buf().map_err(|e| Error::io(&path, "read", e))?;
     let source = if head.starts_with(&[0x1f, 0x8b]) {
         Source::Gzip(MultiGzDecoder::new(file))
     } else if len > limit {
-        return Err(too_long(path, len, limit));
+        return Err(too_long(&path, len, limit));
     } else {
         Source::Plain(file)
     };
-    Ok(BufReader::with_capacity(1 << 16, Capped { source, left: limit }))
+    Ok((path, BufReader::with_capacity(1 << 16, Capped { source, left: limit })))
 }
 
 /// Turns a failed read of [`open`]'s reader into the crate's error.
@@ -41,8 +40,8 @@ fn too_long(path: &Path, found: u64, limit: u64) -> Error {
 }
 
 enum Source {
-    Plain(BufReader<File>),
-    Gzip(MultiGzDecoder<BufReader<File>>),
+    Plain(BufReader<Opened>),
+    Gzip(MultiGzDecoder<BufReader<Opened>>),
 }
 
 pub(crate) struct Capped {

@@ -8,6 +8,8 @@ use crate::staged::Staged;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -116,6 +118,25 @@ impl Directory {
 
     pub(crate) fn create_as(&self, name: &OsStr, shown: &Path) -> Result<Staged> {
         Staged::begin(self.fd.clone(), name, shown)
+    }
+
+    /// Replaces the file `name` by these bytes, whole or not at all. One writer at a time: the new file's own name is fixed, so
+    /// that nothing piles up where writers are killed.
+    pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = Staged::begin_as(self.fd.clone(), OsStr::new(name), &self.shown(Path::new(name)))?;
+        file.write_all(bytes).map_err(|e| Error::io(file.path(), "write", e))?;
+        file.commit()
+    }
+
+    /// Opens the file `name` to append to it, and makes it if it is not there; a link is refused.
+    pub fn append(&self, name: &str) -> Result<File> {
+        let shown = self.shown(Path::new(name));
+        Staged::check(&self.fd, OsStr::new(name), &shown)?;
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(&self.fd, name, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o666));
+        let fd = fd.map_err(|e| Error::io(&shown, "write to", e))?;
+        crate::opened::regular(&shown, &fd)?;
+        Ok(File::from(fd))
     }
 
     /// Makes what the directory lists survive a power cut.

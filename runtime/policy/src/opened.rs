@@ -108,7 +108,7 @@ pub fn open_named(path: &Path) -> Result<Opened> {
 }
 
 /// The status of an open file; refuses one that is not regular.
-fn regular(shown: &Path, fd: &OwnedFd) -> Result<Stat> {
+pub(crate) fn regular(shown: &Path, fd: &OwnedFd) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|e| Error::io(shown, "open", e))?;
     check(shown, &stat)?;
     Ok(stat)

@@ -188,9 +188,16 @@ impl Policy {
         Err(Error::Denied { path: path.to_path_buf(), access, left, directory })
     }
 
-    /// What a link leads to.
+    /// What `path` names, links followed.
+    ///
+    /// # Errors
+    /// The path is denied or names nothing.
+    pub fn kind(&self, path: &Path) -> Result<Kind> {
+        self.beneath(Access::Read, path, |dir, rest| dir.target(rest))
+    }
+
     fn kind_of_link(&self, path: &Path) -> Kind {
-        match self.beneath(Access::Read, path, |dir, rest| dir.target(rest)) {
+        match self.kind(path) {
             Ok(kind) => kind,
             Err(Error::Denied { .. }) => Kind::Outside,
             Err(_) => Kind::Other,
@@ -210,10 +217,7 @@ fn absent(error: Error, path: &Path, parent: &Path) -> Error {
     match error.is_not_found() {
         true => Error::Name {
             path: path.to_path_buf(),
-            rule: format!(
-                "cannot be written: there is no directory {:?}; create it first",
-                parent.display().to_string()
-            ),
+            rule: format!("cannot be written: there is no folder {}; create it first", parent.display()),
         },
         false => error,
     }

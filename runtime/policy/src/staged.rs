@@ -8,7 +8,7 @@ use crate::directory::sync;
 use crate::error::{Error, Result};
 use crate::opened::{kind_of, name_of};
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -51,15 +51,17 @@ impl Drop for Temporary {
     }
 }
 
+const NEW: OFlags =
+    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 impl Staged {
     /// Begins `name` in `dir`; `shown` is the path for messages.
     pub(crate) fn begin(dir: Arc<OwnedFd>, name: &OsStr, shown: &Path) -> Result<Staged> {
         Staged::check(&dir, name, shown)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
             let temp = OsString::from(format!(".perilune-{:016x}.tmp", RandomState::new().hash_one(name)));
             // As readable as any other file of its owner.
-            match rustix::fs::openat(&dir, &temp, flags, Mode::from_raw_mode(0o666)) {
+            match rustix::fs::openat(&dir, &temp, NEW, Mode::from_raw_mode(0o666)) {
                 Err(Errno::EXIST) => {}
                 Err(e) => return Err(Error::io(shown, "create a temporary file beside", e)),
                 Ok(fd) => {
@@ -71,13 +73,30 @@ impl Staged {
         }
     }
 
+    /// [`Staged::begin`] whose temporary file is `.NAME.new`; one that a killed writer left is removed.
+    pub(crate) fn begin_as(dir: Arc<OwnedFd>, name: &OsStr, shown: &Path) -> Result<Staged> {
+        Staged::check(&dir, name, shown)?;
+        let temp = OsString::from(format!(".{}.new", name.display()));
+        let failed = |e| Error::io(shown, "write", e);
+        match rustix::fs::unlinkat(&dir, &temp, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(failed(e)),
+        }
+        let fd = rustix::fs::openat(&dir, &temp, NEW, Mode::from_raw_mode(0o666)).map_err(failed)?;
+        let (name, file) = (name.to_os_string(), File::from(fd));
+        let out = Out::File(Box::new(Temporary { dir, name, temp, file, renamed: false }));
+        Ok(Staged { path: shown.to_path_buf(), out })
+    }
+
     /// Checks all that [`Staged::begin`] does and writes nothing.
     pub(crate) fn nothing(dir: &OwnedFd, name: &OsStr, shown: &Path) -> Result<Staged> {
         Staged::check(dir, name, shown)?;
+        rustix::fs::accessat(dir, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty())
+            .map_err(|e| Error::io(shown, "create a temporary file beside", e))?;
         Ok(Staged { path: shown.to_path_buf(), out: Out::Nothing { at: 0, len: 0 } })
     }
 
-    fn check(dir: &OwnedFd, name: &OsStr, shown: &Path) -> Result<()> {
+    pub(crate) fn check(dir: &OwnedFd, name: &OsStr, shown: &Path) -> Result<()> {
         let mut parts = Path::new(name).components();
         let plain = matches!(parts.next(), Some(std::path::Component::Normal(part)) if part == name);
         if !plain || parts.next().is_some() {

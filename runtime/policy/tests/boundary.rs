@@ -251,7 +251,7 @@ fn what_may_not_be_written_says_why() {
         ("w.NPY", "must end in"),
         ("link.npy", "is a link"),
         ("dir/w.npy", "leads out of the directories that may be written"),
-        ("none/w.npy", "there is no directory"),
+        ("none/w.npy", "there is no folder"),
         ("w.npy/", "has no file name"),
         ("..", "has no file name"),
         ("../outside/w.npy", "leads out of"),
