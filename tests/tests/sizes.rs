@@ -134,6 +134,7 @@ fn train(backend: &Rc<Plans>, file: &str, precision: &str, params: &[(&str, &str
     let options = RuntimeOptions {
         backend: backend.clone(),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        policy: perilune_tests::scripts::policy(&[]),
         strict: true,
         print: Rc::new(|_| ()),
     };

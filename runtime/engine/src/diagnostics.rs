@@ -20,6 +20,8 @@ pub struct Diagnostics {
     pub host_stalls: Option<HostStalls>,
     /// A device that has kernel texts, to show them where the computing device has none.
     pub paper: Option<Rc<dyn Backend>>,
+    /// A line of a loaded file, by its name and the number from 1: plans show the recipe's lines.
+    pub source_line: Option<fn(&str, u32) -> Option<String>>,
 }
 
 pub type Listener = Rc<dyn Fn(&str)>;

@@ -6,7 +6,6 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::ir::Program;
 use perilune_plan::{Request, Tracer, show};
-use std::collections::HashMap;
 
 impl Engine {
     /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
@@ -29,13 +28,7 @@ impl Engine {
         program: &Program,
         places: &[SourceLoc],
     ) -> std::result::Result<String, Fault> {
-        let mut files: HashMap<String, Vec<String>> = HashMap::new();
-        let written = |file: &str, line: u32| {
-            let lines = files.entry(file.to_string()).or_insert_with(|| {
-                std::fs::read_to_string(file).map(|t| t.lines().map(str::to_string).collect()).unwrap_or_default()
-            });
-            lines.get(line.checked_sub(1)? as usize).cloned()
-        };
+        let written = |file: &str, line: u32| self.diagnostics.source_line.and_then(|find| find(file, line));
         let has_texts = (0..program.kernels.len()).any(|k| self.executor.backend.source(program, k).is_some());
         let Some(paper) = self.diagnostics.paper.as_ref().filter(|_| !has_texts) else {
             let source = |k| self.executor.backend.source(program, k);

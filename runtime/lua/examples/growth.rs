@@ -7,6 +7,7 @@
 //! plan lookup. The last line gives how many times the largest model takes what the smallest takes. It judges nothing.
 
 use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -41,6 +42,7 @@ fn measure(layers: usize) -> [f64; 4] {
         let options = RuntimeOptions {
             backend: Rc::new(perilune_plan::Null),
             params: Vec::new(),
+            policy: Policy::closed(),
             strict: true,
             print: Rc::new(|s| println!("{s}")),
         };

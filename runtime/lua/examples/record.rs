@@ -5,6 +5,7 @@
 //! Runs on the null device, so nothing but the host side is measured.
 
 use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ fn main() {
     let options = RuntimeOptions {
         backend: Rc::new(perilune_plan::Null),
         params: Vec::new(),
+        policy: Policy::closed(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),
     };

@@ -20,7 +20,8 @@ pub struct Planned {
     pub code: Code,
 }
 
-/// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
+/// `native.rehearse(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up, no
+/// file is written. With
 /// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made. Whether its plan was
 /// there already.
 pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
@@ -32,6 +33,8 @@ pub fn rehearse(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Resul
     let loc = host.loc(lua);
     let fail = |e| errors::raise(&host, Raise::Fault(e, loc));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
+    // What the step would save is checked and not written.
+    let _held = host.policy.hold_writes();
     let result = f.call::<MultiValue>(()).and_then(|out| {
         let Some(plan) = plan else { return Ok(false) };
         let refs = tensors_of(&out);

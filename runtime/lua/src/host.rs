@@ -7,11 +7,14 @@ use perilune_core::graph::NodeId;
 use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::{Engine, Fault};
+use perilune_policy::Policy;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// Chunk names that begin so belong to the runtime, not to a recipe.
+/// Chunk names that begin so belong to the runtime, not to a recipe: no file of a recipe's own and no text that it loads has
+/// such a name (`loader.rs`).
 pub const INTERNAL: &str = "@perilune/";
 
 /// Bytes of new values after which a collection is due, whatever Lua's collector thinks: it sees handles, not memory.
@@ -22,6 +25,8 @@ const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
+    /// What the recipe may open, and how much it may use.
+    pub policy: Arc<Policy>,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
     /// The last loc looked up: most lines record several ops.
@@ -55,9 +60,10 @@ impl Host {
         out
     }
 
-    pub fn new(engine: Engine) -> Rc<Host> {
+    pub fn new(engine: Engine, policy: Arc<Policy>) -> Rc<Host> {
         Rc::new(Host {
             engine: RefCell::new(engine),
+            policy,
             dropped: RefCell::default(),
             last_site: Cell::new((0, 0, SourceLoc::NONE)),
             files: RefCell::default(),

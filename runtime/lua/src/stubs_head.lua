@@ -62,7 +62,6 @@ function Tensor:free() end
 ---@field train any
 ---@field init any
 ---@field tree any
----@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
 local pl = {}

@@ -7,6 +7,7 @@
 use crate::error::{Error, Result, disk};
 use crate::params::{self, Params};
 use perilune_lua::Run;
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -159,19 +160,35 @@ pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
         }
         put("dir", name.into());
     }
-    repair(&at)?;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&at).map_err(disk("write to", &at))?;
+    repair(dir)?;
+    let mut file = run_dir(dir)?.append(LEDGER).map_err(|e| Error::System(e.to_string()))?;
     writeln!(file, "{}", Value::Object(line)).map_err(disk("write to", &at))
 }
 
 /// Removes an incomplete last line: the process that wrote it may have been killed.
-fn repair(at: &Path) -> Result<()> {
-    let Ok(text) = std::fs::read_to_string(at) else { return Ok(()) };
+fn repair(dir: &Path) -> Result<()> {
+    let dir = run_dir(dir)?;
+    let Ok(text) = crate::rundir::text_in(&dir, Path::new(LEDGER)) else { return Ok(()) };
     if text.is_empty() || text.ends_with('\n') {
         return Ok(());
     }
     let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    std::fs::write(at, whole).map_err(disk("write to", at))
+    dir.replace(LEDGER, whole.as_bytes()).map_err(|e| Error::System(e.to_string()))
+}
+
+/// The name of the history in a run directory.
+const LEDGER: &str = "ledger.jsonl";
+
+fn run_dir(dir: &Path) -> Result<Directory> {
+    Directory::open(dir).map_err(|e| Error::System(e.to_string()))
+}
+
+/// Opens a directory of versions in that of a run: what a record names is opened beneath it, and no link is followed.
+fn opened(dir: &Path) -> Result<Directory> {
+    Directory::open_itself(dir).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => disk("read", dir)(source),
+        e => Error::Refused(e.to_string()),
+    })
 }
 
 /// A version that ran from a step on.
@@ -214,9 +231,10 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
     let names =
         listed.as_array().into_iter().flatten().filter_map(|f| Some((f["path"].as_str()?, f["blake3"].as_str()?)));
     let mut out = Files::new();
+    let inside = opened(dir)?;
     for (name, hash) in names {
         let at = dir.join(name);
-        let text = crate::rundir::text_of(&at)?;
+        let text = crate::rundir::text_in(&inside, Path::new(name))?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Error::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
         }
@@ -230,7 +248,8 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
     let at = dir.join("ledger.jsonl");
-    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
+    let run = run_dir(dir)?;
+    let ledger = if at.exists() { crate::rundir::text_in(&run, Path::new(LEDGER))? } else { String::new() };
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();

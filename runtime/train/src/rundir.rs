@@ -13,9 +13,10 @@
 
 use crate::error::{Error, Result, disk};
 use crate::tensorboard::EventFile;
+use perilune_policy::{Directory, Opened};
 use serde_json::{Map, Value};
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Read, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -57,30 +58,43 @@ pub fn hostname() -> String {
     if name.is_empty() { "localhost".into() } else { name }
 }
 
+/// The largest text file that is read, in bytes.
+pub(crate) const MOST: u64 = 64 << 20;
+
 /// Reads a small text file of a run directory, which may come from an untrusted source.
 pub fn text_of(path: &Path) -> Result<String> {
-    const MOST: u64 = 64 << 20;
-    // Checked before it is opened: opening a pipe would wait for a writer.
-    let meta = fs::metadata(path).map_err(disk("read", path))?;
-    let no = |rule: &str| Err(Error::Refused(format!("{}: {rule}", path.display())));
-    if !meta.is_file() {
-        return no("file: is not a regular file");
+    named_text(perilune_policy::open_named(path), path, MOST)
+}
+
+/// Reads a text file of the run directory `dir`; it has to be in the directory itself, and no part of its name a link.
+pub fn text_in(dir: &Directory, name: &Path) -> Result<String> {
+    named_text(dir.open_unlinked(name), &dir.path().join(name), MOST)
+}
+
+fn named_text(opened: perilune_policy::Result<Opened>, path: &Path, most: u64) -> Result<String> {
+    let no = |rule: &str| Error::Refused(format!("{}: {rule}", path.display()));
+    let file = opened.map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => disk("read", path)(source),
+        _ => no("file: is not a regular file"),
+    })?;
+    if file.len() > most {
+        return Err(no(&format!("size: is {} bytes; such a file has at most {most}", file.len())));
     }
-    if meta.len() > MOST {
-        return no(&format!("size: is {} bytes; such a file has at most {MOST}", meta.len()));
-    }
-    let mut text = String::new();
-    File::open(path).and_then(|f| f.take(MOST).read_to_string(&mut text)).map_err(disk("read", path))?;
-    Ok(text)
+    file.text(most).map_err(disk("read", path))
+}
+
+/// The directory of a run.
+fn open(path: &Path) -> Result<Directory> {
+    Directory::open(path).map_err(|e| Error::System(e.to_string()))
 }
 
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
 /// the old or the new one is there.
 fn replace(path: &Path, text: &str) -> Result<()> {
-    let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
-    let write = |mut f: File| f.write_all(text.as_bytes()).and_then(|()| f.sync_all());
-    let written = File::create(&new).and_then(write).and_then(|()| fs::rename(&new, &to));
-    written.map_err(disk("write", &to))
+    open(path)?.replace("run.json", text.as_bytes()).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => disk("write", &path.join("run.json"))(source),
+        e => Error::Refused(e.to_string()),
+    })
 }
 
 /// Replaces characters that a file name should not have.
@@ -118,10 +132,10 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
 /// Truncates `metrics.jsonl` to the events up to a step, opens it for appending, and returns what the rest of the run needs.
 fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, LogTail)> {
     let at = path.join("metrics.jsonl");
-    let text = match fs::read_to_string(&at) {
-        Ok(text) => text,
-        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(disk("read", &at)(e)),
+    let text = match open(path)?.open_unlinked(Path::new("metrics.jsonl")) {
+        Err(e) if e.is_not_found() => String::new(),
+        // However long the run was.
+        opened => named_text(opened, &at, u64::MAX)?,
     };
     let (mut lines, mut kept) = (String::new(), LogTail::default());
     for line in text.lines() {
@@ -147,9 +161,10 @@ fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, LogTail)> {
             kept.evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(kept.evaluated);
         }
     }
-    let new = path.join(".metrics.jsonl.new");
-    fs::write(&new, lines).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
-    let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
+    let refused = |e: perilune_policy::Error| Error::System(e.to_string());
+    let dir = open(path)?;
+    dir.replace("metrics.jsonl", lines.as_bytes()).map_err(refused)?;
+    let metrics = dir.append("metrics.jsonl").map_err(refused)?;
     Ok((BufWriter::new(metrics), kept))
 }
 

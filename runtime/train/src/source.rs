@@ -3,6 +3,7 @@
 use crate::error::{Error, Result, plain};
 use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, Runtime};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A recipe or script: its path and text.
@@ -25,13 +26,19 @@ impl Source {
         if path.extension().is_some_and(|e| e != "lua") && path.exists() {
             return no(format!("{shown} is not a Lua file: a recipe's name ends in .lua"));
         }
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return no(format!("there is no file {shown}{}", near(path)));
+        let mut bytes = Vec::new();
+        match perilune_policy::open_named(path) {
+            Ok(mut file) => {
+                if let Err(e) = file.read_to_end(&mut bytes) {
+                    return no(format!("cannot read {shown}: {}", plain(&e)));
+                }
             }
-            Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
-        };
+            Err(e) if e.is_not_found() => return no(format!("there is no file {shown}{}", near(path))),
+            Err(perilune_policy::Error::Io { source, .. }) => {
+                return no(format!("cannot read {shown}: {}", plain(&source)));
+            }
+            Err(e) => return no(format!("{shown} {}", e.rule())),
+        }
         if bytes.starts_with(b"\x1bLua") {
             return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));
         }
