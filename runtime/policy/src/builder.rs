@@ -19,6 +19,7 @@ pub struct PolicyBuilder {
     /// The folder of the recipe, which paths of params may start from too.
     folder: Option<PathBuf>,
     roots: Roots,
+    absent: Vec<PathBuf>,
     limits: Limits,
     read_only: bool,
     how: Resolution,
@@ -31,6 +32,7 @@ impl Default for PolicyBuilder {
             here: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             folder: None,
             roots: Roots::default(),
+            absent: Vec::new(),
             limits: Limits::default(),
             read_only: false,
             how: Resolution::Auto,
@@ -84,9 +86,11 @@ impl PolicyBuilder {
         for path in [Some(path.to_path_buf()), beside].into_iter().flatten() {
             self.read_file_or_directory(&path);
         }
-        for root in self.file_roots(path) {
-            self.roots.writes.push(root);
+        let targets = self.file_roots(path);
+        if targets.is_empty() {
+            self.absent.push(self.here.join(path).components().collect());
         }
+        self.roots.writes.extend(targets);
         self
     }
 
@@ -136,6 +140,7 @@ impl PolicyBuilder {
         Arc::new(Policy {
             here: self.here,
             roots: RwLock::new(Arc::new(self.roots)),
+            absent: self.absent,
             limits: self.limits,
             read_only: self.read_only,
             holds: AtomicUsize::new(0),

@@ -65,6 +65,8 @@ pub struct Policy {
     /// The directory that relative paths start from, absolute.
     pub(crate) here: PathBuf,
     pub(crate) roots: RwLock<Arc<Roots>>,
+    /// Files that were named to be written, in directories that do not exist: absolute.
+    pub(crate) absent: Vec<PathBuf>,
     pub(crate) limits: Limits,
     pub(crate) read_only: bool,
     pub(crate) holds: AtomicUsize,
@@ -125,7 +127,7 @@ impl Policy {
         };
         if !path.extension().is_some_and(|e| endings.iter().any(|known| e == OsStr::new(known))) {
             let endings: Vec<String> = endings.iter().map(|e| format!(".{e}")).collect();
-            return Err(Error::Name { path: shown(), rule: format!("must end in {}", endings.join(" or ")) });
+            return Err(Error::Name { path: shown(), rule: format!("is none of {}", endings.join(", ")) });
         }
         let parent = path.parent().unwrap_or(Path::new(""));
         let nothing = self.read_only || self.holds.load(Ordering::Acquire) > 0;
@@ -178,6 +180,9 @@ impl Policy {
             Some(Attempt::Failed(e)) => return Err(e),
             _ => {}
         }
+        if access == Access::Write && self.absent.contains(&absolute) {
+            return Err(no_folder(path, path.parent().unwrap_or(Path::new(""))));
+        }
         // The cure names the place that a link of one's own leads to; of other paths nothing is told but what was asked.
         let place = real.filter(|_| left).unwrap_or_else(|| path.to_path_buf());
         let directory = match place.parent() {
@@ -212,15 +217,14 @@ enum Attempt<T> {
     Nowhere,
 }
 
-/// That the directory of a target does not exist is the caller's to know, and the target's error.
+/// That the directory of a target does not exist is an error of the target.
 fn absent(error: Error, path: &Path, parent: &Path) -> Error {
-    match error.is_not_found() {
-        true => Error::Name {
-            path: path.to_path_buf(),
-            rule: format!("cannot be written: there is no folder {}; create it first", parent.display()),
-        },
-        false => error,
-    }
+    if error.is_not_found() { no_folder(path, parent) } else { error }
+}
+
+fn no_folder(path: &Path, parent: &Path) -> Error {
+    let rule = format!("cannot be written: there is no folder {}; create it first", parent.display());
+    Error::Name { path: path.to_path_buf(), rule }
 }
 
 /// Relative paths start from the directory that was current when the policy was made.
