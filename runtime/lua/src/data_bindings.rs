@@ -72,20 +72,20 @@ fn found<T>(
         }
     }
     let named = here.is_absolute() || beside == here;
+    let near = order.into_iter().find_map(|p| {
+        let near = near(&*host.policy, p)?;
+        Some(format!("did you mean \"{}{near}\"?", path.strip_suffix(p.file_name()?.to_str()?)?))
+    });
     if let Some(e) = denied {
         // A relative path that is not there beside the recipe; whether it is elsewhere is not looked at.
         if named || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
             return Err(fail(host, lua, op, e.into()));
         }
         let message = format!("there is no {what} \"{path}\" beside the recipe");
-        let hint = "the current directory is read where the recipe lies beneath it; allow it with --allow-read=.";
-        return Err(errors::argument(host, lua, op, message, Some(hint.into())));
+        let rule = "the current directory is read where the recipe lies beneath it; allow it with --allow-read=.";
+        return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
     }
     let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };
-    let near = order.into_iter().find_map(|p| {
-        let near = near(&*host.policy, p)?;
-        Some(format!("did you mean \"{}{near}\"?", path.strip_suffix(p.file_name()?.to_str()?)?))
-    });
     let rule = match first {
         First::Beside => "paths start beside the recipe, then at the current directory",
         First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",

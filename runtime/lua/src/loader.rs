@@ -355,7 +355,8 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
             if let Some(mut place) = lua.app_data_mut::<Place>() {
                 place.missing.extend(tries.iter().cloned());
             }
-            let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
+            let public = STDLIB.iter().map(|(m, ..)| *m).filter(|m| !PRIVATE.contains(m));
+            let known: Vec<&str> = public.chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
             let message = match name.strip_prefix("perilune.") {
                 Some(part) => format!("the standard library has no module \"perilune.{part}\""),

@@ -183,8 +183,11 @@ impl Policy {
         if access == Access::Write && self.absent.contains(&absolute) {
             return Err(no_folder(path, path.parent().unwrap_or(Path::new(""))));
         }
+        // By `..` alone a path leaves a root by its own words.
+        let left = left && roots.iter().any(|root| root.rest(&without_parents(&absolute)).is_some());
         // The cure names the place that a link of one's own leads to; of other paths nothing is told but what was asked.
-        let place = real.filter(|_| left).unwrap_or_else(|| path.to_path_buf());
+        let place = Some(&absolute).filter(|_| left).and_then(|path| place_of(path));
+        let place = place.unwrap_or_else(|| path.to_path_buf());
         let directory = match place.parent() {
             Some(p) if p.as_os_str().is_empty() => PathBuf::from("."),
             Some(p) => p.to_path_buf(),
@@ -198,7 +201,7 @@ impl Policy {
     /// # Errors
     /// The path is denied or names nothing.
     pub fn kind(&self, path: &Path) -> Result<Kind> {
-        self.beneath(Access::Read, path, |dir, rest| dir.target(rest))
+        self.beneath(Access::Read, path, |dir, rest| dir.target(rest)).map_err(|e| itself(e, path))
     }
 
     fn kind_of_link(&self, path: &Path) -> Kind {
@@ -215,6 +218,43 @@ enum Attempt<T> {
     Failed(Error),
     Left,
     Nowhere,
+}
+
+/// Where a path leads, without a look at whether it is there: its last links read, the directory above without links.
+fn place_of(path: &Path) -> Option<PathBuf> {
+    const MOST: usize = 8;
+    let mut path = path.to_path_buf();
+    for _ in 0..MOST {
+        let (dir, name) = (path.parent()?.canonicalize().ok()?, path.file_name()?);
+        let full = dir.join(name);
+        match full.read_link() {
+            Ok(target) => path = dir.join(target),
+            Err(_) => return Some(full),
+        }
+    }
+    None
+}
+
+/// The path with every `..` taken as the opposite of the name before it, for messages only: links are not looked at.
+fn without_parents(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(out.pop()),
+            part => out.push(part),
+        }
+    }
+    out
+}
+
+/// The cure for a directory names the directory.
+fn itself(error: Error, dir: &Path) -> Error {
+    match error {
+        Error::Denied { path, access, left: false, .. } => {
+            Error::Denied { path, access, left: false, directory: dir.to_path_buf() }
+        }
+        e => e,
+    }
 }
 
 /// That the directory of a target does not exist is an error of the target.
@@ -234,7 +274,8 @@ impl Opener for Policy {
     }
 
     fn list(&self, dir: &Path) -> Result<Vec<Entry>> {
-        let entries = self.beneath(Access::Read, dir, |root, rest| root.entries(rest, dir))?;
+        let entries = self.beneath(Access::Read, dir, |root, rest| root.entries(rest, dir));
+        let entries = entries.map_err(|e| itself(e, dir))?;
         let entry = |(name, kind)| {
             let kind = match kind {
                 FileType::Symlink => self.kind_of_link(&dir.join(&name)),
