@@ -62,7 +62,6 @@ function Tensor:free() end
 ---@field train any
 ---@field init any
 ---@field tree any
----@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
 local pl = {}
@@ -202,11 +201,12 @@ function pl.recipe(recipe) end
 ---@return table<string, any>
 function pl.params(defaults) end
 ---Tensors by name of a .safetensors or .npz file or of a sharded model (.safetensors.index.json), the tensor of an .npy file.
----A relative path is one of the current directory, where `pl.save` writes, else one beside the recipe.
+---A relative path is one of the current directory, where `pl.save` writes, else one beside the recipe. The command says what may be read (--allow-read).
 ---@param path string
 ---@return any
 function pl.load(path) end
----Writes tensors by name (.safetensors, .npz) or one tensor (.npy). A relative path is one of the current directory.
+---Writes tensors by name (.safetensors, .npz) or one tensor (.npy). A relative path is one of the current directory. The command says what may be
+---written: a file that a --set names, the run directory, --allow-write.
 ---@param path string
 ---@param tensors perilune.Tensor|table<string, perilune.Tensor>
 function pl.save(path, tensors) end

@@ -100,8 +100,7 @@ fn programs(s: &Source, planner: Box<dyn Backend>) -> Vec<Arc<Program>> {
         params.push(("out".into(), out.to_str().unwrap().into()));
     }
     let policy = perilune_tests::scripts::policy(&params);
-    let options =
-        RuntimeOptions { backend: backend.clone(), params, policy: policy, strict: true, print: Rc::new(|_| ()) };
+    let options = RuntimeOptions { backend: backend.clone(), params, policy, strict: true, print: Rc::new(|_| ()) };
     let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{} on {}: {e}", s.name, backend.name()) };
     let runtime = Runtime::new(options).unwrap_or_else(|e| fail(&e));
     match runtime.load(&root().join(s.file)).unwrap_or_else(|e| fail(&e)) {

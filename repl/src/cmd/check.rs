@@ -46,13 +46,8 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     };
     // A save is checked like any other call; nothing is written.
     let policy = args.files.recipe(&args.recipe, &args.set)?.read_only(true).build();
-    let options = RuntimeOptions {
-        backend: backend.clone(),
-        params: args.set,
-        policy: policy,
-        strict: true,
-        print: Rc::new(print),
-    };
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     diagnostics::plans(&runtime, &screen);
     if let Some(dir) = &args.against {

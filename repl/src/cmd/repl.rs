@@ -40,13 +40,8 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
         None => args.files.add_to(Policy::builder().current_directory(), &args.set)?,
     };
     let policy = policy.build();
-    let options = RuntimeOptions {
-        backend: backend.clone(),
-        params: args.set,
-        policy: policy,
-        strict: true,
-        print: Rc::new(print),
-    };
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
     let runtime = Runtime::new(options)?;
     diagnostics::gpu_source(&runtime);
     {

@@ -139,8 +139,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         let backend = args.device.open()?;
         let params = spec.params.clone();
         let policy = policy.build();
-        let runtime =
-            Runtime::new(RuntimeOptions { backend, params, policy: policy, strict: true, print: Rc::new(print) })?;
+        let runtime = Runtime::new(RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
         diagnostics::plans(&runtime, &out);
         diagnostics::notices(&runtime, printer);
         let at_breakpoint =

@@ -355,8 +355,7 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
             if let Some(mut place) = lua.app_data_mut::<Place>() {
                 place.missing.extend(tries.iter().cloned());
             }
-            let public = STDLIB.iter().map(|(m, ..)| *m).filter(|m| !PRIVATE.contains(m));
-            let known: Vec<&str> = public.chain(["perilune"]).collect();
+            let known: Vec<&str> = public_modules().chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
             let message = match name.strip_prefix("perilune.") {
                 Some(part) => format!("the standard library has no module \"perilune.{part}\""),
@@ -383,6 +382,11 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
 
 /// Modules that only the library may require.
 const PRIVATE: [&str; 1] = ["perilune.data.native"];
+
+/// Modules of the standard library that a recipe may require.
+pub fn public_modules() -> impl Iterator<Item = &'static str> {
+    STDLIB.iter().map(|(m, ..)| *m).filter(|m| !PRIVATE.contains(m))
+}
 
 /// The registry's name of what the library calls and recipes do not see; its chunks get it as their second argument.
 pub const NATIVE: &str = "perilune.native";

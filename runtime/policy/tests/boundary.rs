@@ -1,5 +1,7 @@
 //! Attacks the boundary of a policy: links, `..`, absolute paths, special files, renames during an open.
 
+#![allow(clippy::unwrap_used)]
+
 use perilune_policy::{Directory, Entry, Error, Kind, Opener, Policy, Resolution, near, open_named};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
