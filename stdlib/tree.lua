@@ -67,19 +67,32 @@ function tree.join(path, key)
   return path == "" and tostring(key) or path .. "." .. key
 end
 
+---Levels of tables in tables. A path has a key a level, so deep nesting costs the square of its depth.
+local DEEPEST <const> = 200
+
+---Raises for tables that are nested too deep to name what they hold.
+---@param path string of a table
+---@param depth integer tables above it
+function tree.check_depth(path, depth)
+  if depth < DEEPEST then return end
+  pl.error("tree", ("tables are nested more than %d deep below '%s'"):format(DEEPEST, path:sub(1, 60)),
+    "keep layers in a list: blocks[i], not block.next.next")
+end
+
 ---Calls `visit(path, value)` for `root` and every table and State below it, in pre-order.
 ---@param root any
 ---@param visit fun(path: string, value: any)
 function tree.walk(root, visit)
   local seen = {}
-  local function go(path, value)
+  local function go(path, value, depth)
     if seen[value] then return end
     seen[value] = true
     visit(path, value)
     if pl.is_state(value) then return end
-    for _, k in ipairs(tree.keys(value)) do go(tree.join(path, k), value[k]) end
+    tree.check_depth(path, depth)
+    for _, k in ipairs(tree.keys(value)) do go(tree.join(path, k), value[k], depth + 1) end
   end
-  go("", root)
+  go("", root, 0)
 end
 
 ---@class perilune.Entry

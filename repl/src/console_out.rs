@@ -2,8 +2,9 @@
 //! go to stdout.
 //!
 //! A closed pipe (`| head`) neither panics nor stops a training run: further output is dropped. Colour follows NO_COLOR,
-//! CLICOLOR_FORCE and TERM=dumb.
+//! CLICOLOR_FORCE and TERM=dumb. All text is escaped on its way (`terminal.rs`).
 
+use crate::terminal::{json, rendered, styled};
 use indicatif::ProgressBar;
 use serde_json::Value;
 use std::cell::{Cell, RefCell};
@@ -26,7 +27,7 @@ pub struct ConsoleOut {
     bar: RefCell<Option<ProgressBar>>,
     /// The pipe of stdout is closed.
     lost: Cell<bool>,
-    /// Training has begun: a closed pipe does not end it.
+    /// Whether training has begun, which a closed pipe does not end.
     pub training: Cell<bool>,
 }
 
@@ -49,6 +50,7 @@ pub fn color(is_terminal: bool) -> bool {
 
 /// Prints `word: text` on stderr, the word in colour.
 pub fn complain(word: &str, text: &str) {
+    let text = rendered(text);
     let mut err = std::io::stderr().lock();
     let code = if word == "warning" { 33 } else { 31 };
     let _ = match (word, color(std::io::stderr().is_terminal())) {
@@ -58,9 +60,10 @@ pub fn complain(word: &str, text: &str) {
     };
 }
 
-/// Prints a whole text; a closed pipe is no error.
+/// Prints a text. A closed pipe is not an error.
 pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
     let mut out = std::io::stdout().lock();
+    let text = rendered(text);
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     match write!(out, "{text}{newline}").and_then(|()| out.flush()) {
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
@@ -109,7 +112,12 @@ impl ConsoleOut {
         out
     }
 
+    /// Prints a line, escaped.
     fn out(&self, text: &str) {
+        self.raw(&rendered(text));
+    }
+
+    fn raw(&self, text: &str) {
         if self.lost.get() {
             return;
         }
@@ -143,7 +151,7 @@ impl ConsoleOut {
     /// Prints output of the recipe.
     pub fn print(&self, text: &str) {
         if self.mode == Mode::Json {
-            let _ = writeln!(std::io::stderr().lock(), "{text}");
+            let _ = writeln!(std::io::stderr().lock(), "{}", rendered(text));
         } else {
             self.out(text);
         }
@@ -152,7 +160,7 @@ impl ConsoleOut {
     /// Prints an event, with `--json` only.
     pub fn event(&self, event: &Value) {
         if self.mode == Mode::Json {
-            self.out(&event.to_string());
+            self.raw(&json(&event.to_string()));
         }
     }
 
@@ -161,18 +169,18 @@ impl ConsoleOut {
         self.aside(|| complain("warning", text));
     }
 
-    /// Prints text on stderr without a word before it.
+    /// Prints text on stderr without a prefix.
     pub fn note(&self, text: &str) {
         self.aside(|| complain("", text));
     }
 
     /// Returns `text` dimmed, where there is colour.
     pub fn dim(&self, text: &str) -> String {
-        if self.color { format!("\x1b[2m{text}\x1b[0m") } else { text.to_string() }
+        if self.color { styled("2", text) } else { text.to_string() }
     }
 
     /// Returns `text` in bold, where there is colour.
     pub fn bold(&self, text: &str) -> String {
-        if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_string() }
+        if self.color { styled("1", text) } else { text.to_string() }
     }
 }

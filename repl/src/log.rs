@@ -2,6 +2,7 @@
 //! either, spans and events cost a load and a branch each.
 
 use crate::failure::{Failure, disk};
+use crate::terminal::EscapedLog;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,7 +12,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 /// The filter of `--log FILE` without the variable.
 const DEFAULT: &str = "debug";
 
-/// Starts logging, if the variable or the option asks for it.
+/// Starts logging if the variable or the option is set.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let asked = std::env::var("PERILUNE_LOG").ok().filter(|v| !v.is_empty());
     if asked.is_none() && file.is_none() {
@@ -20,7 +21,7 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let filter = asked.as_deref().unwrap_or(DEFAULT);
     let filter = EnvFilter::try_new(filter).map_err(|e| {
         Failure::Usage(format!(
-            "PERILUNE_LOG={filter}: {e}; say a level (error, warn, info, debug, trace), or target=level"
+            "PERILUNE_LOG={filter}: {e}; give a level (error, warn, info, debug, trace) or target=level"
         ))
     })?;
     // A span logs its duration when it ends.
@@ -28,12 +29,12 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     match file {
         Some(path) => {
             let out = std::fs::File::create(path).map_err(disk("write the log to", path))?;
-            log.with_ansi(false).with_writer(Mutex::new(out)).init();
+            log.with_ansi(false).with_writer(Mutex::new(EscapedLog { to: out, color: false })).init();
         }
-        None => log
-            .with_ansi(crate::console_out::color(std::io::stderr().is_terminal()))
-            .with_writer(std::io::stderr)
-            .init(),
+        None => {
+            let color = crate::console_out::color(std::io::stderr().is_terminal());
+            log.with_ansi(color).with_writer(move || EscapedLog { to: std::io::stderr(), color }).init();
+        }
     }
     Ok(())
 }

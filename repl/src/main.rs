@@ -14,6 +14,7 @@ mod prompt;
 mod retention;
 mod run_printer;
 mod signals;
+mod terminal;
 
 use failure::Failure;
 use std::process::ExitCode;

@@ -116,7 +116,8 @@ end
 ---Prints one line for each module: name, kind, shapes of its own States, number of trainable values below it.
 function meta.__tostring(root)
   local lines, seen = {}, {}
-  local function own(module, own_states, below, prefix, table_)
+  local function own(module, own_states, below, prefix, table_, depth)
+    tree.check_depth(prefix, depth)
     for _, k in ipairs(tree.keys(table_)) do
       local name, value = tree.join(prefix, k), table_[k]
       if not seen[value] then
@@ -126,14 +127,15 @@ function meta.__tostring(root)
         elseif is_module(value) then
           below[#below + 1] = { name = name, module = value }
         else
-          own(module, own_states, below, name, value)
+          own(module, own_states, below, name, value, depth + 1)
         end
       end
     end
   end
   local function show(name, module, depth)
     local own_states, below = {}, {}
-    own(module, own_states, below, "", module)
+    tree.check_depth(name or "", depth)
+    own(module, own_states, below, "", module, 0)
     local line = ("  "):rep(depth) .. (name and name .. ": " or "") .. (module.kind or "module")
     if module.info then line = line .. "(" .. module.info .. ")" end
     if #own_states > 0 then line = line .. "  " .. table.concat(own_states, ", ") end
@@ -156,7 +158,7 @@ local function module(t)
   end
   local old = getmetatable(t)
   if old ~= nil and old ~= meta then
-    pl.error("nn.module", "the table has a metatable already", "a module is a plain table; keep what you add in its fields")
+    pl.error("nn.module", "the table already has a metatable", "a module must be a table without a metatable; store additions in its fields")
   end
   return setmetatable(t, meta)
 end

@@ -17,7 +17,7 @@ local Run = {}
 ---reads in mid-step are computed.
 ---@param plan ("kernels"|"code")? "kernels" also plans the step; "code" also starts to compile the kernels that it lacks
 ---@return boolean known with "code": whether the step's plan was cached already
-function Run:rehearse(plan)
+function Run:dry_run(plan)
   local updates, ema_updates = record.counts(self)
   local _back <close> = scope.finally(function()
     record.set_counts(self, updates, ema_updates)
@@ -27,7 +27,7 @@ function Run:rehearse(plan)
   local measured = self.opt and self.opt.measured
   if self.opt then self.opt.measured = self.on_nan == "skip" end
   -- Record exactly what a step records, guard and metrics included, so that the plans are equal.
-  local known = native.rehearse(function()
+  local known = native.dry_run(function()
     local _placed <close> = scope.at_place(self)
     local values = record.guarded_step(self, function() return record.next_batches(self) end)
     local _, list = scope.unzip(values)
@@ -37,7 +37,7 @@ function Run:rehearse(plan)
   local valid = self.data.valid
   if recipes.is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()
-    native.rehearse(function() evaluate.record_batch(self, valid, 0) end)
+    native.dry_run(function() evaluate.record_batch(self, valid, 0) end)
   end
   return known
 end

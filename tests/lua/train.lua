@@ -180,7 +180,7 @@ describe("a run", function()
     expect(run:evaluate("valid").loss > 0):to_be_true()
   end)
 
-  it("rehearses a step without taking it", function()
+  it("records a dry run of a step without taking it", function()
     local function recipe()
       return recipe_of { ema = 0.9, model = function()
         return nn.Sequential { nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2) }
@@ -191,7 +191,7 @@ describe("a run", function()
     local run = train.new(recipe())
     losses(run, 3)
     local before = weights(run)
-    run:rehearse()
+    run:dry_run()
     expect(run.count):to_be(3)
     expect(run.opt.count):to_be(3)
     expect(run.ema.count):to_be(3)
@@ -201,25 +201,25 @@ describe("a run", function()
     for path, value in pairs(weights(straight)) do expect(b[path]):to_equal(value) end
   end)
 
-  it("knows in a rehearsal whether such a step has been planned, whatever guards it", function()
+  it("knows in a dry run whether such a step has been planned, whatever guards it", function()
     for _, options in ipairs { {}, { precision = "bf16" }, { precision = "fp16" }, { on_nan = "skip" }, { on_nan = "warn", accumulate = 2 } } do
       local run = train.new(recipe_of(options))
       losses(run, 3)
-      expect(run:rehearse("code")):to_be(true)
+      expect(run:dry_run("code")):to_be(true)
       run.opt.groups[1].options.lr = 0.5
-      expect(run:rehearse("code")):to_be(true)
-      expect(run:rehearse()):to_be(false)
+      expect(run:dry_run("code")):to_be(true)
+      expect(run:dry_run()):to_be(false)
     end
     local other = train.new(recipe_of { loss = function(model, batch) return model(batch.x):tan():cos():tan():mean() end })
-    expect(other:rehearse("code")):to_be(false)
+    expect(other:dry_run("code")):to_be(false)
   end)
 
-  it("raises in a rehearsal what a step or an evaluation would raise", function()
+  it("raises in a dry run what a step or an evaluation would raise", function()
     local run = train.new(recipe_of { loss = function(model, batch) return model(batch.x):matmul(pl.zeros { 3, 1 }):mean() end })
-    expect(function() run:rehearse() end):to_raise "matmul"
+    expect(function() run:dry_run() end):to_raise "matmul"
     expect(run.opt.count):to_be(0)
     run = train.new(recipe_of { evaluate = function(model, batch) return model(batch.x):matmul(pl.zeros { 3, 1 }):mean() end })
-    expect(function() run:rehearse() end):to_raise "matmul"
+    expect(function() run:dry_run() end):to_raise "matmul"
     expect(run.model.training):to_be(true)
     expect(function() train.new(recipe_of { keep = { lst = 3 } }) end):to_raise "last"
     expect(function() train.new(recipe_of { keep = { last = 3, mode = "best" } }) end):to_raise "mode"

@@ -1,4 +1,4 @@
-//! `perilune check`: finds mistakes of a recipe before a run.
+//! `perilune check`: finds mistakes in a recipe by a dry run of one step.
 //!
 //! It builds data, model and optimizer, takes one step, evaluates one batch of each split, and discards the result. Nothing is
 //! written: a recipe that saves a file passes, if it may write there, and leaves no file. A plain script is only parsed, because loading it would run it.
@@ -26,12 +26,12 @@ pub struct CheckArgs {
     device: DeviceArgs,
     #[command(flatten)]
     files: PolicyArgs,
-    /// Say what a run in this directory would become if it went on with the recipe as it is now
+    /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
 }
 
-/// Params that the training loop reads by itself.
+/// Params that the training loop reads.
 const OF_THE_LOOP: [&str; 8] =
     ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
 
@@ -48,7 +48,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let policy = args.files.recipe(&args.recipe, &args.set)?.read_only(true).build();
     let options =
         RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
-    let runtime = Runtime::new(options)?;
+    let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
@@ -56,12 +56,12 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let report = Report { screen, source: &source };
     if !calls_recipe(&source.text) {
         runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
-        report.row("script", "a plain script: its syntax is right; `perilune run` runs it");
+        report.row("script", "a plain script: the syntax is correct; `perilune run` runs it");
         return Ok(());
     }
     match source.load(&runtime)? {
         Loaded::Script => {
-            report.row("script", "a plain script: it has run without an error");
+            report.row("script", "a plain script: it ran without an error");
             Ok(())
         }
         Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
@@ -80,7 +80,11 @@ impl Report<'_> {
 
     fn recipe(&self, runtime: &Runtime, recipe: &Recipe, device: &str, args: &DeviceArgs) -> Result<(), Failure> {
         let params = recipe.params()?;
-        self.screen.line(&format!("{} · {} · {device}", self.screen.bold(&recipe.name()), self.source.path.display()));
+        self.screen.line(&format!(
+            "{} · {} · {device}",
+            self.screen.bold(&crate::terminal::one_line(&recipe.name())),
+            self.source.path.display()
+        ));
         if !params.is_empty() {
             let list: Vec<String> = params.iter().map(|(name, v)| format!("{name} {}", params::literal(v))).collect();
             self.row("params", &list.join(", "));

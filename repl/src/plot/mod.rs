@@ -13,6 +13,8 @@ mod text;
 
 pub use text::Look;
 
+use crate::terminal::one_line;
+
 /// One curve. Its points are in the order in which they are joined.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
@@ -97,7 +99,20 @@ impl Figure {
 
     /// Draws for a terminal with these capabilities.
     pub fn text_with(&self, cols: usize, rows: usize, look: Look) -> String {
-        text::draw(self, cols, rows, look)
+        text::draw(&self.with_escaped_words(), cols, rows, look)
+    }
+
+    /// A copy whose words a terminal only shows: names of metrics come from recipes and files.
+    fn with_escaped_words(&self) -> Figure {
+        let mut out = self.clone();
+        match &mut out {
+            Figure::Lines { title, x_label, series, marks, .. } => {
+                let words = [title, x_label].into_iter().chain(series.iter_mut().map(|s| &mut s.name));
+                words.chain(marks.iter_mut().map(|m| &mut m.label)).for_each(|word| *word = one_line(word));
+            }
+            Figure::Histogram { title, .. } | Figure::Heat { title, .. } => *title = one_line(title),
+        }
+        out
     }
 
     /// Renders as SVG.

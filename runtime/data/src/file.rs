@@ -21,7 +21,7 @@ pub fn write_whole(mut file: Staged, write: impl FnOnce(&mut BufWriter<&mut Stag
 }
 
 /// The rule for names that may become paths, State names or table keys: `[A-Za-z0-9_.:/-]`, no `..`, no empty part,
-/// at most `MAX_NAME` bytes. `Err` holds the rule that is broken.
+/// at most `MAX_NAME` bytes. `Err` has the violated rule.
 pub(crate) fn check_path_name(name: &str) -> std::result::Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(format!("name {} must have 1 to {MAX_NAME} bytes, not {}", quote(name), name.len()));
@@ -39,7 +39,7 @@ pub(crate) fn check_path_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The most bytes that `compressed` bytes of deflate can expand to, with room for the framing: 1032 for one.
+/// Returns the maximum expansion of `compressed` bytes of deflate, with room for the framing: 1032 bytes for one.
 pub(crate) fn max_inflated(compressed: u64) -> u64 {
     compressed.saturating_mul(1032).saturating_add(1024)
 }

@@ -1,6 +1,7 @@
-//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` makes an API of them.
+//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` builds the API on them.
 
 use crate::args::{as_int, show};
+use crate::boundary;
 use crate::errors;
 use crate::functions::host;
 use crate::host::Host;
@@ -22,7 +23,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// A data error at the recipe line.
+/// Converts a data error to one with the recipe line.
 pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
     let text = e.to_string();
     match text.split_once("\n  hint: ") {
@@ -31,12 +32,12 @@ pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error
     }
 }
 
-/// Where a path to read is looked for first.
+/// The folder in which a relative path is searched for first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
-    /// Data belong to the recipe, wherever it is run.
+    /// The recipe's folder, for data.
     Beside,
-    /// What `pl.save` wrote lies where the person's shell would see it: the same path must find it again.
+    /// The current directory, so that `pl.load` finds what `pl.save` wrote under the same path.
     Here,
 }
 
@@ -141,6 +142,7 @@ fn columns(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<Columns> {
 
 impl UserData for RowsData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok((this.0.len(), this.0.num_columns())));
         methods.add_method("names", |_, this, ()| Ok(this.0.names().map(<[String]>::to_vec)));
         methods.add_method("columns", |lua, this, (which, opts): (Value, Option<Table>)| {
@@ -182,6 +184,7 @@ struct VocabularyData(Vocabulary);
 
 impl UserData for VocabularyData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok(this.0.len()));
         methods.add_method("chars", |_, this, ()| Ok(this.0.chars()));
         methods.add_method("encode", |lua, this, text: Value| {
@@ -281,7 +284,7 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
 }
 
 /// `pl.load(path)` -> {name = tensor} for safetensors, their index (`….safetensors.index.json`) and npz, a tensor for npy. A relative path starts where `pl.save`
-/// writes, at the current directory, then beside the recipe.
+/// writes, at the current directory, then in the recipe's folder.
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
@@ -315,7 +318,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
 /// The endings of what `pl.save` writes.
 const SAVED: [&str; 3] = ["safetensors", "npy", "npz"];
 
-/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all; a relative path starts at the current
+/// `pl.save(path, {name = tensor})`, or a tensor for npy. Writing is atomic; a relative path starts at the current
 /// directory.
 fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
@@ -382,7 +385,7 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     result.map_err(|e| fail(&host, lua, "save", e))
 }
 
-/// `native.check_save(op, path)`: raises if `pl.save` of tensors by name could not write there.
+/// `native.check_save(op, path)`: raises if `pl.save` of named tensors could not write there.
 fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, &op, "the path", &path)?;
@@ -390,7 +393,16 @@ fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     writable(&host, lua, &op, &name, &["safetensors", "npz"]).map(drop)
 }
 
-/// `native.loss_sum(loss)`: of the mean of a loss over class ids, the sum and what it is divided by; of any other, nothing.
+/// The permutations of 0..n, by epoch.
+fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl Fn(u64) -> Permutation> {
+    if n > 1 << 62 {
+        let message = format!("the set has {n} samples; at most 2^62 are ordered");
+        return Err(errors::argument(&host(lua)?, lua, "data", message, None));
+    }
+    Ok(move |epoch| Permutation::new(n, seed as u64, epoch, stream))
+}
+
+/// `native.loss_sum(loss)`: returns the sum and the divisor of a mean loss over class ids; nothing for other tensors.
 fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
     let host = host(lua)?;
     let what = loss.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| crate::args::RefGuard(t.what)));
@@ -403,6 +415,7 @@ fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tens
 }
 
 pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
     pl.set("load", lua.create_function(load)?)?;
     pl.set("save", lua.create_function(save)?)?;
     let native = lua.create_table()?;
@@ -451,27 +464,28 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                     ));
                 }
             };
-            let p = Permutation::new(n, seed as u64, epoch as u64, stream);
-            let list: Vec<i64> = (0..n).map(|i| p.at(i) as i64).collect();
+            let order = order_of(lua, n, seed, stream)?;
+            let list = boundary::numbers(lua, "permutation", 0, n, |i| order(epoch as u64).at(i) as i64)?;
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
-    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, shuffled anew in each epoch.
+    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(
         "shuffled",
-        lua.create_function(|_, (seed, first, count, n): (i64, u64, u64, u64)| {
-            let at = |i: u64| Permutation::new(n, seed as u64, i / n, Stream::Shuffle).at(i % n);
-            Ok(if n == 0 { Vec::new() } else { (first..first + count).map(at).collect() })
+        lua.create_function(|lua, (seed, first, count, n): (i64, u64, u64, u64)| {
+            let order = order_of(lua, n, seed, Stream::Shuffle)?;
+            let count = if n == 0 { 0 } else { count };
+            boundary::numbers(lua, "shuffled", first, count, |i| order(i / n).at(i % n) as i64)
         })?,
     )?;
     native.set("images", lua.create_function(crate::images::images)?)?;
     native.set(
         "text_windows",
-        lua.create_function(|lua, (seed, first, count, n, length): (i64, i64, i64, i64, i64)| {
+        lua.create_function(|lua, (seed, first, count, n, length): (i64, u64, u64, i64, i64)| {
             let host = host(lua)?;
             let w =
                 Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
-            let list: Vec<i64> = (first..first + count).map(|i| w.random(seed as u64, i as u64) as i64).collect();
+            let list = boundary::numbers(lua, "text_windows", first, count, |i| w.random(seed as u64, i) as i64)?;
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
@@ -527,10 +541,10 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
-    native.set("rehearse", lua.create_function(crate::dry_run::rehearse)?)?;
+    native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
-    // The recipe line being run, as a number, and the one that stands for it where none is.
+    // The current recipe line, as a number, and the fallback if there is none.
     native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
     native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
     native.set(

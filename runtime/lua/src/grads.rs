@@ -15,12 +15,12 @@ use perilune_core::ops::create;
 use smallvec::SmallVec;
 use std::rc::Rc;
 
-/// A custom function's backward and what it was called with.
+/// A custom function's backward and its arguments.
 pub struct Custom {
     name: String,
     backward: Function,
     args: MultiValue,
-    /// Which arguments are tensors.
+    /// Whether each argument is a tensor.
     tensors: Vec<usize>,
 }
 
@@ -198,8 +198,8 @@ pub fn set_grad(lua: &Lua, this: &mut Tensor, value: Value) -> mlua::Result<()> 
     })
 }
 
-/// `native.mode()`: how things are recorded now: whether for gradients, in what 16-bit dtype by autocast (nil without it), and
-/// in which step.
+/// `native.mode()`: the current recording mode: whether gradients are recorded, the 16-bit dtype of autocast (nil without it), and
+/// the step.
 pub fn mode(lua: &Lua, (): ()) -> mlua::Result<Table> {
     let host = host(lua)?;
     let engine = host.engine.borrow();
@@ -247,7 +247,7 @@ pub fn custom(lua: &Lua, given: Table) -> mlua::Result<Function> {
     let (forward, backward) = (get("forward")?, get("backward")?);
     let name = given.get::<Option<String>>("name")?.unwrap_or_else(|| "custom".into());
     let host = host.clone();
-    lua.create_function(move |lua, args: MultiValue| {
+    crate::boundary::Guarded(lua).create_function(move |lua, args: MultiValue| {
         let mut out = host.with_modes(|m| m.no_grad = true, || forward.call::<MultiValue>(args.clone()))?;
         if out.len() > 1 {
             let message = format!("its forward returned {} values; it must return one tensor", out.len());

@@ -1,6 +1,7 @@
-//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
+//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
 use crate::data_bindings::{fail, folder, text_arg, upload};
+use crate::errors;
 use crate::functions::host;
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
 use perilune_data::images::{Crop, Folder, Item, Reader};
@@ -12,10 +13,14 @@ struct FolderData(Arc<Folder>);
 
 impl UserData for FolderData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok(this.0.len()));
         methods.add_method("classes", |_, this, ()| Ok(this.0.classes().to_vec()));
-        methods.add_method("path", |_, this, i: usize| Ok(this.0.path(i).to_string_lossy().into_owned()));
-        // The batches of one loader: `seed` for random crops, `resize` for those of the middle.
+        methods.add_method("path", |lua, this, i: usize| {
+            check_rows(lua, &this.0, &[i])?;
+            Ok(this.0.path(i).to_string_lossy().into_owned())
+        });
+        // The batches of one loader: `seed` for random crops, `resize` for center crops.
         methods.add_method("reader", |lua, this, o: Table| {
             let host = host(lua)?;
             let crop = match o.get::<Option<i64>>("seed")? {
@@ -27,32 +32,45 @@ impl UserData for FolderData {
                 None => Crop::Center { resize: o.get("resize")? },
             };
             let made = Reader::new(this.0.clone(), o.get("pixels")?, crop, o.get("threads")?);
-            made.map(ReaderData).map_err(|e| fail(&host, lua, OP, e))
+            made.map(|reader| ReaderData(reader, this.0.clone())).map_err(|e| fail(&host, lua, OP, e))
         });
     }
 }
 
-struct ReaderData(Reader);
+/// Raises for the number of an image that the folder has not.
+fn check_rows(lua: &Lua, folder: &Folder, rows: &[usize]) -> mlua::Result<()> {
+    let Some(beyond) = rows.iter().find(|i| **i >= folder.len()) else { return Ok(()) };
+    let message =
+        format!("image {beyond} of {}: images count from 0 to {}", folder.len(), folder.len().saturating_sub(1));
+    Err(errors::argument(&host(lua)?, lua, OP, message, None))
+}
+
+struct ReaderData(Reader, Arc<Folder>);
 
 fn items(rows: &[usize], first: u64) -> Vec<Item> {
-    (first..).zip(rows).map(|(sample, &image)| Item { image, sample }).collect()
+    // Numbers of samples wrap: they only seed crops.
+    let numbers = (0..).map(|k: u64| first.wrapping_add(k));
+    numbers.zip(rows).map(|(sample, &image)| Item { image, sample }).collect()
 }
 
 impl UserData for ReaderData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
         methods.add_method_mut("batch", |lua, this, (rows, first): (Vec<usize>, u64)| {
             let host = host(lua)?;
+            check_rows(lua, &this.1, &rows)?;
             let (x, y) = this.0.batch(&items(&rows, first)).map_err(|e| fail(&host, lua, OP, e))?;
             Ok((upload(&host, lua, &x)?, upload(&host, lua, &y)?))
         });
-        methods.add_method_mut("prefetch", |_, this, (rows, first): (Vec<usize>, u64)| {
+        methods.add_method_mut("prefetch", |lua, this, (rows, first): (Vec<usize>, u64)| {
+            check_rows(lua, &this.1, &rows)?;
             this.0.expect(&items(&rows, first));
             Ok(())
         });
     }
 }
 
-/// `native.images(path, classes)`: the folder's images, listed; with `classes` these are the names and their ids.
+/// `native.images(path, classes)`: lists the folder's images; `classes` fixes the names in the order of their ids.
 pub fn images(lua: &Lua, (path, classes): (Value, Option<Vec<String>>)) -> mlua::Result<mlua::AnyUserData> {
     let host = host(lua)?;
     let path = text_arg(&host, lua, OP, "the path", &path)?;

@@ -1,7 +1,8 @@
-//! How code gets into a Lua state: an explicit library list, text chunks only, `require` of the standard library and of
-//! files beside the recipe.
+//! Loads code into a Lua state: an explicit list of libraries, text chunks only, `require` of the standard library and of
+//! files in the recipe's folder.
 
 use crate::args::show;
+use crate::boundary::{self, Guarded, memory_limit};
 use crate::functions::{self, host};
 use crate::host::INTERNAL;
 use crate::runtime::{Failed, Place};
@@ -26,10 +27,12 @@ pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
     STDLIB
 }
 
-/// A Lua state with the libraries a recipe may use, and nothing that reaches the system.
+/// Creates a Lua state with the libraries for recipes, without access to the system.
 pub fn new_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
-    let lua = Lua::new_with(libs, LuaOptions::default())?;
+    let state = Lua::new_with(libs, LuaOptions::default())?;
+    memory_limit::set(&state, memory_limit::default_limit())?;
+    let lua = Guarded(&state);
     let globals = lua.globals();
     for name in ["dofile", "loadfile", "collectgarbage", "warn"] {
         globals.raw_set(name, Value::Nil)?;
@@ -41,7 +44,7 @@ pub fn new_lua() -> mlua::Result<Lua> {
     globals.raw_set(
         "setmetatable",
         lua.create_function(move |lua, (t, meta): (Value, Value)| {
-            // A finaliser would also run outside of every limit.
+            // A finaliser would also run outside of all limits.
             if let Value::Table(m) = &meta
                 && !m.raw_get::<Value>("__gc")?.is_nil()
             {
@@ -57,7 +60,8 @@ pub fn new_lua() -> mlua::Result<Lua> {
             setmetatable.call::<Value>((t, meta))
         })?,
     )?;
-    Ok(lua)
+    boundary::install(&lua)?;
+    Ok(state)
 }
 
 /// The chunk name of text that a recipe loads: it names no file and never the library, whatever the recipe calls it.
@@ -78,12 +82,14 @@ fn load(
         Value::Function(f) => {
             let mut text = String::new();
             while let Some(piece) = f.call::<Option<String>>(())?.filter(|p| !p.is_empty()) {
+                boundary::check_chunk(lua, text.len() + piece.len())?;
                 text.push_str(&piece);
             }
             text
         }
         _ => return Err(mlua::Error::runtime("load: needs a string or a function")),
     };
+    boundary::check_chunk(lua, text.len())?;
     let mut out = MultiValue::new();
     match no_tail_calls::compile(lua, &text, &loaded_name(name.as_deref()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),
@@ -97,6 +103,7 @@ fn load(
 
 /// Makes `perilune` requirable and guards the globals.
 pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
+    let lua = &Guarded(lua);
     let pl = lua.create_table()?;
     functions::install(lua, &pl)?;
     crate::data_bindings::install(lua, &pl)?;
@@ -139,7 +146,7 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
     Ok(pl)
 }
 
-/// The library's tables as keys, copies of what each held before a recipe came as values.
+/// The library's tables as keys, copies of their contents before any recipe as values.
 const PRISTINE: &str = "perilune.pristine";
 
 fn copy(lua: &Lua, t: &Table) -> mlua::Result<Table> {
@@ -156,14 +163,14 @@ fn keep(lua: &Lua, t: &Table) -> mlua::Result<()> {
     all.raw_set(t, copy(lua, t)?)
 }
 
-/// The library's tables, and what each of them holds now: a recipe may have written to them.
+/// Copies the current contents of the library's tables, which a recipe may have modified.
 pub fn library(lua: &Lua) -> mlua::Result<Vec<(Table, Table)>> {
     let all: Table = lua.named_registry_value(PRISTINE)?;
     all.pairs::<Table, Value>().map(|pair| pair.and_then(|(t, _)| Ok((t.clone(), copy(lua, &t)?)))).collect()
 }
 
-/// Gives the library's tables what they held before. Of globals only those are looked after that were there: at the prompt
-/// the others are the person's.
+/// Restores the contents of the library's tables. Only globals that existed before are restored: at the prompt
+/// the others belong to the user.
 pub fn restore(lua: &Lua, tables: Vec<(Table, Table)>) -> mlua::Result<()> {
     let globals = lua.globals();
     for (t, was) in tables {
@@ -186,11 +193,12 @@ pub fn renew(lua: &Lua) -> mlua::Result<()> {
     restore(lua, all.pairs::<Table, Table>().collect::<mlua::Result<_>>()?)
 }
 
-/// A misspelt part of `pl.nn` and its neighbours would be nil, and the error elsewhere.
+/// Makes misspelt fields of `pl.nn` and similar tables an error; nil would cause an error elsewhere.
 fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
     if t.metatable().is_some() {
         return Ok(());
     }
+    let lua = &Guarded(lua);
     let (meta, module) = (lua.create_table()?, module.to_string());
     meta.set(
         "__index",
@@ -212,7 +220,7 @@ fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
     t.set_metatable(Some(meta))
 }
 
-/// The op behind a loss module of PyTorch: `CrossEntropyLoss` is `cross_entropy`.
+/// Returns the op for a loss module of PyTorch: `CrossEntropyLoss` is `cross_entropy`.
 fn torch_name(name: &str) -> Option<&'static str> {
     let stem = name.strip_suffix("Loss")?;
     let known = [
@@ -228,8 +236,9 @@ fn torch_name(name: &str) -> Option<&'static str> {
     known.iter().find(|(torch, _)| *torch == stem).map(|(_, op)| *op)
 }
 
-/// Reading an undefined global, or writing one, is nearly always a slip.
+/// Makes reading or writing an undefined global an error, since it is nearly always a mistake.
 fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
+    let lua = &Guarded(lua);
     let meta = lua.create_table()?;
     meta.set(
         "__index",
@@ -266,7 +275,7 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     globals.set_metatable(Some(meta))
 }
 
-/// The loaded modules that are files of the recipe's own.
+/// Returns the loaded modules that are files of the recipe.
 pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let is_ours = |name: &str| name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name);
@@ -280,24 +289,24 @@ pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
     Ok(own)
 }
 
-/// Forgets the modules that are files of the recipe's own.
+/// Unloads the modules that are files of the recipe.
 pub fn forget_own(lua: &Lua) -> mlua::Result<()> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     own(lua)?.into_iter().try_for_each(|(name, _)| loaded.raw_set(name, Value::Nil))
 }
 
-/// Puts modules back that `own` listed.
+/// Restores modules that `own` listed.
 pub fn recall(lua: &Lua, own: Vec<(String, Value)>) -> mlua::Result<()> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     own.into_iter().try_for_each(|(name, value)| loaded.raw_set(name, value))
 }
 
-/// `require`: the standard library, then files beside the recipe. Each module runs once.
+/// `require`: searches the standard library, then the recipe's folder. Each module runs once.
 fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     require_from(lua, name, false)
 }
 
-/// As `require`; `here`: of files, those of the current directory too.
+/// Like `require`; with `here` also in the current directory.
 pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
     let name = ALIASES.iter().find(|(public, _)| *public == name).map_or(name, |(_, file)| file.to_string());
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
@@ -410,7 +419,7 @@ pub fn text_of(path: &Path) -> Result<String, Failed> {
     file.text(MAX_TEXT).map_err(|e| no(e.to_string()))
 }
 
-/// `@file`, as the person named it.
+/// Returns the chunk name `@file`, with the path as given.
 pub fn chunk_name(file: &Path) -> String {
     own_name(&format!("@{}", file.display()))
 }

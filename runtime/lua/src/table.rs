@@ -68,6 +68,9 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
 
 const RAGGED: &str = "lists of one depth have the same length: pad the short ones, or keep several tensors";
 
+/// Numbers of a table literal. One list that stands in another many times needs no memory of its own in Lua.
+const MOST_NUMBERS: usize = 1 << 27;
+
 fn flatten(
     v: &Value,
     depth: usize,
@@ -75,6 +78,12 @@ fn flatten(
     leaves: &mut Vec<Value>,
 ) -> Result<(), (String, &'static str)> {
     let mixed = || Err(("a ragged list: numbers and lists side by side".to_string(), RAGGED));
+    if leaves.len() >= MOST_NUMBERS {
+        return Err((
+            format!("it holds more than {MOST_NUMBERS} numbers"),
+            "a list may stand in another several times, which multiplies; large data are read: pl.load, pl.data",
+        ));
+    }
     match v {
         Value::Table(t) => {
             if depth >= MAX_RANK {
@@ -95,8 +104,13 @@ fn flatten(
                 }
                 None => return mixed(),
             }
-            for x in t.sequence_values::<Value>() {
-                flatten(&x.map_err(|e| (e.to_string(), RAGGED))?, depth + 1, dims, leaves)?;
+            for k in 1..=n {
+                let x = t.raw_get::<Value>(k).map_err(|e| (e.to_string(), RAGGED))?;
+                if x.is_nil() {
+                    let hole = format!("element {k} of a list of {n} is nil");
+                    return Err((hole, "a list has no holes: give the missing number, 0 or 0/0 (NaN)"));
+                }
+                flatten(&x, depth + 1, dims, leaves)?;
             }
             Ok(())
         }
@@ -116,7 +130,7 @@ fn flatten(
     }
 }
 
-/// A tensor's value in host memory.
+/// Returns a tensor's value in host memory.
 pub fn read(lua: &Lua, t: &Tensor) -> mlua::Result<HostTensor> {
     t.host().record(lua, |engine| match t.what {
         Ref::Node(h) => engine.read(h),
@@ -132,7 +146,7 @@ pub fn number(_: &Lua, t: &HostTensor, i: usize) -> mlua::Result<Value> {
     })
 }
 
-/// Nested lists; a scalar gives a number.
+/// Converts a tensor to nested lists; a scalar becomes a number.
 pub fn nested(lua: &Lua, t: &HostTensor) -> mlua::Result<Value> {
     fn level(lua: &Lua, t: &HostTensor, dims: &[usize], at: usize) -> mlua::Result<Value> {
         let Some((&n, rest)) = dims.split_first() else { return number(lua, t, at) };

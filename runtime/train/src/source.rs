@@ -3,8 +3,26 @@
 use crate::error::{Error, Result, plain};
 use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, Runtime};
-use std::io::Read;
+use perilune_policy::open_named;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+
+/// A recipe file has at most so many bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Reads a regular file that the command names. Any other kind is an error, and is never waited for.
+fn read_regular(path: &Path) -> perilune_policy::Result<Vec<u8>> {
+    let mut file = open_named(path)?;
+    let mut bytes = Vec::new();
+    let read = file.by_ref().take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    let failed = |source| perilune_policy::Error::Io { path: path.to_path_buf(), action: "read", source };
+    read.map_err(failed)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let text = format!("it has more than {MAX_BYTES} bytes, the limit for a recipe");
+        return Err(failed(std::io::Error::new(ErrorKind::FileTooLarge, text)));
+    }
+    Ok(bytes)
+}
 
 /// A recipe or script: its path and text.
 pub struct Source {
@@ -13,7 +31,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a recipe; refuses a file that cannot be one, with the reason.
+    /// Reads a recipe. A file that cannot be a recipe is refused with the reason.
     pub fn read(path: &Path) -> Result<Source> {
         let shown = path.display();
         let no = |text: String| Err(Error::Usage(text));
@@ -26,24 +44,19 @@ impl Source {
         if path.extension().is_some_and(|e| e != "lua") && path.exists() {
             return no(format!("{shown} is not a Lua file: a recipe's name ends in .lua"));
         }
-        let mut bytes = Vec::new();
-        match perilune_policy::open_named(path) {
-            Ok(mut file) => {
-                if let Err(e) = file.read_to_end(&mut bytes) {
-                    return no(format!("cannot read {shown}: {}", plain(&e)));
-                }
-            }
+        let bytes = match read_regular(path) {
+            Ok(bytes) => bytes,
             Err(e) if e.is_not_found() => return no(format!("there is no file {shown}{}", near(path))),
             Err(perilune_policy::Error::Io { source, .. }) => {
                 return no(format!("cannot read {shown}: {}", plain(&source)));
             }
             Err(e) => return no(format!("{shown} {}", e.rule())),
-        }
+        };
         if bytes.starts_with(b"\x1bLua") {
             return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));
         }
         match String::from_utf8(bytes) {
-            Ok(text) if text.contains('\0') => no(format!("{shown} holds zero bytes: it is not a text file")),
+            Ok(text) if text.contains('\0') => no(format!("{shown} contains zero bytes: it is not a text file")),
             Ok(text) => {
                 let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
                 Ok(Source { path: path.to_path_buf(), text })
@@ -52,7 +65,7 @@ impl Source {
                 let good = e.utf8_error().valid_up_to();
                 let line = e.as_bytes()[..good].iter().filter(|b| **b == b'\n').count() + 1;
                 no(format!(
-                    "{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8",
+                    "{shown} is not UTF-8 text: line {line} contains the byte 0x{:02x}; save it as UTF-8",
                     e.as_bytes()[good]
                 ))
             }

@@ -1,67 +1,74 @@
-//! Interrupts Lua code on Ctrl-C: a hook that reads the flag of [`perilune_core::interrupt`].
+//! Interrupts Lua code on Ctrl-C: a hook that checks the [`Interrupt`] of the runtime.
 //!
-//! The hook costs nothing to speak of at every 10,000th instruction. Once the grace is over it is called at every
-//! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.
+//! The hook costs nothing to speak of at every 10,000th instruction, and comes sooner where instructions are slow. Once the
+//! grace is over it is called at every instruction, so that `while true do pcall(f) end` meets an error outside of its pcall
+//! too.
 
-use crate::errors::{Cause, Raised};
-use crate::host::INTERNAL;
-use mlua::debug::Debug;
+use crate::boundary::Guarded;
+use crate::boundary::recipe_line::{own, raised};
+use crate::errors::Cause;
+use crate::functions::host;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 const RARELY: u32 = 10_000;
-/// Calls deep that a line of a person's own is looked for.
-const DEPTH: usize = 32;
-/// While somebody waits: soon enough, and cheap enough for code that puts things back.
+/// While an interrupt is pending: soon enough, and cheap enough for code that restores things.
 const OFTEN: u32 = 100;
+/// Time between two calls of the hook that makes it more frequent: instructions may be slow, as `..` of long strings is.
+const SLOW: Duration = Duration::from_millis(50);
+/// The library restores what it had changed and is not stopped; after this time it is.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Lets Lua code be interrupted from now on. Each coroutine takes the rate over from its maker and changes its own.
-pub fn listen(lua: &Lua) -> mlua::Result<()> {
-    arm(lua, RARELY)
+thread_local! {
+    /// Since when an interrupt has been overdue.
+    static OVERDUE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
+/// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
+pub fn listen(lua: &Lua) -> mlua::Result<()> {
+    OVERDUE.set(None);
+    arm(lua, RARELY, host(lua)?.interrupt.clone())
+}
+
+fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
+    let last = Cell::new(Instant::now());
     lua.set_global_hook(HookTriggers::new().every_nth_instruction(every), move |lua, _| {
-        let wanted = match (interrupt::asked(), interrupt::overdue()) {
-            (false, _) => RARELY,
-            (true, false) => OFTEN,
+        let (requested, overdue) = (interrupt.is_requested(), interrupt.is_overdue());
+        let now = Instant::now();
+        let took = now.duration_since(last.replace(now));
+        let wanted = match (requested, overdue) {
+            (false, _) if took > SLOW => (every / 10).max(1),
+            (false, _) => every.saturating_mul(10).min(RARELY),
+            (true, false) => OFTEN.min(every),
             (true, true) => 1,
         };
         if wanted != every {
-            arm(lua, wanted)?;
+            arm(lua, wanted, interrupt.clone())?;
         }
-        // What ends, ends in a person's code: the library's puts back what it had changed.
-        if interrupt::overdue() && lua.inspect_stack(0, |d| own(d).is_none()).unwrap_or(true) {
-            return Ok(VmState::Continue);
+        if !overdue {
+            OVERDUE.set(None);
+        } else {
+            let since = OVERDUE.get().unwrap_or(now);
+            OVERDUE.set(Some(since));
+            let in_library = lua.inspect_stack(0, |d| own(d).is_none()).unwrap_or(true);
+            if in_library && now.duration_since(since) < PATIENCE {
+                return Ok(VmState::Continue);
+            }
         }
-        match interrupt::check() {
+        match interrupt.check() {
             Ok(()) => Ok(VmState::Continue),
-            Err(e) => Err(raised(lua, e.message)),
+            Err(e) => Err(raised(lua, e.message, None, Cause::Interrupted)),
         }
     })
 }
 
-/// Of a function of a recipe or of the prompt: its file and line.
-fn own(d: &Debug<'_>) -> Option<(String, u32)> {
-    let source = d.source();
-    let name = source.source.as_deref().filter(|n| n.starts_with(['@', '=']) && !n.starts_with(INTERNAL))?;
-    Some((name[1..].to_string(), u32::try_from(d.current_line()?).ok()?))
-}
-
-/// The error at the line of a person's own that runs.
-fn raised(lua: &Lua, message: String) -> mlua::Error {
-    let found = (0..DEPTH).map_while(|level| lua.inspect_stack(level, own)).flatten().next();
-    let (file, line) = found.map_or((None, 0), |(file, line)| (Some(file), line));
-    mlua::Error::external(Raised { file, line, message, hint: None, while_at: None, cause: Cause::Interrupted })
-}
-
-/// `native.undisturbed(fn)`: nobody who asks for the end is heard before `fn` has ended.
+/// `native.undisturbed(fn)`: a pending request is set aside until `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
-    let undisturbed = lua.create_function(|_, f: Function| {
-        let asked = interrupt::pause();
-        let out = f.call::<()>(());
-        interrupt::resume(asked);
-        out
+    let undisturbed = Guarded(lua).create_function(|lua, f: Function| {
+        let _restoring = host(lua)?.interrupt.set_aside();
+        f.call::<()>(())
     })?;
     native.set("undisturbed", undisturbed)
 }

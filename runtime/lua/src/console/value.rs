@@ -3,10 +3,14 @@
 use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};
 
-/// Entries of a table that are shown, and levels of tables in tables.
+/// The maximum number of shown entries of a table, and of nested tables.
 const ENTRIES: usize = 24;
 const LEVELS: usize = 3;
-/// A table is shown on one line if it fits.
+/// Named entries that are sorted and counted.
+const COUNTED: usize = 10_000;
+/// Bytes of a string that are shown.
+const TEXT: usize = 64 << 10;
+/// The maximum width of a table shown on one line.
 const WIDTH: usize = 100;
 
 /// A result of a line.
@@ -14,6 +18,10 @@ pub fn show(lua: &Lua, v: &Value) -> mlua::Result<String> {
     match v {
         Value::Table(t) if !speaks(t) => table(lua, t, 0),
         Value::Function(f) => Ok(function(f)),
+        Value::String(s) if s.as_bytes().len() > TEXT => {
+            let bytes = s.as_bytes();
+            Ok(format!("{}… ({} bytes)", String::from_utf8_lossy(&bytes[..TEXT]), bytes.len()))
+        }
         other => tostring(lua, other),
     }
 }
@@ -23,12 +31,12 @@ pub fn tostring(lua: &Lua, v: &Value) -> mlua::Result<String> {
     Ok(f.call::<mlua::LuaString>(v)?.to_string_lossy())
 }
 
-/// Whether a table says itself what it is.
+/// Returns whether a table has its own `__tostring`.
 fn speaks(t: &Table) -> bool {
     t.metatable().is_some_and(|m| m.raw_get::<Value>("__tostring").is_ok_and(|f| !f.is_nil()))
 }
 
-/// `function (digits.lua:23)`.
+/// Formats a function: `function (digits.lua:23)`.
 pub fn function(f: &Function) -> String {
     let info = f.info();
     match (info.source.as_deref().and_then(|s| s.strip_prefix(['@', '='])), info.line_defined) {
@@ -37,7 +45,7 @@ pub fn function(f: &Function) -> String {
     }
 }
 
-/// Shape and dtype; nothing is evaluated.
+/// Formats shape and dtype without evaluating.
 pub fn head(t: &Tensor) -> String {
     let state = if matches!(t.what, Ref::State(_)) { " state" } else { "" };
     match t.meta() {
@@ -48,6 +56,7 @@ pub fn head(t: &Tensor) -> String {
 
 fn inside(lua: &Lua, v: &Value, level: usize) -> mlua::Result<String> {
     Ok(match v {
+        Value::String(s) if s.as_bytes().len() > TEXT => format!("a string of {} bytes", s.as_bytes().len()),
         Value::String(s) => format!("{:?}", s.to_string_lossy()),
         Value::Table(t) if speaks(t) => {
             let text = tostring(lua, v)?;
@@ -69,7 +78,12 @@ fn inside(lua: &Lua, v: &Value, level: usize) -> mlua::Result<String> {
 fn table(lua: &Lua, t: &Table, level: usize) -> mlua::Result<String> {
     let listed = t.raw_len();
     let mut named: Vec<(String, Value)> = Vec::new();
+    let mut least = "";
     for pair in t.pairs::<Value, Value>() {
+        if named.len() >= COUNTED {
+            least = "at least ";
+            break;
+        }
         let (k, v) = pair?;
         match &k {
             Value::Integer(i) if *i >= 1 && *i as usize <= listed => {}
@@ -87,7 +101,7 @@ fn table(lua: &Lua, t: &Table, level: usize) -> mlua::Result<String> {
         parts.push(format!("{k} = {}", inside(lua, v, level + 1)?));
     }
     if total > parts.len() {
-        parts.push(format!("… {} more", total - parts.len()));
+        parts.push(format!("… {least}{} more", total - parts.len()));
     }
     if parts.is_empty() {
         return Ok("{}".into());

@@ -1,0 +1,63 @@
+//! Contains what a recipe's Lua code may use: its memory, the time of library functions, and panics of native ones.
+
+pub mod memory_limit;
+pub mod panics;
+mod pattern;
+pub mod recipe_line;
+mod string_lib;
+
+pub use panics::{Guarded, Methods, caught};
+
+use mlua::{Lua, Table};
+use perilune_core::Interrupt;
+
+/// Replaces the library functions whose time or memory nothing bounds.
+pub fn install(lua: &Lua) -> mlua::Result<()> {
+    let string: Table = lua.globals().raw_get("string")?;
+    string_lib::install(lua, &string)?;
+    let native = lua.create_table()?;
+    native.raw_set("need", Guarded(lua).create_function(memory_limit::need)?)?;
+    native.raw_set("exhausted", Guarded(lua).create_function(memory_limit::exhausted)?)?;
+    let bounded = lua.load(include_str!("bounded.lua")).set_name("@perilune/bounded.lua").into_function()?;
+    bounded.call::<()>(native)
+}
+
+/// Entries of a list between looks at the interrupt.
+const LOOK_EVERY: u64 = 1 << 12;
+
+/// The values of `f` for `first` .. `first + count - 1`: bounded by the memory limit, interruptible.
+pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i64) -> mlua::Result<Vec<i64>> {
+    memory_limit::need(lua, (op.to_string(), count as f64 * 8.0))?;
+    let mut out = Vec::with_capacity(count as usize);
+    for k in 0..count {
+        if k.is_multiple_of(LOOK_EVERY) {
+            look(lua)?;
+        }
+        out.push(f(first.wrapping_add(k)));
+    }
+    Ok(out)
+}
+
+/// Returns the interrupt of the run.
+pub fn interrupt(lua: &Lua) -> mlua::Result<Interrupt> {
+    Ok(crate::functions::host(lua)?.interrupt.clone())
+}
+
+/// An error at the recipe's line if an interrupt was requested.
+pub fn look(lua: &Lua) -> mlua::Result<()> {
+    interrupt(lua)?.check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
+}
+
+/// Bytes of a text that `load` compiles: Lua's parser is not interruptible.
+const LARGEST_CHUNK: usize = 16 << 20;
+
+/// Raises for a chunk that is too long for `load`, and for an interrupt while its pieces come.
+pub fn check_chunk(lua: &Lua, bytes: usize) -> mlua::Result<()> {
+    look(lua)?;
+    if bytes <= LARGEST_CHUNK {
+        return Ok(());
+    }
+    let message = format!("load: the chunk has {bytes} bytes; at most {LARGEST_CHUNK} are compiled");
+    let hint = Some("keep data in files, and read them: pl.load, pl.data".into());
+    Err(recipe_line::raised(lua, message, hint, crate::errors::Cause::Recipe))
+}

@@ -1,0 +1,210 @@
+//! Catches panics of native functions and raises them as Lua errors.
+//!
+//! A panic that mlua carries through Lua unwinds every Rust frame between the call and the command, past the code that ends
+//! step scopes and restores modes. Here each native function stops its own panic: `pcall` sees an error, an open step is
+//! aborted as after any error, borrows of the engine end with the frames that held them, and the prompt goes on.
+//!
+//! [`Guarded`] and [`Methods`] register functions that do this; `mlua::Lua::create_function` is disallowed elsewhere
+//! (`clippy.toml`).
+
+use super::recipe_line;
+use crate::errors::Cause;
+use mlua::{AnyUserData, FromLua, FromLuaMulti, Function, IntoLua, IntoLuaMulti, Lua, UserDataFields, UserDataMethods};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+thread_local! {
+    /// How many guarded calls this thread is in: their panics are not printed.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// File and line of the last panic in a guarded call.
+    static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Keeps the panic hook from printing panics that become errors. Other panics reach the hook that was installed before.
+pub fn install_hook() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if DEPTH.with(Cell::get) == 0 {
+                return before(info);
+            }
+            let place = info.location().map(|l| format!("{}:{}", l.file(), l.line())).unwrap_or_default();
+            tracing::error!(%place, "a panic becomes a Lua error");
+            PLACE.with(|p| p.replace(place));
+            if std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v == "full") {
+                before(info);
+            }
+        }));
+    });
+}
+
+/// Runs `f`; a panic in it is an error at the recipe's line.
+pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
+    DEPTH.with(|d| d.set(d.get() + 1));
+    let out = catch_unwind(AssertUnwindSafe(f));
+    DEPTH.with(|d| d.set(d.get() - 1));
+    out.unwrap_or_else(|payload| Err(internal(lua, &*payload)))
+}
+
+fn internal(lua: &Lua, payload: &(dyn Any + Send)) -> mlua::Error {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    let place = PLACE.with(RefCell::take);
+    let message = format!("internal error: {text} ({place})");
+    let hint = "this is a bug in perilune, please report it with the recipe's line";
+    recipe_line::raised(lua, message, Some(hint.into()), Cause::Internal)
+}
+
+/// A Lua state whose native functions stop their panics.
+pub struct Guarded<'a>(pub &'a Lua);
+
+impl Deref for Guarded<'_> {
+    type Target = Lua;
+
+    fn deref(&self) -> &Lua {
+        self.0
+    }
+}
+
+impl Guarded<'_> {
+    #[allow(clippy::disallowed_methods)]
+    pub fn create_function<F, A, R>(&self, f: F) -> mlua::Result<Function>
+    where
+        F: Fn(&Lua, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.create_function(move |lua, args: A| caught(lua, || f(lua, args)))
+    }
+}
+
+/// Registers methods and fields that stop their panics.
+pub struct Methods<'a, M>(pub &'a mut M);
+
+impl<T, M: UserDataMethods<T>> UserDataMethods<T> for Methods<'_, M> {
+    fn add_method<F, A, R>(&mut self, name: impl Into<String>, method: F)
+    where
+        F: Fn(&Lua, &T, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_method(name, move |lua, this, args: A| caught(lua, || method(lua, this, args)));
+    }
+
+    fn add_method_mut<F, A, R>(&mut self, name: impl Into<String>, mut method: F)
+    where
+        F: FnMut(&Lua, &mut T, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_method_mut(name, move |lua, this, args: A| caught(lua, || method(lua, this, args)));
+    }
+
+    fn add_function<F, A, R>(&mut self, name: impl Into<String>, function: F)
+    where
+        F: Fn(&Lua, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_function(name, move |lua, args: A| caught(lua, || function(lua, args)));
+    }
+
+    fn add_function_mut<F, A, R>(&mut self, name: impl Into<String>, mut function: F)
+    where
+        F: FnMut(&Lua, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_function_mut(name, move |lua, args: A| caught(lua, || function(lua, args)));
+    }
+
+    fn add_meta_method<F, A, R>(&mut self, name: impl Into<String>, method: F)
+    where
+        F: Fn(&Lua, &T, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_meta_method(name, move |lua, this, args: A| caught(lua, || method(lua, this, args)));
+    }
+
+    fn add_meta_method_mut<F, A, R>(&mut self, name: impl Into<String>, mut method: F)
+    where
+        F: FnMut(&Lua, &mut T, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_meta_method_mut(name, move |lua, this, args: A| caught(lua, || method(lua, this, args)));
+    }
+
+    fn add_meta_function<F, A, R>(&mut self, name: impl Into<String>, function: F)
+    where
+        F: Fn(&Lua, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_meta_function(name, move |lua, args: A| caught(lua, || function(lua, args)));
+    }
+
+    fn add_meta_function_mut<F, A, R>(&mut self, name: impl Into<String>, mut function: F)
+    where
+        F: FnMut(&Lua, A) -> mlua::Result<R> + 'static,
+        A: FromLuaMulti,
+        R: IntoLuaMulti,
+    {
+        self.0.add_meta_function_mut(name, move |lua, args: A| caught(lua, || function(lua, args)));
+    }
+}
+
+impl<T, M: UserDataFields<T>> UserDataFields<T> for Methods<'_, M> {
+    fn add_field<V: IntoLua + 'static>(&mut self, name: impl Into<String>, value: V) {
+        self.0.add_field(name, value);
+    }
+
+    fn add_field_method_get<F, R>(&mut self, name: impl Into<String>, method: F)
+    where
+        F: Fn(&Lua, &T) -> mlua::Result<R> + 'static,
+        R: IntoLua,
+    {
+        self.0.add_field_method_get(name, move |lua, this| caught(lua, || method(lua, this)));
+    }
+
+    fn add_field_method_set<F, A>(&mut self, name: impl Into<String>, mut method: F)
+    where
+        F: FnMut(&Lua, &mut T, A) -> mlua::Result<()> + 'static,
+        A: FromLua,
+    {
+        self.0.add_field_method_set(name, move |lua, this, value: A| caught(lua, || method(lua, this, value)));
+    }
+
+    fn add_field_function_get<F, R>(&mut self, name: impl Into<String>, function: F)
+    where
+        F: Fn(&Lua, AnyUserData) -> mlua::Result<R> + 'static,
+        R: IntoLua,
+    {
+        self.0.add_field_function_get(name, move |lua, this| caught(lua, || function(lua, this)));
+    }
+
+    fn add_field_function_set<F, A>(&mut self, name: impl Into<String>, mut function: F)
+    where
+        F: FnMut(&Lua, AnyUserData, A) -> mlua::Result<()> + 'static,
+        A: FromLua,
+    {
+        self.0.add_field_function_set(name, move |lua, this, value: A| caught(lua, || function(lua, this, value)));
+    }
+
+    fn add_meta_field<V: IntoLua + 'static>(&mut self, name: impl Into<String>, value: V) {
+        self.0.add_meta_field(name, value);
+    }
+
+    fn add_meta_field_with<F, R>(&mut self, name: impl Into<String>, f: F)
+    where
+        F: FnOnce(&Lua) -> mlua::Result<R> + 'static,
+        R: IntoLua,
+    {
+        self.0.add_meta_field_with(name, f);
+    }
+}

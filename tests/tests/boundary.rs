@@ -1,0 +1,333 @@
+//! Attacks of a recipe on memory, time and the runtime's own state: each meets an error that `pcall` catches or a value, never
+//! a panic, an abort or a loop that no interrupt ends, and the runtime works afterwards.
+#![allow(clippy::unwrap_used)]
+
+use perilune_lua::{Cause, Console, Failed};
+use perilune_tests::scripts::{Script, script};
+use std::time::{Duration, Instant};
+
+const LIMIT: usize = 48 << 20;
+
+fn limited() -> Script {
+    let s = script(2, &[]).unwrap_or_else(|e| panic!("{e}"));
+    s.runtime.limit_lua_memory(LIMIT).unwrap();
+    s
+}
+
+/// Runs a script that is to return nothing.
+fn run(s: &Script, text: &str) -> Result<(), Failed> {
+    s.runtime.load_text(text, "@attack.lua").map(drop)
+}
+
+/// The message of a script that has to fail.
+fn fails(s: &Script, text: &str) -> String {
+    match run(s, text) {
+        Ok(()) => panic!("no error: {text}"),
+        Err(e) => {
+            let e = e.to_string();
+            assert!(!e.contains("internal error"), "{text}\n{e}");
+            e
+        }
+    }
+}
+
+/// After an attack the runtime computes, and its memory is free.
+fn works(s: &Script) {
+    let text = "local pl = require 'perilune'\nassert(pl.ones({ 3 }):sum():item() == 3)\nlocal t = {}\nfor i = 1, 100000 do t[i] = i end";
+    run(s, text).unwrap_or_else(|e| panic!("afterwards: {e}"));
+}
+
+/// Runs a script and interrupts it; it has to end soon, and the interrupt has to be its end.
+fn interrupted(s: &Script, text: &str) {
+    let interrupt = s.runtime.host().interrupt.clone();
+    let asks = std::thread::spawn({
+        let interrupt = interrupt.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(150));
+            interrupt.request();
+        }
+    });
+    let begun = Instant::now();
+    let out = s.runtime.interruptible(|| run(s, text)).unwrap();
+    let took = begun.elapsed();
+    asks.join().unwrap();
+    interrupt.clear();
+    match out {
+        Err(Failed::Recipe(e)) if e.cause == Cause::Interrupted => {}
+        Err(e) => panic!("{text}\n{e}"),
+        Ok(()) => panic!("it ended by itself: {text}"),
+    }
+    assert!(took < Duration::from_secs(8), "{took:?}: {text}");
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+/// Attacks that need more memory than there is. None may take it outside of Lua either.
+const GREEDY: [(&str, &str); 20] = [
+    ("a string is repeated", "local s = ('x'):rep(1 << 40)"),
+    ("a string is repeated with a separator", "local s = ('x'):rep(1 << 20, ('y'):rep(1 << 20))"),
+    ("a string is doubled", "local s = 'x' while true do s = s .. s end"),
+    ("a list grows", "local t = {} for i = 1, 1e9 do t[i] = i end"),
+    ("a table grows", "local t = {} for i = 1, 1e9 do t[i * 1.5] = {} end"),
+    ("a list is joined", "local t = {} for i = 1, 1000 do t[i] = ('x'):rep(100000) end local s = table.concat(t)"),
+    (
+        "a virtual list is joined",
+        "local s = table.concat(setmetatable({}, { __index = function() return ('x'):rep(1000) end }), '', 1, 1 << 40)",
+    ),
+    (
+        "a list is filled by move",
+        "local t = table.move(setmetatable({}, { __index = function() return 1 end }), 1, 1 << 40, 1, {})",
+    ),
+    ("a substitution multiplies", "local s = ('a'):rep(100000):gsub('a', ('b'):rep(100000))"),
+    (
+        "a substitution by a function multiplies",
+        "local b = ('b'):rep(1e6) local s = ('a'):rep(100000):gsub('a', function() return b end)",
+    ),
+    ("a substitution by a table multiplies", "local s = ('a'):rep(100000):gsub('a', { a = ('b'):rep(1e6) })"),
+    (
+        "a format repeats",
+        "local s = ('x'):rep(1e6) local t = s:rep(10) local f = ('%s'):rep(90) local u = f:format(t, t, t, t, t, t, t, t, t, t, t, t, t, t, t, t, t, t, t, t)",
+    ),
+    ("a pack pads", "local s = ('c' .. (1 << 30)):pack('')"),
+    ("a closure chain", "local f = function() end while true do local g = f f = function() return g end end"),
+    ("a varargs bomb", "local t = {} for i = 1, 200000 do t[i] = { table.unpack({}, 1, 200) } t[i][200] = i end"),
+    ("coroutines pile up", "local t = {} for i = 1, 1e7 do t[i] = coroutine.create(function() end) end"),
+    ("a tensor's list", "local pl = require 'perilune' local t = pl.zeros({ 4000, 1000 }):tolist()"),
+    ("a permutation", "local pl = require 'perilune' local t = pl.native.permutation(1, 0, 1 << 40)"),
+    ("a shuffle", "local pl = require 'perilune' local t = pl.native.shuffled(1, 0, 1 << 62, 10)"),
+    ("windows", "local pl = require 'perilune' local t = pl.native.text_windows(1, 0, 1 << 62, 100, 10)"),
+];
+
+#[test]
+fn greed_for_memory_is_an_error() {
+    for (name, text) in GREEDY {
+        let s = limited();
+        let e = fails(&s, text);
+        assert!(e.contains("memory") && (e.contains("48.0 MiB") || e.contains("not enough memory")), "{name}: {e}");
+        assert!(e.contains("--lua-memory"), "{name}: {e}");
+        works(&s);
+        // And within a pcall, where the script goes on.
+        let caught = format!(
+            "local ok, e = pcall(function() {text} end)\nassert(not ok)\ncollected = tostring(e)\nlocal t = {{}}\nfor i = 1, 1000 do t[i] = {{}} end"
+        );
+        run(
+            &s,
+            &caught
+                .replace("collected = tostring(e)", "assert(tostring(e):find('--lua-memory', 1, true), tostring(e))"),
+        )
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
+        works(&s);
+    }
+}
+
+/// Where Lua says no line, the message has that of the pcall; where a native function fails, that of its call.
+#[test]
+fn a_memory_error_names_a_line() {
+    let s = limited();
+    assert!(
+        fails(&s, "local x\n\nx = ('x'):rep(1 << 40)")
+            .starts_with("attack.lua:3: string.rep: its result would take 1.0 TiB")
+    );
+    run(&s, "local ok, e = pcall(function()\nlocal s = 'x' while true do s = s .. s end\nend)\nprint(tostring(e))")
+        .unwrap();
+    let said = s.output();
+    assert!(said.contains("attack.lua:") && said.contains("out of Lua memory"), "{said}");
+    assert!(said.contains("may take 48.0 MiB"), "{said}");
+}
+
+#[test]
+fn memory_errors_in_callbacks_handlers_and_coroutines_are_errors() {
+    let grow = "local s = 'x' while true do s = s .. s end";
+    for text in [
+        format!("local pl = require 'perilune' pl.step(function() {grow} end)"),
+        format!("local pl = require 'perilune' pl.no_grad(function() {grow} end)"),
+        format!("xpcall(error, function() {grow} end) {grow}"),
+        format!("local c = coroutine.wrap(function() {grow} end) c()"),
+        format!("local t <close> = setmetatable({{}}, {{ __close = function() {grow} end }}) error 'x'"),
+        format!("print(setmetatable({{}}, {{ __tostring = function() {grow} end }}))"),
+        format!("error(setmetatable({{}}, {{ __tostring = function() {grow} end }}))"),
+        format!("table.sort({{ 3, 2, 1 }}, function() {grow} end)"),
+        format!("string.gsub('aaa', 'a', function() {grow} end)"),
+        format!(
+            "local pl = require 'perilune'\nlocal f = pl.custom {{ forward = function(x) return x * 2 end, backward = function(g, x) {grow} end }}\nlocal w = pl.state(pl.ones {{ 2 }})\npl.step(function() f(w):sum():backward() end)"
+        ),
+        format!("local f = load(function() {grow} end)() "),
+    ] {
+        let s = limited();
+        let e = run(&s, &text).expect_err(&text).to_string();
+        assert!(!e.contains("internal error"), "{text}: {e}");
+        works(&s);
+    }
+}
+
+/// A prompt whose globals fill the memory can still let go of them.
+#[test]
+fn the_prompt_survives_a_full_memory() {
+    let s = limited();
+    let console = Console::new(&s.runtime, "stdin").unwrap();
+    assert!(console.eval("big = {} for i = 1, 1e9 do big[i] = 'number ' .. i end").is_err());
+    assert!(console.eval("#big > 1000").unwrap().shown[0].contains("true"));
+    console.eval("big = nil").unwrap();
+    assert_eq!(console.eval("1 + 1").unwrap().shown, ["2"]);
+    console.eval("t = {} for i = 1, 100000 do t[i] = i end").unwrap();
+}
+
+/// A list that stands in another many times is small in Lua and huge as a tensor.
+#[test]
+fn shared_lists_do_not_multiply() {
+    let s = limited();
+    let text = "local pl = require 'perilune'\nlocal t = {}\nfor i = 1, 600 do t[i] = 1 end\nfor _ = 1, 4 do local u = {} for i = 1, 600 do u[i] = t end t = u end\npl.tensor(t)";
+    let begun = Instant::now();
+    let e = fails(&s, text);
+    assert!(e.contains("more than") && e.contains("numbers"), "{e}");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn suggestions_and_messages_stay_short() {
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let begun = Instant::now();
+    for text in [
+        "local pl = require 'perilune' return pl[('x'):rep(1e7)]",
+        "return _G[('x'):rep(1e7)]",
+        "local pl = require 'perilune' return pl.zeros({ 2 })[('x'):rep(1e7)]",
+        "local pl = require 'perilune' return pl.nn.Linear(2, 3, { [('x'):rep(1e6)] = 1 })",
+        "local pl = require 'perilune' return pl.zeros({ 2 }, { dtype = ('x'):rep(1e7) })",
+        "require(('x'):rep(1e7))",
+        "error(('x'):rep(1e7))",
+        "error(('a'):rep(1e6) .. '\\n' .. ('1:'):rep(1e6))",
+        "local pl = require 'perilune' return pl.native.near(('x'):rep(90), (function() local t = {} for i = 1, 1e5 do t[i] = ('y'):rep(90) end return t end)())",
+    ] {
+        let e = match run(&s, text) {
+            Ok(()) => String::new(),
+            Err(e) => e.to_string(),
+        };
+        assert!(e.len() < 64 << 10, "{} bytes: {text}", e.len());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+// ---- time ------------------------------------------------------------------------------------------------------------
+
+/// Work that does not end, in the library's C code or in metamethods.
+const ENDLESS: [&str; 26] = [
+    "while true do end",
+    "while true do pcall(function() while true do end end) end",
+    "local f f = function() return f() end while true do pcall(f) end",
+    "xpcall(error, function() while true do end end) while true do end",
+    "local s = ('a'):rep(5000):find(('.-'):rep(20) .. 'b')",
+    "local s = ('a'):rep(5000):match(('.*'):rep(20) .. 'b')",
+    "for k in ('a'):rep(5000):gmatch(('a*'):rep(20) .. 'b') do end",
+    "local s = ('a'):rep(5000):gsub(('a?'):rep(30) .. ('.-'):rep(9) .. 'b', '')",
+    "local s = ('('):rep(1e6):find(('%b()'):rep(3))  while true do s = ('('):rep(1e6):find('%b()', 1) end",
+    "while true do pcall(string.find, ('a'):rep(5000), ('.-'):rep(20) .. 'b') end",
+    "local n = (''):rep(1 << 62) while true do end",
+    "table.concat(setmetatable({}, { __index = function() return '' end }), '', 1, 1 << 62)",
+    "table.concat(setmetatable({}, { __index = setmetatable({}, { __index = function() return '' end }) }), '', 1, 1 << 62)",
+    "table.insert(setmetatable({}, { __len = function() return 1 << 62 end }), 1, 1)",
+    "table.remove(setmetatable({}, { __len = function() return 1 << 62 end }), 1)",
+    "table.sort(setmetatable({}, { __len = function() return (1 << 31) - 2 end, __index = function() return 1 end, __newindex = type }))",
+    "table.move({}, 1, 1 << 62, 2)",
+    "table.move({}, 1, 1 << 62, 2, setmetatable({}, { __newindex = type }))",
+    "table.sort({ 3, 1, 2 }, function() while true do end end)",
+    "string.gsub('a', 'a', function() while true do end end)",
+    "load(function() return ' ' end)",
+    "load(function() while true do end end)",
+    "local c = coroutine.wrap(function() while true do end end) c()",
+    "while true do local c = coroutine.wrap(function() local c = coroutine.wrap(function() while true do end end) c() end) pcall(c) end",
+    "local t = {} for i = 1, 2e6 do t[i] = i end for i = 1, 2e6 do t[i] = nil end while next(t) == nil do end",
+    "local s = ('x'):rep(8e6) while true do local t = s .. 'y' end",
+];
+
+#[test]
+fn nothing_outlives_an_interrupt() {
+    for text in ENDLESS {
+        let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+        s.runtime.limit_lua_memory(256 << 20).unwrap();
+        interrupted(&s, text);
+        works(&s);
+    }
+}
+
+/// The library's own loops give way too, even where the recipe swallows the first interrupt.
+#[test]
+fn a_loop_in_the_library_ends() {
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let endless = "local pl = require 'perilune'\nlocal keys = setmetatable({}, { __pairs = function() return function(_, k) return (k or 0) + 1, 1 end end })\n";
+    interrupted(&s, &format!("{endless}while true do pcall(pl.tree.names, keys) end"));
+    works(&s);
+}
+
+// ---- depth -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn deep_and_cyclic_tables_are_refused() {
+    let deep = "local pl = require 'perilune'\nlocal t = { w = pl.state(pl.ones { 1 }) }\nfor i = 1, 100000 do t = { next = t } end\n";
+    for use_it in [
+        "pl.tree.states(t)",
+        "pl.nn.module(t):parameters()",
+        "print(pl.nn.module(t))",
+        "pl.summary(pl.nn.module(t), pl.ones { 1 })",
+        "pl.optim.SGD(pl.nn.module(t), { lr = 1 })",
+        "t.forward = function(x) return x end pl.nn.module(t):train()",
+    ] {
+        let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let begun = Instant::now();
+        let e = fails(&s, &format!("{deep}{use_it}"));
+        assert!(e.contains("nested more than 200 deep"), "{use_it}: {e}");
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        works(&s);
+    }
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let cyclic = "local pl = require 'perilune'\nlocal t = { w = pl.state(pl.ones { 1 }) } t.t = t t.u = { t, t }\nassert(#pl.tree.states(t) == 1)\nprint(pl.nn.module(t))";
+    run(&s, cyclic).unwrap_or_else(|e| panic!("{e}"));
+    assert!(fails(&s, "local pl = require 'perilune' local t = {} t[1] = t pl.tensor(t)").contains("nested more than"));
+}
+
+#[test]
+fn a_recipe_with_deep_states_is_refused() {
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let text = "local pl = require 'perilune'\nlocal recipe = pl.recipe { name = 'deep' }\nfunction recipe.data() local x = pl.ones { 8, 2 } return { train = pl.data.tensors { x = x }:batch(4) } end\nfunction recipe.model() local t = { w = pl.state(pl.ones { 1 }) } for i = 1, 100000 do t = { next = t } end t.forward = function() end return pl.nn.module(t) end\nfunction recipe.optimizer(p, m) return pl.optim.SGD(m, { lr = 1 }) end\nfunction recipe.loss(m, b) return b.x:sum() end\nreturn recipe";
+    let Ok(perilune_lua::Loaded::Recipe(recipe)) = s.runtime.load_text(text, "@deep.lua") else { panic!("no recipe") };
+    let e = recipe.start(None, None, None).map(drop).expect_err("too deep").to_string();
+    assert!(e.contains("nested more than 200 deep"), "{e}");
+}
+
+/// Nesting and recursion that exhaust a stack are Lua's own errors.
+#[test]
+fn deep_code_is_an_error() {
+    for text in [
+        "assert(load(('('):rep(100000) .. '1' .. (')'):rep(100000)))",
+        "assert(load(('{'):rep(100000) .. ('}'):rep(100000)))",
+        "assert(load('return ' .. ('-'):rep(1000000) .. '1'))",
+        "assert(load(('do '):rep(100000) .. ('end '):rep(100000)))",
+        "assert(load('return ' .. ('function() return '):rep(100000) .. '1' .. (' end'):rep(100000)))",
+        "assert(load('x = ' .. ('a.'):rep(1000000) .. 'b'))()",
+        "local function f(n) return 1 + f(n + 1) end f(1)",
+        "local function f(n) local ok, e = pcall(f, n + 1) if not ok then error(e, 0) end end f(1)",
+        "local function f() return coroutine.wrap(f)() end f()",
+        "local t = setmetatable({}, {}) getmetatable(t).__index = t return t.x",
+        "local t = setmetatable({}, {}) getmetatable(t).__index = function(t, k) return t[k] end return t.x",
+        "local t = setmetatable({}, {}) getmetatable(t).__tostring = function(t) return tostring(t) end print(t)",
+        "local t = setmetatable({}, {}) getmetatable(t).__concat = function(a, b) return a .. b end return t .. 'x'",
+        "local t = setmetatable({}, { __tostring = function() return {} end }) print(t)",
+        "error(setmetatable({}, { __tostring = function() error 'again' end }))",
+        "error(setmetatable({}, { __tostring = function() return 7 end }))",
+        "local t = setmetatable({}, {}) getmetatable(t).__tostring = function(t) error(t) end error(t)",
+        "error(nil)",
+        "error({})",
+        "error(coroutine.create(function() end))",
+        "error(require 'perilune'.ones { 2 })",
+        "string.gsub('a', 'a', function(x) local f f = function() return string.gsub('a', 'a', f) end return f() end)",
+        "local function f() print(setmetatable({}, { __tostring = f })) return '' end f()",
+        "require 'perilune'.no_grad(function() local pl = require 'perilune' local function f() return pl.no_grad(f) end f() end)",
+    ] {
+        let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+        let e = match run(&s, text) {
+            Ok(()) => continue,
+            Err(e) => e.to_string(),
+        };
+        assert!(!e.contains("internal error"), "{text}: {e}");
+        works(&s);
+    }
+}
