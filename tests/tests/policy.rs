@@ -1,6 +1,6 @@
 //! Attacks the boundary of a recipe from Lua: what it may read, write, list, require and show.
 //!
-//! The resolution of paths itself, by `openat2` and by the walk, is attacked in `runtime/policy/tests/boundary.rs`; the flags of
+//! The resolution of paths itself, by `openat2` and by the walk, is attacked in `runtime/policy/tests/paths.rs`; the flags of
 //! the command line in `repl/tests/policy.rs`.
 #![allow(clippy::unwrap_used)]
 
@@ -334,11 +334,11 @@ fn a_rehearsal_writes_nothing() {
     let (runtime, _) = t.runtime_with(policy);
     let Ok(Loaded::Recipe(recipe)) = runtime.load(&t.path("recipe/r.lua")) else { panic!("a recipe") };
     let run = recipe.start(None, None, None).unwrap();
-    run.rehearse().unwrap();
+    run.dry_run().unwrap();
     assert!(!t.path("recipe/w.npy").exists());
     run.read(&run.step().unwrap()).unwrap();
     assert!(t.path("recipe/w.npy").exists());
     std::fs::remove_file(t.path("recipe/w.npy")).unwrap();
-    run.rehearse().unwrap();
+    run.dry_run().unwrap();
     assert!(!t.path("recipe/w.npy").exists());
 }

@@ -37,7 +37,8 @@ print(pl.randn({ 300, 300 }):matmul(pl.randn({ 300, 300 })):softmax(-1):sum():it
 fn programs() -> Vec<Arc<Program>> {
     let backend = Recording::new(Box::new(Cpu::new(Some(1))));
     let policy = perilune_tests::scripts::policy(&[]);
-    let options = RuntimeOptions { backend: backend.clone(), params: Vec::new(), policy, strict: true, print: Rc::new(|_| ()) };
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: Vec::new(), policy, strict: true, print: Rc::new(|_| ()) };
     let runtime = Runtime::new(options).unwrap();
     runtime.load_text(TRAINING, "@training.lua").unwrap_or_else(|e| panic!("{e}"));
     backend.take()

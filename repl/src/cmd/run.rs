@@ -139,7 +139,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         let backend = args.device.open()?;
         let params = spec.params.clone();
         let policy = policy.build();
-        let runtime = args.device.runtime(RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
+        let runtime =
+            args.device.runtime(RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
         diagnostics::plans(&runtime, &out);
         diagnostics::notices(&runtime, printer);
         let at_breakpoint =

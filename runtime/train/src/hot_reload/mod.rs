@@ -177,9 +177,7 @@ impl<'a> Reloader<'a> {
             true => perilune_policy::open_named(p),
             false => self.runtime.policy().open(p),
         };
-        let text = |p: &PathBuf| {
-            Some(open(p).ok()?.text(MOST).ok()?.trim_start_matches('\u{feff}').to_string())
-        };
+        let text = |p: &PathBuf| Some(open(p).ok()?.text(MOST).ok()?.trim_start_matches('\u{feff}').to_string());
         self.paths().into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
     }
 
