@@ -95,6 +95,8 @@ impl Read for Capped {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::named;
+    use std::fs::File;
     use std::io::Write;
 
     #[test]
@@ -106,7 +108,8 @@ mod tests {
         (0..400).for_each(|_| packed.write_all(line.as_bytes()).expect("written"));
         packed.finish().expect("finished");
         let mut text = Vec::new();
-        let e = open(&path, u64::MAX).expect("opened").read_to_end(&mut text).expect_err("too much");
+        let (_, mut from) = open(named::open(&path).expect("opened"), u64::MAX).expect("read");
+        let e = from.read_to_end(&mut text).expect_err("too much");
         assert!(text.len() as u64 <= EXPANSION.free);
         let e = read_error(&path, u64::MAX, e).to_string();
         assert!(
@@ -115,7 +118,8 @@ mod tests {
         );
         let ample = Expansion { ratio: 2000, free: 0 };
         text.clear();
-        open_within(&path, u64::MAX, ample).expect("opened").read_to_end(&mut text).expect("read");
+        let (_, mut from) = open_within(named::open(&path).expect("opened"), u64::MAX, ample).expect("read");
+        from.read_to_end(&mut text).expect("read");
         assert_eq!(text.len(), 400 * line.len());
     }
 }

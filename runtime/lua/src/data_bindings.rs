@@ -572,3 +572,30 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     crate::console::interrupt::install(lua, &native)?;
     lua.set_named_registry_value(crate::loader::NATIVE, native)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Policy, Runtime, RuntimeOptions};
+    use mlua::Table;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    /// The library checks what recipes give it; these functions hold their own limits nevertheless.
+    #[test]
+    fn greedy_calls_are_errors() {
+        let (backend, params, print) = (Arc::new(perilune_plan::Null), Vec::new(), Rc::new(|_: &str| ()));
+        let options = RuntimeOptions { backend, params, policy: Policy::closed(), strict: false, print };
+        let runtime = Runtime::new(options).expect("a runtime");
+        runtime.limit_lua_memory(48 << 20).expect("a limit");
+        let native: Table = runtime.lua().named_registry_value(crate::loader::NATIVE).expect("the library's functions");
+        runtime.lua().globals().raw_set("native", native).expect("a global");
+        for call in
+            ["permutation(1, 0, 1 << 40)", "shuffled(1, 0, 1 << 62, 10)", "text_windows(1, 0, 1 << 62, 100, 10)"]
+        {
+            let e = runtime.load_text(&format!("local t = native.{call}"), "@attack.lua").map(drop).expect_err(call);
+            assert!(e.to_string().contains("--lua-memory"), "{call}: {e}");
+        }
+        let many = "local t = {} for i = 1, 1e5 do t[i] = ('y'):rep(90) end local x = native.near(('x'):rep(90), t)";
+        runtime.load_text(many, "@attack.lua").expect("many names");
+    }
+}
