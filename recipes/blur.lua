@@ -1,13 +1,13 @@
 -- recipes/blur.lua: filters an image by convolution: a tensor program without training
 --
---   perilune run recipes/blur.lua --set image=photo.png --set sigma=3
+--   perilune run recipes/blur.lua --set out=blur.png --set image=photo.png --set sigma=3
 --
 -- Reads a PNG, or draws a test image without one. Writes one PNG of the image, blurred, sharpened and its edges, side by side,
--- in about a second.
+-- in about a second. A script writes where its command says: --set out=FILE allows that file.
 
 local pl = require "perilune"
 
-local p = pl.params { image = "", out = "blur.png", sigma = 2.0, amount = 1.0, size = 128 }
+local p = pl.params { image = "", out = "", sigma = 2.0, amount = 1.0, size = 128 }
 
 -- Draws rings and a checkerboard in colour: (3, size, size) in [0, 1].
 local function test_image(size)
@@ -58,5 +58,6 @@ end
 local image = p.image ~= "" and pl.data.png(p.image) or test_image(math.tointeger(p.size))
 if image:size(0) == 4 then image = image:narrow(0, 0, 3) end         -- the alpha channel is not filtered
 local sheet = pl.cat({ image, gaussian_blur(image, p.sigma), sharpen(image, p.amount), edges(image) }, 2)
-pl.data.save_png(p.out, sheet)
-print(("wrote %s: the image, blurred (sigma %g), sharpened, edges; %d x %d pixels"):format(p.out, p.sigma, sheet:size(2), sheet:size(1)))
+if p.out ~= "" then pl.data.save_png(p.out, sheet) end
+local where = p.out ~= "" and "wrote " .. p.out or "made, not written (--set out=FILE)"
+print(("%s: the image, blurred (sigma %g), sharpened, edges; %d x %d pixels"):format(where, p.sigma, sheet:size(2), sheet:size(1)))

@@ -3,6 +3,8 @@
 -- Each function takes the globals of the prompt, then the values of the expressions after the command, and returns text.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local is_module = require("perilune.nn.module").is_module
@@ -91,7 +93,7 @@ function prompt.grad(env, x)
     if x:numel() ~= 1 then
       pl.error(":grad", ("x has shape %s; only a scalar has gradients"):format(shape_of(x)), ":grad x:sum() or :grad x:mean()")
     end
-    local states = pl.native.states_of(x)
+    local states = native.states_of(x)
     if #states == 0 then pl.error(":grad", "x depends on no trainable State", "a value that was computed in an earlier step has no history") end
     local list = {}
     local grads = { pl.grad(x, states, { allow_unused = true }) }

@@ -5,6 +5,8 @@
 -- parameters once.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local nn_module = require "perilune.nn.module"
@@ -116,19 +118,19 @@ return function(model, ...)
   local function around(module, call)
     local row = by_module[module]
     if not row then return call() end
-    local from = pl.native.mark()
+    local from = native.mark()
     local out = table.pack(call())
     local outputs = tensors_of(table.unpack(out, 1, out.n))
     row.calls = row.calls + 1
     if outputs[1] then
       row.shape = row.shape or outputs[1].shape
-      row.flops = row.flops + pl.native.cost(from, outputs).flops
+      row.flops = row.flops + native.cost(from, outputs).flops
       for _, x in ipairs(outputs) do row.bytes = row.bytes + x:numel() * sizes[x.dtype] end
     end
     return table.unpack(out, 1, out.n)
   end
   local function body() return model(table.unpack(inputs, 1, inputs.n)) end
-  pl.native.aside(function() pl.no_grad(function() nn_module.watch(around, body) end) end)
+  native.aside(function() pl.no_grad(function() nn_module.watch(around, body) end) end)
   local total = { rows = rows, parameters = model:num_parameters(), flops = by_module[model].flops, bytes = 0 }
   for module, row in pairs(by_module) do
     if not below[module] then total.bytes = total.bytes + row.bytes end

@@ -8,6 +8,7 @@ mod failure;
 mod format;
 mod log;
 mod plot;
+mod policy_args;
 mod progress;
 mod prompt;
 mod retention;

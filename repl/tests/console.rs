@@ -4,6 +4,8 @@
 use perilune_core::ops;
 use perilune_cpu::Cpu;
 use perilune_lua::{Console, Runtime, RuntimeOptions, console};
+use perilune_policy::Policy;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -12,9 +14,21 @@ struct Prompt {
     console: Console,
 }
 
+/// Reads in the repository, writes in temporary directories.
+fn policy() -> Arc<Policy> {
+    let policy = Policy::builder().allow_read(Path::new("..")).unwrap().allow_read(&std::env::temp_dir()).unwrap();
+    policy.allow_write(&std::env::temp_dir()).unwrap().build()
+}
+
 fn prompt() -> Prompt {
     let print = Rc::new(|_: &str| ());
-    let options = RuntimeOptions { backend: Arc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
+    let options = RuntimeOptions {
+        backend: Arc::new(Cpu::new(Some(2))),
+        params: Vec::new(),
+        policy: policy(),
+        strict: true,
+        print,
+    };
     let runtime = Runtime::new(options).unwrap();
     let console = Console::new(&runtime, "prompt").unwrap();
     Prompt { runtime, console }

@@ -246,11 +246,11 @@ fn load_finds_what_save_wrote() {
         )
     };
     p.file("make.lua", "local pl = require 'perilune'\npl.save('sub/w.npy', pl.tensor(1))\n");
-    assert_eq!(p.run(&["run", "make.lua"]).status, Some(0));
+    assert_eq!(p.run(&["run", "make.lua", "--allow-write=."]).status, Some(0));
     p.file("sub/script.lua", text(2));
-    let r = p.run(&["run", "sub/script.lua"]);
+    let r = p.run(&["run", "sub/script.lua", "--allow-write", "."]);
     assert_eq!((r.out.as_str(), r.err.as_str()), ("1\t2\n", ""), "beside the recipe at first, then where it was saved");
-    assert_eq!(p.run(&["run", "sub/script.lua"]).out, "2\t2\n");
+    assert_eq!(p.run(&["run", "sub/script.lua", "--allow-write", "."]).out, "2\t2\n");
     assert!(p.path("w.npy").exists());
 }
 

@@ -9,8 +9,10 @@
 -- function of the shuffle seed and the sample's number in the stream, so a resumed run has the same crops.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
-local native = require "perilune.data.native"
+local readers = require "perilune.data.native"
 local set = require "perilune.data.set"
 
 ---Options that belong to one kind of crop.
@@ -55,7 +57,7 @@ local function images(path, opts)
   else
     form.resize = check.whole(op, "resize", o.resize or o.pixels * 256 // 224)
   end
-  local folder, place = native.images(path, o.classes), pl.native.place()
+  local folder, place = readers.images(path, o.classes), native.place()
 
   local function reader(seed)
     local options = { seed = o.crop == "random" and (seed or 0) or nil }
@@ -64,8 +66,8 @@ local function images(path, opts)
     return {
       batch = function(rows, first)
         -- Attribute a file that does not decode to the line that names the folder.
-        local before = pl.native.at(place)
-        local _back <close> = setmetatable({}, { __close = function() pl.native.at(before) end })
+        local before = native.at(place)
+        local _back <close> = setmetatable({}, { __close = function() native.at(before) end })
         local x, y = inner:batch(rows, first)
         return { x = x, y = y }
       end,

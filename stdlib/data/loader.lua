@@ -8,6 +8,8 @@
 -- its last full batch instead. A sequential loader has one epoch, whose last batch may be smaller; higher numbers wrap around.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 
 ---@class perilune.Loader
@@ -39,7 +41,7 @@ local function new(op, fields)
     pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or omit drop_last")
   end
   local loader = setmetatable(fields, meta) --[[@as perilune.Loader]]
-  loader.place = pl.native.place()
+  loader.place = native.place()
   return loader
 end
 
@@ -78,9 +80,9 @@ end
 function Loader:batch_at(k)
   local first, count = span(self, k)
   -- Attribute the ops to the line that made the loader: the default loop has no line of the recipe on the stack.
-  local before = pl.native.at(self.place)
+  local before = native.at(self.place)
   local made, batch = pcall(self.make, first, count)
-  pl.native.at(before)
+  native.at(before)
   if not made then error(batch, 0) end
   if self.prefetch then
     -- A sequential loader may be done after its last batch: do not prefetch beyond it.

@@ -1,6 +1,7 @@
 -- data/native.lua: declares the readers and sample orders that are written in Rust (runtime/data), with their types.
 
-local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, bound = ...
 
 local native = {}
 
@@ -16,7 +17,7 @@ local native = {}
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
 ---@return perilune.NativeRows
 function native.csv(path, opts)
-  return pl.native.csv(path, opts)
+  return bound.csv(path, opts)
 end
 
 ---Returns columns as one tensor (rows, #columns), multiplied by `scale`.
@@ -51,21 +52,21 @@ end
 ---@param path string
 ---@return string
 function native.text(path)
-  return pl.native.text(path)
+  return bound.text(path)
 end
 
 ---Reads token ids from a .bin file of u16, as llm.c and nanoGPT write it.
 ---@param path string
 ---@return perilune.Tensor (N) i32
 function native.tokens(path)
-  return pl.native.tokens(path)
+  return bound.tokens(path)
 end
 
 ---Returns the vocabulary of the characters of a text, sorted.
 ---@param text string
 ---@return any vocab with :size(), :encode(text) -> i64 tensor, :decode(ids: integer[]) -> string
 function native.chars(text)
-  return pl.native.chars(text)
+  return bound.chars(text)
 end
 
 ---Returns samples `first` .. `first + count - 1` of the sample order: a permutation of 0 .. n - 1 for each epoch.
@@ -76,7 +77,7 @@ end
 ---@param n integer samples in an epoch
 ---@return integer[] list
 function native.shuffled(seed, first, count, n)
-  return pl.native.shuffled(seed, first, count, n)
+  return bound.shuffled(seed, first, count, n)
 end
 
 ---Returns the permutation that a split divides; independent of the sample order of the same seed.
@@ -84,7 +85,7 @@ end
 ---@param n integer
 ---@return integer[] list
 function native.split_order(seed, n)
-  return pl.native.permutation(seed, 0, n, "split"):tolist()
+  return bound.permutation(seed, 0, n, "split"):tolist()
 end
 
 ---Draws the start positions of windows `first` .. `first + count - 1`: uniform in 0 .. n - length, a pure function of (seed, index).
@@ -95,7 +96,7 @@ end
 ---@param length integer length of a window
 ---@return perilune.Tensor (count) i64
 function native.text_windows(seed, first, count, n, length)
-  return pl.native.text_windows(seed, first, count, n, length)
+  return bound.text_windows(seed, first, count, n, length)
 end
 
 ---@class perilune.NativeImages the list of files of a folder of images
@@ -113,21 +114,21 @@ end
 ---@param classes string[]? names in the order of their ids; by default the names of the folders, sorted
 ---@return perilune.NativeImages
 function native.images(path, classes)
-  return pl.native.images(path, classes)
+  return bound.images(path, classes)
 end
 
 ---Reads a PNG file as floats in [0, 1].
 ---@param path string
 ---@return perilune.Tensor (C, H, W) f32, C = 1, 3 or 4
 function native.png(path)
-  return pl.native.png(path)
+  return bound.png(path)
 end
 
 ---Writes a PNG file.
 ---@param path string
 ---@param image perilune.Tensor (C, H, W) u8, C = 1, 3 or 4
 function native.save_png(path, image)
-  return pl.native.save_png(path, image)
+  return bound.save_png(path, image)
 end
 
 return native

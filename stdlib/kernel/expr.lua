@@ -7,6 +7,8 @@
 -- right-associative) | numbers, names, f(a, b), ( ).
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local signature = require "perilune.kernel.signature"
 
@@ -89,7 +91,7 @@ local function parse(op, text, known)
     if not f then f, count = binary[name], 2 end
     if not f then
       at = start
-      local near = pl.native.near(name, functions)
+      local near = native.near(name, functions)
       fail(("there is no function '%s'"):format(name), near and ("did you mean %s?"):format(near) or "functions are " .. table.concat(functions, " "))
     end
     if #args ~= count then at = start; fail(("%s takes %d argument%s, not %d"):format(name, count, count == 1 and "" or "s", #args)) end
@@ -117,7 +119,7 @@ local function parse(op, text, known)
         local names = {}
         for k in pairs(known) do names[#names + 1] = k end
         table.sort(names)
-        local near = #name > 1 and pl.native.near(name, names)
+        local near = #name > 1 and native.near(name, names)
         fail(("'%s' is neither an input nor a scalar"):format(name), near and ("did you mean %s?"):format(near) or "declared are " .. table.concat(names, ", "))
       end
       return function(v) return v[name] end

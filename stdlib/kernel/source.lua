@@ -21,6 +21,8 @@
 -- `pl.kernel_check` compares the two on a GPU.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local signature = require "perilune.kernel.signature"
 
@@ -69,7 +71,7 @@ local function check_source(name, source)
   if not source:find("%f[%w_]" .. name .. "%s*%(") then
     local found = {}
     for word in source:gmatch "__global__[^;{(]-([%a_][%w_]*)%s*%(" do found[#found + 1] = word end
-    local near = pl.native.near(name, found)
+    local near = native.near(name, found)
     pl.error(name, "its source has no function of that name", near and ("did you mean name = \"%s\"?"):format(near)
       or #found > 0 and "functions there are " .. table.concat(found, ", ") or ("write `__global__ void %s(...)` there"):format(name))
   end
@@ -95,7 +97,7 @@ function M.kernel(given)
   if given.backward and #outputs > 1 then
     pl.error(name, "it has several outputs and a backward", "this version differentiates kernels with one output only: split the kernel, or omit backward")
   end
-  local file, line = pl.native.source_place(source)
+  local file, line = native.source_place(source)
 
   ---Checks the arguments of a call; numbers become scalar tensors of their declared dtypes.
   local function arguments(...)
@@ -187,7 +189,7 @@ function M.kernel(given)
     }
   end
 
-  local function run(...) return pl.native.source_kernel(launch(...)) end
+  local function run(...) return native.source_kernel(launch(...)) end
 
   local function forward(...)
     local first = (...)
@@ -197,7 +199,7 @@ function M.kernel(given)
       pl.error(name, "its CUDA source needs a GPU, but the device is the CPU", "add `cpu`, a function of tensors that computes the same result, or run with --device cuda")
     end
     local got = { reference(call.outputs, ...) }
-    pl.native.record_offline_kernel(call, got)
+    native.record_offline_kernel(call, got)
     return table.unpack(got)
   end
 

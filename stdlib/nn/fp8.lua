@@ -9,6 +9,8 @@
 -- Accumulation, the bias and its gradient, results and the stored weights stay in 16 or 32 bits.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local is_module = require("perilune.nn.module").is_module
@@ -32,7 +34,7 @@ end
 ---Computes the quantization scale of x, in the role `name` (x, w, grad) of `layer`.
 local function scale_of(layer, name, x)
   local top = layer.amax:select(0, rows[name]):amax()
-  if pl.native.mode().step <= layer.born then top = pl.where(top:gt(0), top, amax(x)) end
+  if native.mode().step <= layer.born then top = pl.where(top:gt(0), top, amax(x)) end
   return pl.where(top:gt(0), top * (2.0 ^ layer.fp8.margin / largest[formats[name]]), 1)
 end
 
@@ -81,7 +83,7 @@ local product = pl.custom {
     return pl.matmul_fp8(call.x.q, call.w.q, call.x.scale, call.w.scale, bias, { dtype = call.dtype, fast = true })
   end,
   backward = function(grad, _, w, bias, call)
-    if pl.native.mode().grad then
+    if native.mode().grad then
       pl.error("nn.Linear", "fp8 has no second derivatives", "make the layer without fp8 to use create_graph")
     end
     local g, x = bytes(call.layer, "grad", grad), call.x
@@ -98,7 +100,7 @@ local product = pl.custom {
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 local function linear(self, x)
-  local mode = pl.native.mode()
+  local mode = native.mode()
   local shape, dtype = x.shape, mode.autocast or x.dtype
   if shape[#shape] ~= self.in_dim then
     pl.error("nn.Linear", ("x has shape {%s}"):format(table.concat(shape, ", ")), ("its last dim must be %d"):format(self.in_dim))
@@ -129,7 +131,7 @@ local function enable(layer, given)
   check.whole(op .. " fp8", "history", o.history)
   check.whole(op .. " fp8", "margin", o.margin, 0)
   layer.fp8 = { history = o.history, margin = o.margin }
-  layer.born = pl.native.mode().step
+  layer.born = native.mode().step
   masks_of(o.history)   -- before a step, which reading them would split
   layer.amax = pl.state(pl.zeros { 3, o.history }, { trainable = false })
   layer.info = layer.info .. ", fp8"

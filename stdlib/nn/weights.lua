@@ -11,6 +11,8 @@
 -- Without rules the names are the paths. File formats are those of `pl.load` and `pl.save`; of a sharded model, its index.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local fp8 = require "perilune.nn.fp8"
 local tree = require "perilune.tree"
@@ -96,7 +98,7 @@ local function load_weights(model, path, rules, opts)
     local short = o.prefix and name:sub(1, #o.prefix) == o.prefix and name:sub(#o.prefix + 1) or nil
     local key = file[name] == nil and short or name
     if file[key] == nil then
-      local near = pl.native.near(name, names)
+      local near = native.near(name, names)
       pl.error(op, ("%s has no '%s', which '%s' of the model needs"):format(path, name, of), near and ("did you mean '%s'?"):format(near) or nil)
     end
     taken[key] = true
@@ -144,7 +146,7 @@ end
 ---Raises if `save_weights` could not write to `path`, so that a recipe which exports at its end fails at its start.
 ---@param path string a .safetensors or .npz file
 local function check_export(path)
-  pl.native.check_save("nn.check_export", path)
+  native.check_save("nn.check_export", path)
 end
 
 return { load_weights = load_weights, save_weights = save_weights, check_export = check_export }

@@ -4,6 +4,8 @@
 -- f32, with bias correction. The weight decay of Adam is L2: it adds weight_decay * w to the gradient.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local base = require "perilune.optim.base"
 
@@ -13,7 +15,7 @@ end
 
 -- For each parameter: w, m, v = pl.adamw_update(w, g, s.m, s.v, options), assigned. One native call records all of them.
 local function fused(ws, gs, ss, o, lr, step, weight_decay)
-  pl.native.adamw(ws, gs, ss,
+  native.adamw(ws, gs, ss,
     { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
 end
 

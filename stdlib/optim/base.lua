@@ -5,6 +5,8 @@
 -- step reads nothing back. The learning rate and the step count are run-time inputs of the plan.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local clip = require "perilune.optim.clip"
@@ -146,7 +148,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
   else
     parsed = { { entries = clip.entries(op, target), given = {} } }
   end
-  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = pl.native.place() }, meta)
+  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = native.place() }, meta)
   local seen, total = {}, 0
   for i, group in ipairs(parsed) do
     local merged = {}
@@ -215,7 +217,7 @@ local function with_gradients(groups)
       states[#states + 1] = p.state
     end
   end
-  for i, g in ipairs(pl.native.gradients(states)) do
+  for i, g in ipairs(native.gradients(states)) do
     if g then
       params[#params + 1] = all[i]
       grads[#grads + 1] = g
@@ -258,7 +260,7 @@ function Optimizer:step(opts)
   local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
   local scale, scaler = o.scale, o.scaler
   -- Attribute the ops to the line that made the optimizer: the default loop has no line of the recipe on the stack.
-  local before = pl.native.at(self.place)
+  local before = native.at(self.place)
   if scaler then
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "pass the result of optim.LossScaler()") end
     scale = (scale or 1) / scaler.factor:detach()
@@ -302,7 +304,7 @@ function Optimizer:step(opts)
   end
   if scaler then scaler:update(ok) end
   self.count = self.count + 1
-  pl.native.at(before)
+  native.at(before)
   if not pl.in_step() then pl.end_step() end
   return (self.clip_norm or self.measured) and norm or nil
 end

@@ -7,6 +7,8 @@
 -- loss and metrics pass through unchanged.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local tree = require "perilune.tree"
 
 ---@class perilune.Accumulator
@@ -40,7 +42,7 @@ function Accumulator:term(loss, weight, samples)
   end
   local sum, w = nil, weight ---@type any, any
   if w == nil then
-    sum, w = pl.native.loss_sum(loss)
+    sum, w = native.loss_sum(loss)
     w = w or samples
   end
   if pl.is_tensor(w) then w = w:to("f32") end

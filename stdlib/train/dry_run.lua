@@ -1,6 +1,8 @@
 -- train/dry_run.lua: records steps that change no State: the dry run before a hot reload, and the search for the first NaN.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local evaluate = require "perilune.train.evaluate"
 local record = require "perilune.train.record"
 local recipes = require "perilune.train.recipe"
@@ -25,7 +27,7 @@ function Run:dry_run(plan)
   local measured = self.opt and self.opt.measured
   if self.opt then self.opt.measured = self.on_nan == "skip" end
   -- Record exactly what a step records, guard and metrics included, so that the plans are equal.
-  local known = pl.native.dry_run(function()
+  local known = native.dry_run(function()
     local _placed <close> = scope.at_place(self)
     local values = record.guarded_step(self, function() return record.next_batches(self) end)
     local _, list = scope.unzip(values)
@@ -35,7 +37,7 @@ function Run:dry_run(plan)
   local valid = self.data.valid
   if recipes.is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()
-    pl.native.dry_run(function() evaluate.record_batch(self, valid, 0) end)
+    native.dry_run(function() evaluate.record_batch(self, valid, 0) end)
   end
   return known
 end
@@ -50,7 +52,7 @@ function Run:diagnose()
   local ok, problem = pcall(pl.step, function()
     local loss = step(self, record.next_batches(self))
     local norm = self.opt and not self.scaler and self.opt.norm or nil
-    if norm then found = pl.native.not_finite(loss, norm) else found = pl.native.not_finite(loss) end
+    if norm then found = native.not_finite(loss, norm) else found = native.not_finite(loss) end
     done = true
     error("abort the step scope: its assignments must not run")
   end)

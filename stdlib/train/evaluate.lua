@@ -1,6 +1,8 @@
 -- train/evaluate.lua: evaluates a split: weighted means of loss and metrics over its batches, and early stopping.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local format = require "perilune.train.format"
 local recipes = require "perilune.train.recipe"
@@ -41,7 +43,7 @@ local function record_batch(run, loader, k)
     end
     local loss, metrics, weight = recipes.check_loss(run.recipe, name, samples, first, second, third)
     values.loss = loss
-    if weight == nil then weight = select(2, pl.native.loss_sum(loss)) or samples end
+    if weight == nil then weight = select(2, native.loss_sum(loss)) or samples end
     for key, value in pairs(metrics) do values["." .. key] = value end
     return values, weight
   end)
@@ -67,7 +69,7 @@ function Run:evaluate(split, limit)
   local mean = require("perilune.metrics").Mean()
   local _back <close> = scope.finally(function() self.model:train() end)
   self.model:eval()
-  if self.ema then pl.native.undisturbed(function() self.ema:swap() end) end
+  if self.ema then native.undisturbed(function() self.ema:swap() end) end
   -- A hot-reloaded run continues after an error, so its own weights must come back.
   local _unswap <close> = scope.finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()

@@ -11,6 +11,8 @@
 -- step.lua is the default training step. recipe.lua defines what a recipe may contain, run.lua what a run offers.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local options = require "perilune.train.options"
@@ -90,7 +92,7 @@ function train.new(recipe, params, opts)
   run.ema = build_ema(recipe, params, run.model)
   local loss = parts.part(recipe, "loss", recipe.step == nil)
   local loop = recipe.step or loss ---@type any
-  run.place = type(loop) == "function" and pl.native.written_at(loop) or 0
+  run.place = type(loop) == "function" and native.written_at(loop) or 0
   options.schedule(run)
   return runs.new(run)
 end

@@ -1,6 +1,8 @@
 -- train/recipe.lua: defines the fields of a recipe, validates them, and calls its functions in the run's precision.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 
@@ -52,7 +54,7 @@ function recipe.check_names(given)
   local known = {}
   for _, name in ipairs(names) do known[name] = true end
   for _, name in ipairs(tree.names(given)) do
-    local near = type(name) == "string" and not known[name] and pl.native.near(name, names)
+    local near = type(name) == "string" and not known[name] and native.near(name, names)
     if near and given[near] == nil then
       local value = given[name]
       pl.error("recipe", ("it has an unknown field '%s'"):format(name), ("did you mean recipe.%s?"):format(near),

@@ -1,6 +1,8 @@
 -- train/record.lua: records the step at a run's position, for taking it, for a dry run and for a search for NaN.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local step = require "perilune.train.step"
 
 local record = {}
@@ -11,7 +13,7 @@ local record = {}
 function record.next_batches(run)
   local batches, start = {}, pl.clock()
   for i = 1, run.accumulate do batches[i] = { run.data.train:batch_at(run.count * run.accumulate + i - 1) } end
-  pl.native.waited(pl.clock() - start)
+  native.waited(pl.clock() - start)
   return batches
 end
 
@@ -31,7 +33,7 @@ local function guard(run, loss)
     local fits = loss:gt(run.loss_limit or math.huge):logical_not()
     ok = ok and ok:logical_and(fits) or fits
   end
-  if ok then pl.native.guard(ok) end
+  if ok then native.guard(ok) end
 end
 
 ---Records a step and its guard.

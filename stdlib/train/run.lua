@@ -2,7 +2,8 @@
 --
 -- Evaluation, checkpoint state and dry runs are methods in separate files; see the end of this file.
 
-local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local format = require "perilune.train.format"
 local record = require "perilune.train.record"
@@ -79,7 +80,7 @@ local function check_states(run)
   run.looked = looked + 1
   local known = {}
   for _, entry in ipairs(run:states()) do known[#known + 1] = entry.state end
-  if pl.native.unsaved(known) then run.looked = 2 end
+  if native.unsaved(known) then run.looked = 2 end
 end
 
 ---Records and executes one step over the batches that `get_batches` returns.
@@ -91,7 +92,7 @@ local function take_step(run, get_batches)
   local failed = run.unfinished
   if failed then record.set_counts(run, failed[1], failed[2]) end
   run.unfinished = { record.counts(run) }
-  if failed then pl.native.at(0) end
+  if failed then native.at(0) end
   if run.opt then run.opt.measured = run.on_nan == "skip" end
   local samples = 0
   local values = scope.evaluate(function()

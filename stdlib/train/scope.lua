@@ -1,6 +1,8 @@
 -- train/scope.lua: runs functions as step scopes of the training loop, with clean-up and source locations.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local tree = require "perilune.tree"
 
 local scope = {}
@@ -10,7 +12,7 @@ local scope = {}
 ---@param fn fun()
 ---@return table closer
 function scope.finally(fn)
-  return setmetatable({}, { __close = function() pl.native.undisturbed(fn) end })
+  return setmetatable({}, { __close = function() native.undisturbed(fn) end })
 end
 
 ---Attributes ops that the loop itself records to `run.place` until the enclosing block ends.
@@ -18,8 +20,8 @@ end
 ---@param run perilune.Run
 ---@return table closer
 function scope.at_place(run)
-  local before = pl.native.at(run.place)
-  return setmetatable({}, { __close = function() pl.native.at(before) end })
+  local before = native.at(run.place)
+  return setmetatable({}, { __close = function() native.at(before) end })
 end
 
 ---Splits a table into its names, in order, and the list of its values.

@@ -34,6 +34,19 @@ describe("the sandbox", function()
     expect(string.dump):to_be(nil)
   end)
 
+  it("names loaded text as its own", function()
+    for _, name in ipairs { "@/etc/passwd", "@perilune/nn/init.lua", "=perilune/nn/init.lua", "a\27[2Jb", ("x"):rep(1000) } do
+      local _, e = pcall(assert(load("error 'here'", name)))
+      expect(tostring(e)):to_contain "load "
+      expect(#tostring(e) < 100 and not tostring(e):find "%c"):to_be(true)
+    end
+  end)
+
+  it("does not show what the library alone may call", function()
+    expect(function() return pl.native end):to_raise "perilune has no 'native'"
+    expect(function() require "perilune.data.native" end):to_raise "the standard library has no module"
+  end)
+
   it("has no finalisers", function()
     expect(function() setmetatable({}, { __gc = function() end }) end):to_raise "__gc"
     expect(getmetatable(setmetatable({}, { __index = { a = 1 } })).__index.a):to_be(1)

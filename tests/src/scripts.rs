@@ -4,9 +4,11 @@
 //! contain no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
 
 use perilune_lua::{Failed, Loaded, Recipe, Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A runtime that collects printed output.
 pub struct Script {
@@ -14,13 +16,28 @@ pub struct Script {
     pub printed: Rc<RefCell<Vec<String>>>,
 }
 
+/// What scripts of the tests may open: reads in the repository, writes in `tests/` and temporary directories, and the params.
+pub fn policy(params: &[(String, String)]) -> Arc<Policy> {
+    let mut policy = Policy::builder();
+    for dir in [Path::new(env!("CARGO_MANIFEST_DIR")).join(".."), std::env::temp_dir()] {
+        policy = policy.allow_read(&dir).unwrap();
+    }
+    for dir in [PathBuf::from(env!("CARGO_MANIFEST_DIR")), std::env::temp_dir()] {
+        policy = policy.allow_write(&dir).unwrap();
+    }
+    params.iter().fold(policy, |policy, (_, value)| policy.argument(value)).build()
+}
+
 /// Creates a runtime; `params` are those of `--set`.
 pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed> {
     let printed: Rc<RefCell<Vec<String>>> = Rc::default();
     let sink = printed.clone();
+    let params: Vec<_> = params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    let policy = policy(&params);
     let runtime = Runtime::new(RuntimeOptions {
         backend: crate::harness::device(threads),
-        params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        params,
+        policy,
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push(line.to_string())),
     })?;

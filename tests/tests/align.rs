@@ -101,7 +101,14 @@ end
     let printed: Rc<RefCell<String>> = Rc::default();
     let sink = printed.clone();
     let print = Rc::new(move |line: &str| sink.borrow_mut().push_str(&format!("{line}\n")));
-    let runtime = Runtime::new(RuntimeOptions { backend, params: Vec::new(), strict: true, print }).unwrap();
+    let runtime = Runtime::new(RuntimeOptions {
+        backend,
+        params: Vec::new(),
+        policy: perilune_tests::scripts::policy(&[]),
+        strict: true,
+        print,
+    })
+    .unwrap();
     runtime.load_text(&text, "@align.lua").unwrap_or_else(|e| panic!("{call}: {e}"));
     let out = printed.borrow().clone();
     let (count, rest) = out.split_once('\n').unwrap();

@@ -63,7 +63,7 @@ fn interrupted(s: &Script, text: &str) {
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
 /// Attacks that need more memory than the limit. None may allocate it outside of Lua either.
-const GREEDY: [(&str, &str); 20] = [
+const GREEDY: [(&str, &str); 17] = [
     ("a string is repeated", "local s = ('x'):rep(1 << 40)"),
     ("a string is repeated with a separator", "local s = ('x'):rep(1 << 20, ('y'):rep(1 << 20))"),
     ("a string is doubled", "local s = 'x' while true do s = s .. s end"),
@@ -93,9 +93,6 @@ const GREEDY: [(&str, &str); 20] = [
     ("a varargs bomb", "local t = {} for i = 1, 200000 do t[i] = { table.unpack({}, 1, 200) } t[i][200] = i end"),
     ("coroutines pile up", "local t = {} for i = 1, 1e7 do t[i] = coroutine.create(function() end) end"),
     ("a tensor's list", "local pl = require 'perilune' local t = pl.zeros({ 4000, 1000 }):tolist()"),
-    ("a permutation", "local t = require 'perilune.data.native'.split_order(1, 1 << 40)"),
-    ("a shuffle", "local t = require 'perilune.data.native'.shuffled(1, 0, 1 << 62, 10)"),
-    ("windows", "local t = require 'perilune.data.native'.text_windows(1, 0, 1 << 62, 100, 10)"),
 ];
 
 #[test]
@@ -196,7 +193,6 @@ fn suggestions_and_messages_stay_short() {
         "require(('x'):rep(1e7))",
         "error(('x'):rep(1e7))",
         "error(('a'):rep(1e6) .. '\\n' .. ('1:'):rep(1e6))",
-        "local pl = require 'perilune' return pl.native.near(('x'):rep(90), (function() local t = {} for i = 1, 1e5 do t[i] = ('y'):rep(90) end return t end)())",
     ] {
         let e = match run(&s, text) {
             Ok(()) => String::new(),

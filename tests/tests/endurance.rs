@@ -128,6 +128,7 @@ fn random_lengths_mistakes_and_exhaustion_leave_nothing_behind() {
     let runtime = Runtime::new(RuntimeOptions {
         backend: if gpu { perilune_tests::harness::device(2) } else { Arc::new(Cpu::limited(Some(2), Some(LIMIT))) },
         params: Vec::new(),
+        policy: perilune_tests::scripts::policy(&[]),
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
     })

@@ -22,6 +22,7 @@ fn run_on(backend: Arc<dyn Backend>, text: &str) -> Result<String, Failed> {
     let runtime = Runtime::new(RuntimeOptions {
         backend,
         params: Vec::new(),
+        policy: perilune_tests::scripts::policy(&[]),
         strict: true,
         print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
     })?;

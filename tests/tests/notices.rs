@@ -56,7 +56,13 @@ impl Backend for Failing {
 #[test]
 fn what_a_device_reports_is_heard_once() {
     let backend = Arc::new(Failing { cpu: Cpu::new(Some(1)), planned: AtomicU32::new(0) });
-    let options = RuntimeOptions { backend, params: Vec::new(), strict: true, print: Rc::new(|_| ()) };
+    let options = RuntimeOptions {
+        backend,
+        params: Vec::new(),
+        policy: perilune_tests::scripts::policy(&[]),
+        strict: true,
+        print: Rc::new(|_| ()),
+    };
     let runtime = Runtime::new(options).unwrap();
     let heard = Rc::new(RefCell::new(Vec::new()));
     let seen = heard.clone();

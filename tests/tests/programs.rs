@@ -99,7 +99,8 @@ fn programs(s: &Source, planner: Box<dyn Backend>) -> Vec<Arc<Program>> {
     if s.name == "blur" {
         params.push(("out".into(), out.to_str().unwrap().into()));
     }
-    let options = RuntimeOptions { backend: backend.clone(), params, strict: true, print: Rc::new(|_| ()) };
+    let policy = perilune_tests::scripts::policy(&params);
+    let options = RuntimeOptions { backend: backend.clone(), params, policy, strict: true, print: Rc::new(|_| ()) };
     let fail = |e: &dyn std::fmt::Display| -> ! { panic!("{} on {}: {e}", s.name, backend.name()) };
     let runtime = Runtime::new(options).unwrap_or_else(|e| fail(&e));
     match runtime.load(&root().join(s.file)).unwrap_or_else(|e| fail(&e)) {

@@ -136,6 +136,7 @@ fn train(backend: &Arc<Plans>, file: &str, precision: &str, params: &[(&str, &st
     let options = RuntimeOptions {
         backend: backend.clone(),
         params: params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+        policy: perilune_tests::scripts::policy(&[]),
         strict: true,
         print: Rc::new(|_| ()),
     };

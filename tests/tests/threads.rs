@@ -36,7 +36,9 @@ print(pl.randn({ 300, 300 }):matmul(pl.randn({ 300, 300 })):softmax(-1):sum():it
 /// The programs of a training loop, planned for the CPU.
 fn programs() -> Vec<Arc<Program>> {
     let backend = Recording::new(Box::new(Cpu::new(Some(1))));
-    let options = RuntimeOptions { backend: backend.clone(), params: Vec::new(), strict: true, print: Rc::new(|_| ()) };
+    let policy = perilune_tests::scripts::policy(&[]);
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: Vec::new(), policy, strict: true, print: Rc::new(|_| ()) };
     let runtime = Runtime::new(options).unwrap();
     runtime.load_text(TRAINING, "@training.lua").unwrap_or_else(|e| panic!("{e}"));
     backend.take()

@@ -1,7 +1,7 @@
 //! `perilune check`: finds mistakes in a recipe by a dry run of one step.
 //!
 //! It builds data, model and optimizer, takes one step, evaluates one batch of each split, and discards the result. Nothing is
-//! written. A plain script is only parsed, because loading it would run it.
+//! written: a recipe that saves a file passes, if it may write there, and leaves no file. A plain script is only parsed, because loading it would run it.
 
 use super::check_against::against;
 use crate::console_out::{ConsoleOut, Mode};
@@ -9,6 +9,7 @@ use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped, metrics};
+use crate::policy_args::PolicyArgs;
 use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
 use perilune_train::{Source, calls_recipe, mentions, params};
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ pub struct CheckArgs {
     set: Vec<(String, String)>,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    files: PolicyArgs,
     /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
@@ -41,7 +44,10 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
         let screen = screen.clone();
         move |text: &str| screen.note(text)
     };
-    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    // A save is checked like any other call; nothing is written.
+    let policy = args.files.recipe(&args.recipe, &args.set)?.read_only(true).build();
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
     let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
     if let Some(dir) = &args.against {

@@ -7,6 +7,7 @@ use crate::format::{bytes, grouped, short};
 use perilune_checkpoint::{Found, RECORD, SHARD_LIMIT, Snapshot, about, list, read};
 use perilune_core::{DType, HostTensor};
 use perilune_data::shards;
+use perilune_policy::Directory;
 use perilune_train::history::dir_of;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -219,7 +220,10 @@ fn export(checkpoint: &Path, out: &Path, dtype: Option<&str>, shard_size: u64) -
         return Err(Failure::Usage(format!("{}: the name must end in .safetensors", out.display())));
     };
     let dir = dir_of(out);
-    let names = shards::save(&dir, stem, &tensors, &format, shard_size).map_err(perilune_checkpoint::Error::from)?;
+    let names = {
+        let dir = Directory::open(&dir).map_err(perilune_checkpoint::Error::from)?;
+        shards::save(&dir, stem, &tensors, &format, shard_size).map_err(perilune_checkpoint::Error::from)?
+    };
     let last = names.last().map(|n| out.with_file_name(n)).unwrap_or_default();
     let files = if names.len() > 1 { format!(" in {} files", names.len() - 1) } else { String::new() };
     say(&format!(

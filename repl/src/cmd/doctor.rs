@@ -10,6 +10,7 @@ use perilune_cpu::Cpu;
 use perilune_cuda::{Cuda, dylib};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
+use perilune_policy::Policy;
 use std::cell::RefCell;
 use std::fmt::Write;
 use std::rc::Rc;
@@ -163,7 +164,13 @@ fn self_test(cpu: Arc<Cpu>) -> Result<String, String> {
     let lines: Rc<RefCell<Vec<String>>> = Rc::default();
     let heard = lines.clone();
     let print = move |text: &str| heard.borrow_mut().push(text.to_string());
-    let options = RuntimeOptions { backend: cpu.clone(), params: Vec::new(), strict: true, print: Rc::new(print) };
+    let options = RuntimeOptions {
+        backend: cpu.clone(),
+        params: Vec::new(),
+        policy: Policy::closed(),
+        strict: true,
+        print: Rc::new(print),
+    };
     let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
     match runtime.load_text(TEST, "=self test").map_err(|e| e.to_string())? {
         Loaded::Script => {}

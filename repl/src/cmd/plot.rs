@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::IsTerminal;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
@@ -74,8 +75,14 @@ fn objects(text: &str) -> impl Iterator<Item = Value> {
 
 /// Reads a text file that a run may still be writing: it may end within a character.
 fn read(path: &Path) -> Result<Option<String>, Failure> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+    let mut bytes = Vec::new();
+    let read = match perilune_policy::open_named(path) {
+        Ok(mut file) => file.read_to_end(&mut bytes),
+        Err(perilune_policy::Error::Io { source, .. }) => Err(source),
+        Err(e) => return Err(Failure::Refused(e.to_string())),
+    };
+    match read {
+        Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),
         Err(e) => Err(disk("read", path)(e).into()),
     }

@@ -8,10 +8,12 @@ use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
+use crate::policy_args::PolicyArgs;
 use perilune_core::byte_size::show;
 use perilune_lua::profile::{self, Bound, Ceiling};
 use perilune_lua::step_parts::{Rounds, median};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use perilune_train::{Source, calls_recipe};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -32,12 +34,15 @@ pub struct ProfileArgs {
     trace: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    files: PolicyArgs,
 }
 
 /// Measures the roofline on a separate backend, so that the memory report has the recipe's buffers only.
 fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
     let print = Rc::new(|_: &str| ());
-    let options = RuntimeOptions { backend: device.open()?, params: Vec::new(), strict: true, print };
+    let options =
+        RuntimeOptions { backend: device.open()?, params: Vec::new(), policy: Policy::closed(), strict: true, print };
     let runtime = Runtime::new(options)?;
     Ok(runtime.ceiling(precision)?)
 }
@@ -57,7 +62,8 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
         move |text: &str| screen.note(text)
     };
     let params = args.set.clone();
-    let options = RuntimeOptions { backend: backend.clone(), params, strict: true, print: Rc::new(print) };
+    let policy = args.files.recipe(&args.recipe, &params)?.build();
+    let options = RuntimeOptions { backend: backend.clone(), params, policy, strict: true, print: Rc::new(print) };
     let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
     let Loaded::Recipe(recipe) = source.load(&runtime)? else {

@@ -5,8 +5,10 @@ use crate::console_out;
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
+use crate::policy_args::PolicyArgs;
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
 use perilune_lua::{Console, RuntimeOptions};
+use perilune_policy::Policy;
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -24,6 +26,8 @@ pub struct ReplArgs {
     seed: Option<i64>,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    files: PolicyArgs,
 }
 
 /// Runs the prompt until it is left.
@@ -31,7 +35,13 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let backend = args.device.open()?;
     let print = |text: &str| drop(console_out::say(text));
-    let options = RuntimeOptions { backend: backend.clone(), params: args.set, strict: true, print: Rc::new(print) };
+    let policy = match &args.recipe {
+        Some(recipe) => args.files.recipe(recipe, &args.set)?,
+        None => args.files.add_to(Policy::builder().current_directory(), &args.set)?,
+    };
+    let policy = policy.build();
+    let options =
+        RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
     let runtime = args.device.runtime(options)?;
     diagnostics::gpu_source(&runtime);
     {

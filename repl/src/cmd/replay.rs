@@ -5,6 +5,7 @@
 use super::{recorded_run, run};
 use crate::console_out;
 use crate::failure::Failure;
+use crate::policy_args::PolicyArgs;
 use perilune_train::{Replay, record_of};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -22,6 +23,8 @@ pub struct ReplayArgs {
     /// Print only results and the output of the recipe
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
+    #[command(flatten)]
+    files: PolicyArgs,
 }
 
 /// Repeats the run; fails if the weights differ.
@@ -40,7 +43,7 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
         let text = format!("the run was started in {was}; relative paths now start at {here}");
         console_out::complain("warning", &text);
     }
-    again.again(args.run_dir, args.json, args.quiet);
+    again.again(args.run_dir, args.json, args.quiet, args.files);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)
 }

@@ -4,11 +4,13 @@ use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
+use crate::policy_args::PolicyArgs;
 use crate::prompt;
 use crate::retention::RetentionArgs;
 use crate::run_printer::RunPrinter;
 use crate::signals::{self, Signals};
 use perilune_lua::RuntimeOptions;
+use perilune_policy::{Policy, PolicyBuilder};
 use perilune_train::{Control, End, Replay, RunSpec, StartOptions, Trainer};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -41,6 +43,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
     #[command(flatten)]
+    files: PolicyArgs,
+    #[command(flatten)]
     retention: RetentionArgs,
     /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run
     #[arg(long)]
@@ -57,6 +61,9 @@ pub struct RunArgs {
     /// If the loss is far above its recent values: warn, skip the update, stop, or do nothing (off)
     #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
     on_spike: Option<String>,
+    /// The arguments come from a record.
+    #[arg(skip)]
+    recorded: bool,
     /// The run that `perilune replay` repeats.
     #[arg(skip)]
     pub replay: Option<Replay>,
@@ -68,10 +75,19 @@ impl RunArgs {
         &self.recipe
     }
 
-    /// Changes the arguments to those of the same run from its start, in another directory.
-    pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
+    /// Changes the arguments to those of the same run from its start, in another directory. What they say of files is replaced:
+    /// they come from a record, which must not open any.
+    pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool, files: PolicyArgs) {
+        (self.files, self.recorded) = (files, true);
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.resume, self.edited, self.watch) = (false, false, false);
+    }
+
+    fn policy(&self) -> Result<PolicyBuilder, Failure> {
+        match self.recorded {
+            true => self.files.add_to(Policy::builder().recorded_recipe(&self.recipe), &[]),
+            false => self.files.recipe(&self.recipe, &self.set),
+        }
     }
 
     fn mode(&self) -> Mode {
@@ -113,6 +129,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let control = Control::default();
     let signals = Signals::install(&control)?;
     let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone()));
+    let policy = args.policy()?;
     let trainer = Trainer::new(args.spec(), control, printer.clone());
     let outcome = trainer.run(|spec| {
         let print = {
@@ -121,7 +138,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         };
         let backend = args.device.open()?;
         let params = spec.params.clone();
-        let runtime = args.device.runtime(RuntimeOptions { backend, params, strict: true, print: Rc::new(print) })?;
+        let policy = policy.build();
+        let runtime =
+            args.device.runtime(RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
         diagnostics::plans(&runtime, &out);
         diagnostics::notices(&runtime, printer);
         let at_breakpoint =

@@ -158,7 +158,7 @@ fn a_png_shows_the_curves() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("a.png");
     std::fs::write(&path, curves().png()).expect("it can be written");
-    let image = perilune_data::image::load(&path).expect("it is a PNG");
+    let image = perilune_data::image::load(perilune_policy::open_named(&path).expect("opened")).expect("it is a PNG");
     let count = |color: (u8, u8, u8)| image.bytes.chunks(3).filter(|p| (p[0], p[1], p[2]) == color).count();
     assert!(count(scene::PALETTE[0]) > 300 && count(scene::PALETTE[1]) > 300);
     assert_eq!(count(scene::PALETTE[2]), 0);

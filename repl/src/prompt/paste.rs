@@ -62,7 +62,14 @@ mod tests {
     fn console() -> (Runtime, Console) {
         let print = Rc::new(|_: &str| ());
         let backend = Arc::new(Cpu::new(Some(1)));
-        let runtime = Runtime::new(RuntimeOptions { backend, params: Vec::new(), strict: true, print }).unwrap();
+        let runtime = Runtime::new(RuntimeOptions {
+            backend,
+            params: Vec::new(),
+            policy: perilune_policy::Policy::closed(),
+            strict: true,
+            print,
+        })
+        .unwrap();
         let console = Console::new(&runtime, "test").unwrap();
         (runtime, console)
     }

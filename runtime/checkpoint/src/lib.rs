@@ -8,7 +8,9 @@
 //!
 //! A checkpoint contains data, never code. It is written to a hidden directory, flushed to the disk and renamed. After a crash
 //! at any instant it is complete or absent, and earlier checkpoints are unchanged; a checkpoint that it replaces is valid
-//! until the rename. The reader trusts no file: it checks the BLAKE3 hash and the rules of the format before it uses a byte.
+//! until the rename. The reader trusts no file: it opens them
+//! beneath the handle of their directory, follows no link, and checks the BLAKE3 hash and the rules of the format before it
+//! uses a byte.
 
 #![deny(unsafe_code)]
 
@@ -75,6 +77,16 @@ pub enum Error {
     /// The thread that writes checkpoints has ended.
     #[error("the checkpoint of step {0} was not written: its thread ended")]
     Lost(u64),
+}
+
+/// What opening a file of a checkpoint found: a link or special file breaks the rules of one.
+impl From<perilune_policy::Error> for Error {
+    fn from(error: perilune_policy::Error) -> Error {
+        match error {
+            perilune_policy::Error::Io { path, action, source } => Error::Io { path, action, source },
+            other => Error::Broken { path: other.path().to_path_buf(), field: "file".into(), rule: other.rule() },
+        }
+    }
 }
 
 fn io(path: &std::path::Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {

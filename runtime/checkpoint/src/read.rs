@@ -5,8 +5,9 @@ use crate::write::OLD;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_core::HostTensor;
 use perilune_data::{safetensors, shards};
+use perilune_policy::{Directory, Opened};
 use serde_json::{Map, Value};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -54,17 +55,9 @@ fn broken(path: &Path, field: impl Into<String>, rule: impl Into<String>) -> Err
     Error::Broken { path: path.to_path_buf(), field: field.into(), rule: rule.into() }
 }
 
-/// Opens a regular file. Links are refused, because they could point outside the checkpoint.
-fn open(path: &Path) -> Result<(File, u64)> {
-    let meta = fs::symlink_metadata(path).map_err(io(path, "open"))?;
-    if !meta.is_file() {
-        return Err(broken(path, "file", "is not a regular file"));
-    }
-    Ok((File::open(path).map_err(io(path, "open"))?, meta.len()))
-}
-
-fn record(path: &Path) -> Result<(Map<String, Value>, String)> {
-    let (file, len) = open(path)?;
+fn record(dir: &Directory) -> Result<(Map<String, Value>, String)> {
+    let file = dir.open_unlinked(Path::new(RECORD))?;
+    let (path, len) = (&file.path().to_path_buf(), file.len());
     if len > MAX_RECORD {
         return Err(broken(path, "size", format!("is {len} bytes; a record has at most {MAX_RECORD}")));
     }
@@ -82,7 +75,7 @@ const CHUNK: usize = 1 << 20;
 
 /// A reader that hashes the bytes it passes on.
 struct Hashing {
-    file: File,
+    file: Opened,
     hasher: blake3::Hasher,
 }
 
@@ -98,17 +91,17 @@ impl Read for Hashing {
 /// Parses a file of the checkpoint, which is read once, and checks its size and hash against the record.
 /// The error for a damaged file takes precedence over an error of `parse`.
 fn verified<T>(
-    dir: &Path,
+    dir: &Directory,
     file: &str,
     files: &Value,
     parse: impl FnOnce(&Path, &mut dyn Read, u64) -> perilune_data::Result<T>,
 ) -> Result<T> {
-    let path = dir.join(file);
     let said = &files[file];
     let (Some(bytes), Some(hash)) = (said["bytes"].as_u64(), said["blake3"].as_str()) else {
-        return Err(broken(&dir.join(RECORD), format!("files.{file}"), "must have `bytes` and `blake3`"));
+        return Err(broken(&dir.path().join(RECORD), format!("files.{file}"), "must have `bytes` and `blake3`"));
     };
-    let (open, len) = open(&path)?;
+    let open = dir.open_unlinked(Path::new(file))?;
+    let (path, len) = (open.path().to_path_buf(), open.len());
     if len != bytes {
         return Err(broken(&path, "size", format!("is {len} bytes, but run.json records {bytes}")));
     }
@@ -128,13 +121,13 @@ fn verified<T>(
 }
 
 /// Reads the tensors of one file, or of its shards.
-fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
+fn tensors(dir: &Directory, stem: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
     let name = format!("{stem}{}", shards::INDEX);
     if files.get(&name).is_none() {
         return Ok(verified(dir, &format!("{stem}.safetensors"), files, safetensors::read)?.tensors);
     }
     let index = verified(dir, &name, files, |path, from, _| shards::read_index(path, from))?;
-    let (path, mut out) = (dir.join(&name), Vec::new());
+    let (path, mut out) = (dir.path().join(&name), Vec::new());
     for shard in &index.files {
         let inside = verified(dir, shard, files, safetensors::read)?.tensors;
         let names: Vec<&str> = inside.iter().map(|t| t.0.as_str()).collect();
@@ -146,7 +139,7 @@ fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTen
 
 /// Reads `run.json` of the checkpoint at `path`, and no other file.
 pub fn about(path: &Path) -> Result<Map<String, Value>> {
-    Ok(record(&path.join(RECORD))?.0)
+    Ok(record(&Directory::open(path)?)?.0)
 }
 
 /// Reads and checks the checkpoint at `path`.
@@ -154,10 +147,13 @@ pub fn read(path: &Path) -> Result<Snapshot> {
     // A trailing slash would follow a link.
     let path: PathBuf = path.components().collect();
     let (path, at) = (path.as_path(), path.join(RECORD));
-    if path.is_symlink() {
-        return Err(broken(path, "directory", "is a link; a checkpoint must be a directory"));
-    }
-    let (mut record, text) = record(&at)?;
+    let dir = Directory::open_itself(path).map_err(|e| match e {
+        perilune_policy::Error::NotRegular { .. } => {
+            broken(path, "directory", "is a link; a checkpoint must be a directory")
+        }
+        e => e.into(),
+    })?;
+    let (mut record, text) = record(&dir)?;
     match record.remove("schema").as_ref().and_then(Value::as_u64) {
         // Records of schema 1 have no hash.
         Some(1) => {}
@@ -173,7 +169,7 @@ pub fn read(path: &Path) -> Result<Snapshot> {
         return Err(broken(&at, "step", format!("is {step}, but the directory is named for step {named}")));
     }
     let files = record.remove("files").ok_or_else(|| broken(&at, "files", "is missing"))?;
-    let model = tensors(path, MODEL, &files)?;
-    let optimizer = tensors(path, OPTIMIZER, &files)?;
+    let model = tensors(&dir, MODEL, &files)?;
+    let optimizer = tensors(&dir, OPTIMIZER, &files)?;
     Ok(Snapshot { step, model, optimizer, record })
 }

@@ -256,7 +256,7 @@ mod tests {
         {
             std::fs::write(dir.path().join("elsewhere"), &whole).expect("written");
             std::os::unix::fs::symlink(dir.path().join("elsewhere"), path.join(MODEL)).expect("linked");
-            says("model.safetensors: file: is not a regular file");
+            says("model.safetensors: file: is a link; a regular file is needed");
             let link = dir.path().join("step-8");
             std::os::unix::fs::symlink(&path, &link).expect("linked");
             for link in [link.clone(), link.join("")] {

@@ -4,6 +4,7 @@ use crate::crash::point;
 use crate::seal::seal;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_data::shards;
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -68,12 +69,13 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     // Remove leftovers of a crash.
     remove(&new)?;
     fs::create_dir(&new).map_err(io(&new, "create"))?;
+    let inside = Directory::open_itself(&new)?;
     point();
     let (mut files, mut digests) = (Map::new(), Digests::default());
     for (stem, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
         let format = BTreeMap::from([("format".to_string(), "pt".to_string())]);
         let mut observe = |file: &str, bytes: &[u8]| digests.add(file, bytes);
-        let names = shards::save_with(&new, stem, tensors, &format, limit, &mut observe)?; // flushed to the disk
+        let names = shards::save_with(&inside, stem, tensors, &format, limit, &mut observe)?; // flushed to the disk
         point();
         for name in names {
             let described = digests.describe(&name);
@@ -85,13 +87,11 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     record.insert("step".into(), snapshot.step.into());
     record.extend(snapshot.record.clone());
     record.insert("files".into(), files.into());
-    let path = new.join(RECORD);
-    let text = seal(record);
-    File::create_new(&path)
-        .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
-        .map_err(io(&path, "write"))?;
+    let mut file = inside.create(RECORD)?;
+    file.write_all(seal(record).as_bytes()).map_err(io(&new.join(RECORD), "write"))?;
+    file.commit()?;
     point();
-    sync_dir(&new)?;
+    inside.sync()?;
     if to.exists() {
         remove(&old)?;
         fs::rename(&to, &old).map_err(io(&to, "put aside"))?;

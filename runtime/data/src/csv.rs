@@ -12,6 +12,7 @@ use crate::error::{Error, Result, quote};
 use perilune_core::error::did_you_mean;
 use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::Opened;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -70,7 +71,8 @@ pub struct Rows {
 }
 
 impl Rows {
-    pub fn read(path: &Path, options: &Options) -> Result<Rows> {
+    /// Reads a table. Its path stays for messages.
+    pub fn read(file: Opened, options: &Options) -> Result<Rows> {
         let given = match options.delimiter {
             Some(c) if !c.is_ascii() || "\"\r\n".contains(c) => {
                 let rule = format!("{} must be one ASCII character, not a quote or a line end", quote(&c.to_string()));
@@ -78,13 +80,13 @@ impl Rows {
             }
             d => d.map(|c| c as u8),
         };
-        let mut records = Records::open(path, options.max_bytes, options.comment, given)?;
+        let mut records = Records::open(file, options.max_bytes, options.comment, given)?;
         let delimiter = match given {
             Some(d) => d,
             None => csv_records::detect(records.peek(16)?),
         };
         let mut rows = Rows {
-            path: path.to_path_buf(),
+            path: records.path().to_path_buf(),
             names: None,
             num_columns: 0,
             text: String::new(),
@@ -105,7 +107,7 @@ impl Rows {
         }
         if rows.lines.is_empty() {
             let rule = if header { "has a header and no rows" } else { "has no rows" };
-            return Err(Error::malformed(path, "table", rule));
+            return Err(Error::malformed(&rows.path, "table", rule));
         }
         Ok(rows)
     }

@@ -5,9 +5,10 @@
 
 use crate::error::{Error, Result};
 use crate::gzip_text;
+use perilune_policy::Opened;
 use std::collections::VecDeque;
 use std::io::BufRead;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub(crate) const QUOTE_CURE: &str = "close every quote, and write a quote inside quotes twice";
 
@@ -89,8 +90,8 @@ pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
 }
 
 /// Iterates over records with their first lines: one line each, or several if a quoted cell contains line ends.
-pub(crate) struct Records<'a> {
-    path: &'a Path,
+pub(crate) struct Records {
+    path: PathBuf,
     limit: u64,
     source: std::io::BufReader<gzip_text::Capped>,
     comment: Option<char>,
@@ -99,11 +100,15 @@ pub(crate) struct Records<'a> {
     ahead: VecDeque<(u64, String)>,
 }
 
-impl<'a> Records<'a> {
-    pub fn open(path: &'a Path, max_bytes: u64, comment: Option<char>, delimiter: Option<u8>) -> Result<Records<'a>> {
+impl Records {
+    pub fn open(file: Opened, max_bytes: u64, comment: Option<char>, delimiter: Option<u8>) -> Result<Records> {
         let limit = max_bytes.min(u64::from(u32::MAX));
-        let source = gzip_text::open(path, limit)?;
+        let (path, source) = gzip_text::open(file, limit)?;
         Ok(Records { path, limit, source, comment, delimiter, line: 0, ahead: VecDeque::new() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn peek(&mut self, n: usize) -> Result<&VecDeque<(u64, String)>> {
@@ -130,7 +135,7 @@ impl<'a> Records<'a> {
         loop {
             let from = bytes.len();
             let read = self.source.read_until(b'\n', &mut bytes);
-            if read.map_err(|e| gzip_text::read_error(self.path, self.limit, e))? == 0 {
+            if read.map_err(|e| gzip_text::read_error(&self.path, self.limit, e))? == 0 {
                 break;
             }
             self.line += 1;
@@ -154,7 +159,7 @@ impl<'a> Records<'a> {
             return Ok(None);
         }
         if quotes == Quotes::Inside {
-            let error = Error::line(self.path, start, "", "a quote is opened and never closed");
+            let error = Error::line(&self.path, start, "", "a quote is opened and never closed");
             return Err(error.hint(QUOTE_CURE));
         }
         while bytes.last().is_some_and(|b| matches!(b, b'\n' | b'\r')) {
@@ -165,7 +170,7 @@ impl<'a> Records<'a> {
             Err(e) => {
                 let at = e.utf8_error().valid_up_to();
                 let rule = format!("byte {at} ({:#04x}) is not UTF-8", e.as_bytes()[at]);
-                Err(Error::line(self.path, start, "", rule).hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)"))
+                Err(Error::line(&self.path, start, "", rule).hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)"))
             }
         }
     }

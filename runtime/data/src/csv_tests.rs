@@ -7,7 +7,7 @@ fn table(text: &[u8], options: &Options) -> Result<Rows> {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("t.csv");
     std::fs::write(&path, text).expect("write");
-    Rows::read(&path, options)
+    Rows::read(crate::file::named::open(&path)?, options)
 }
 
 fn plain(text: &str) -> Rows {
@@ -182,7 +182,7 @@ fn many_lines_in_one_quote_take_linear_time() {
 #[test]
 fn the_data_of_the_recipes() -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/data");
-    let rows = Rows::read(&folder.join("digits.csv.gz"), &Options::default())?;
+    let rows = Rows::read(crate::file::named::open(&folder.join("digits.csv.gz"))?, &Options::default())?;
     assert_eq!((rows.len(), rows.num_columns(), rows.names()), (1797, 65, None));
     let x = rows.numbers(&Columns::Range(0, 64), DType::F32, 1.0 / 16.0, None)?;
     let y = rows.numbers(&Columns::Index(64), DType::I64, 1.0, None)?;
@@ -191,7 +191,7 @@ fn the_data_of_the_recipes() -> Result<()> {
     assert_eq!(x.to_f64().iter().sum::<f64>() * 16.0, 561_718.0);
     assert_eq!(y.to_i64().iter().sum::<i64>(), 8070);
 
-    let rows = Rows::read(&folder.join("auto_mpg.csv"), &Options::default())?;
+    let rows = Rows::read(crate::file::named::open(&folder.join("auto_mpg.csv"))?, &Options::default())?;
     assert_eq!((rows.len(), rows.num_columns()), (392, 9));
     let x = rows.numbers(&Columns::Range(0, 6), DType::F32, 1.0, None)?;
     assert_eq!(x.shape.dims(), &[392, 6]);

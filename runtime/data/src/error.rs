@@ -14,6 +14,10 @@ pub enum Error {
     #[error("{path}: cannot {action}: {source}{hint}")]
     Io { path: PathBuf, action: &'static str, source: std::io::Error, hint: Hint },
 
+    /// The boundary of the command: the path may not be read or written.
+    #[error("{0}")]
+    Denied(perilune_policy::Error),
+
     // Contents of files.
     /// The file violates its format. `place` is a field, a tensor or a member.
     #[error("{path}: {place}: {rule}{hint}")]
@@ -88,9 +92,23 @@ impl Error {
         | Error::Unsupported { hint, .. }
         | Error::TooLarge { hint, .. }
         | Error::Line { hint, .. }
-        | Error::Argument { hint, .. }) = &mut self;
+        | Error::Argument { hint, .. }) = &mut self
+        else {
+            // A denial has its own cure.
+            return self;
+        };
         hint.0 = Some(text.into());
         self
+    }
+}
+
+impl From<perilune_policy::Error> for Error {
+    fn from(error: perilune_policy::Error) -> Error {
+        match error {
+            perilune_policy::Error::Io { path, action, source } => Error::io(&path, action, source),
+            perilune_policy::Error::NotRegular { ref path, .. } => Error::unsupported(path, "path", error.rule()),
+            other => Error::Denied(other),
+        }
     }
 }
 

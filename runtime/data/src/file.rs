@@ -1,75 +1,23 @@
-//! Opens regular files only, and writes files atomically.
+//! Writes a file through a buffer, and checks names that come from files.
 //!
-//! A write goes to a temporary file in the same directory, is flushed to the disk, renamed over the target, and the
-//! directory is flushed too: after a crash there is the old file or the new one, never a part. Not supported: locking,
-//! creation of directories (a misspelt path should fail), memory maps.
+//! The file itself is a [`Staged`] one: it takes the place of its target whole or not at all. Not here: opening files, which is
+//! the policy's, locking, or memory maps.
 
 use crate::error::{Error, Result, quote};
-use perilune_core::error::did_you_mean;
-use std::fs::File;
+use perilune_policy::Staged;
 use std::io::{BufWriter, Write};
-use std::path::Path;
 
 /// Names of tensors and members longer than this are refused.
 pub(crate) const MAX_NAME: usize = 512;
 
-/// Opens a regular file and returns its length. A directory, pipe or device is refused, since its length is not known.
-pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
-    let meta = std::fs::metadata(path).map_err(|e| match (e.kind(), neighbour(path)) {
-        (std::io::ErrorKind::NotFound, Some(name)) => {
-            Error::io(path, "open", e).hint(format!("did you mean {}?", quote(&name)))
-        }
-        _ => Error::io(path, "open", e),
-    })?;
-    if !meta.is_file() {
-        let kind = if meta.is_dir() { "a directory" } else { "not a regular file" };
-        return Err(Error::unsupported(path, "path", format!("is {kind}; a regular file is needed")));
-    }
-    let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
-    Ok((file, meta.len()))
-}
-
-/// Finds a file in the same directory with a name similar to that of `path`.
-fn neighbour(path: &Path) -> Option<String> {
-    let wanted = path.file_name()?.to_str()?;
-    let entries = std::fs::read_dir(parent_of(path)).ok()?.take(1000);
-    let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
-    names.sort();
-    did_you_mean(wanted, names.iter().map(String::as_str)).map(String::from)
-}
-
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    }
-}
-
-/// Writes a file atomically. `write` gets a buffered writer over the temporary file.
-pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> Result<()>) -> Result<()> {
-    let parent = parent_of(path);
-    if path.is_dir() || path.file_name().is_none() {
-        return Err(Error::argument(path.display().to_string(), "is a directory; a file name is needed"));
-    }
-    if !parent.is_dir() {
-        return Err(Error::argument(path.display().to_string(), format!("there is no directory {}", parent.display()))
-            .hint("create the directory first"));
-    }
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".perilune-").suffix(".tmp");
-    // tempfile's default is 0600; saved files should have the default permissions of the user.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut temp = builder.tempfile_in(parent).map_err(|e| Error::io(path, "create a temporary file beside", e))?;
-    let mut out = BufWriter::with_capacity(1 << 18, temp.as_file_mut());
+/// Writes a file and puts it in place. `write` gets a buffered writer over the new file.
+pub fn write_whole(mut file: Staged, write: impl FnOnce(&mut BufWriter<&mut Staged>) -> Result<()>) -> Result<()> {
+    let path = file.path().to_path_buf();
+    let mut out = BufWriter::with_capacity(1 << 18, &mut file);
     write(&mut out)?;
-    out.flush().map_err(|e| Error::io(path, "write", e))?;
+    out.flush().map_err(|e| Error::io(&path, "write", e))?;
     drop(out);
-    temp.as_file().sync_all().map_err(|e| Error::io(path, "flush to the disk", e))?;
-    temp.persist(path).map_err(|e| Error::io(path, "put in place", e.error))?;
-    #[cfg(unix)]
-    File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| Error::io(path, "flush the directory of", e))?;
-    Ok(())
+    Ok(file.commit()?)
 }
 
 /// The rule for names that may become paths, State names or table keys: `[A-Za-z0-9_.:/-]`, no `..`, no empty part,
@@ -96,6 +44,23 @@ pub(crate) fn max_inflated(compressed: u64) -> u64 {
     compressed.saturating_mul(1032).saturating_add(1024)
 }
 
+/// Opens and creates files as tests name them.
+#[cfg(test)]
+pub(crate) mod named {
+    use super::{Result, Staged};
+    use perilune_policy::{Directory, Opened};
+    use std::path::Path;
+
+    pub fn open(path: &Path) -> Result<Opened> {
+        Ok(perilune_policy::open_named(path)?)
+    }
+
+    pub fn create(path: &Path) -> Result<Staged> {
+        let (dir, name) = path.parent().zip(path.file_name()).expect("a file in a directory");
+        Ok(Directory::open(dir)?.create(&name.to_string_lossy())?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +70,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("a.bin");
         let put = |text: &'static [u8], fail: bool| {
-            write_atomic(&path, |w| {
+            write_whole(named::create(&path)?, |w| {
                 w.write_all(text).map_err(|e| Error::io(&path, "write", e))?;
                 if fail { Err(Error::argument("test", "stop here")) } else { Ok(()) }
             })
@@ -116,20 +81,7 @@ mod tests {
         put(b"new", false)?;
         assert_eq!(std::fs::read(&path).ok().as_deref(), Some(&b"new"[..]));
         assert_eq!(std::fs::read_dir(dir.path()).map(|d| d.count()).ok(), Some(1));
-        assert!(write_atomic(&dir.path().join("no/such/a"), |_| Ok(())).is_err());
-        assert!(write_atomic(dir.path(), |_| Ok(())).is_err());
         Ok(())
-    }
-
-    #[test]
-    fn only_regular_files_open() {
-        assert!(matches!(open(Path::new("/")), Err(Error::Unsupported { .. })));
-        let missing = open(Path::new("Cargo.tmol")).map(|_| ()).map_err(|e| e.to_string());
-        assert!(
-            missing.is_err_and(|m| m.contains("Cargo.tmol: cannot open") && m.contains("did you mean 'Cargo.toml'"))
-        );
-        #[cfg(target_os = "linux")]
-        assert!(open(Path::new("/dev/zero")).is_err());
     }
 
     #[test]

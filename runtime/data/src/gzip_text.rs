@@ -3,11 +3,10 @@
 //! Concatenated gzip members are one file, as for `zcat`. Other compressions are not supported.
 
 use crate::error::{Error, Result};
-use crate::file;
 use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
+use perilune_policy::Opened;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The maximum expansion of a compressed file. Text and tables rarely exceed 20 times their packed size; a file made to exhaust the
 /// memory reaches 1000 times.
@@ -27,25 +26,25 @@ impl Expansion {
     }
 }
 
-/// Returns a reader of the plain or unpacked bytes of `path` that fails beyond `limit` bytes, or beyond the [`EXPANSION`] of a
-/// compressed file.
-pub(crate) fn open(path: &Path, limit: u64) -> Result<BufReader<Capped>> {
-    open_within(path, limit, EXPANSION)
+/// Returns a reader of the plain or unpacked bytes of a file, and its path. Reading fails beyond `limit` bytes, or beyond the
+/// [`EXPANSION`] of a compressed file.
+pub(crate) fn open(file: Opened, limit: u64) -> Result<(PathBuf, BufReader<Capped>)> {
+    open_within(file, limit, EXPANSION)
 }
 
-fn open_within(path: &Path, limit: u64, expansion: Expansion) -> Result<BufReader<Capped>> {
-    let (file, len) = file::open(path)?;
+fn open_within(file: Opened, limit: u64, expansion: Expansion) -> Result<(PathBuf, BufReader<Capped>)> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
     let mut file = BufReader::with_capacity(1 << 16, file);
-    let head = file.fill_buf().map_err(|e| Error::io(path, "read", e))?;
+    let head = file.fill_buf().map_err(|e| Error::io(&path, "read", e))?;
     let (source, most) = if head.starts_with(&[0x1f, 0x8b]) {
         (Source::Gzip(MultiGzDecoder::new(file)), expansion.most(len))
     } else if len > limit {
-        return Err(too_long(path, len, limit));
+        return Err(too_long(&path, len, limit));
     } else {
         (Source::Plain(file), u64::MAX)
     };
     let past = if most < limit { io::ErrorKind::QuotaExceeded } else { io::ErrorKind::FileTooLarge };
-    Ok(BufReader::with_capacity(1 << 16, Capped { source, left: limit.min(most), past }))
+    Ok((path, BufReader::with_capacity(1 << 16, Capped { source, left: limit.min(most), past })))
 }
 
 /// Converts a failed read of [`open`]'s reader to the crate's error.
@@ -71,8 +70,8 @@ fn too_long(path: &Path, found: u64, limit: u64) -> Error {
 }
 
 enum Source {
-    Plain(BufReader<File>),
-    Gzip(MultiGzDecoder<BufReader<File>>),
+    Plain(BufReader<Opened>),
+    Gzip(MultiGzDecoder<BufReader<Opened>>),
 }
 
 pub(crate) struct Capped {
@@ -96,6 +95,8 @@ impl Read for Capped {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::named;
+    use std::fs::File;
     use std::io::Write;
 
     #[test]
@@ -107,7 +108,8 @@ mod tests {
         (0..400).for_each(|_| packed.write_all(line.as_bytes()).expect("written"));
         packed.finish().expect("finished");
         let mut text = Vec::new();
-        let e = open(&path, u64::MAX).expect("opened").read_to_end(&mut text).expect_err("too much");
+        let (_, mut from) = open(named::open(&path).expect("opened"), u64::MAX).expect("read");
+        let e = from.read_to_end(&mut text).expect_err("too much");
         assert!(text.len() as u64 <= EXPANSION.free);
         let e = read_error(&path, u64::MAX, e).to_string();
         assert!(
@@ -116,7 +118,8 @@ mod tests {
         );
         let ample = Expansion { ratio: 2000, free: 0 };
         text.clear();
-        open_within(&path, u64::MAX, ample).expect("opened").read_to_end(&mut text).expect("read");
+        let (_, mut from) = open_within(named::open(&path).expect("opened"), u64::MAX, ample).expect("read");
+        from.read_to_end(&mut text).expect("read");
         assert_eq!(text.len(), 400 * line.len());
     }
 }

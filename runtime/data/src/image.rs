@@ -8,6 +8,7 @@
 use crate::error::{Error, Result};
 use crate::file;
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::{Opened, Staged};
 use std::io::{BufRead, BufReader, Seek, Write};
 use std::path::Path;
 
@@ -17,9 +18,9 @@ pub const MAX_SIDE: u64 = 32_768;
 pub const MAX_BYTES: u64 = 1 << 30;
 
 /// Reads a PNG as u8 {H, W, C}, C being 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGBA).
-pub fn load(path: &Path) -> Result<HostTensor> {
-    let (file, len) = file::open(path)?;
-    decode(path, BufReader::new(file), len, |_, _| Ok(()))
+pub fn load(file: Opened) -> Result<HostTensor> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
+    decode(&path, BufReader::new(file), len, |_, _| Ok(()))
 }
 
 /// The same from the `len` bytes of `source`; `path` is for errors. `limit` may also refuse a width and height.
@@ -69,11 +70,12 @@ pub(crate) fn decode(
     Ok(HostTensor::new(DType::U8, shape, pixels))
 }
 
-/// Writes {H, W} or {H, W, C} as a PNG of 8 bits, atomically. u8 is written unchanged; floats are clamped to 0..1
+/// Writes {H, W} or {H, W, C} as a PNG of 8 bits. u8 is written unchanged; floats are clamped to 0..1
 /// and rounded to 0..255; bools are black and white.
-pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
+pub fn save(file: Staged, image: &HostTensor) -> Result<()> {
+    let path = &file.path().to_path_buf();
     let bytes = encode(image, &format!("image for {}", path.display()))?;
-    file::write_atomic(path, |out| {
+    file::write_whole(file, |out| {
         out.write_all(&bytes).and_then(|()| out.flush()).map_err(|e| Error::io(path, "write", e))
     })
 }

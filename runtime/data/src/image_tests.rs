@@ -2,6 +2,14 @@
 
 use super::*;
 
+fn load(path: &Path) -> Result<HostTensor> {
+    super::load(crate::file::named::open(path)?)
+}
+
+fn save(path: &Path, image: &HostTensor) -> Result<()> {
+    super::save(crate::file::named::create(path)?, image)
+}
+
 fn golden(name: &str) -> HostTensor {
     load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/data").join(name)).expect(name)
 }

@@ -6,9 +6,10 @@
 //! compared with the size of the file.
 
 use crate::error::{Error, Result, quote};
-use crate::file;
+use crate::file::write_whole;
 use crate::safetensors::check_bools;
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::{Opened, Staged};
 use std::io::{Read, Write};
 use std::path::Path;
 
@@ -17,15 +18,15 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 const MAX_HEADER: u64 = 1 << 16;
 
 /// Reads a file of one array.
-pub fn load(path: &Path) -> Result<HostTensor> {
-    let (mut file, len) = file::open(path)?;
-    read(&mut file, len, &At { path, member: "" })
+pub fn load(mut file: Opened) -> Result<HostTensor> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
+    read(&mut file, len, &At { path: &path, member: "" })
 }
 
-/// Writes a file of one array, atomically. NumPy has no bf16: cast first, or save as safetensors.
-pub fn save(path: &Path, tensor: &HostTensor) -> Result<()> {
-    let at = At { path, member: "" };
-    file::write_atomic(path, |out| write(out, tensor, &at))
+/// Writes a file of one array. NumPy has no bf16: cast first, or save as safetensors.
+pub fn save(file: Staged, tensor: &HostTensor) -> Result<()> {
+    let path = file.path().to_path_buf();
+    write_whole(file, |out| write(out, tensor, &At { path: &path, member: "" }))
 }
 
 /// The location of an array, for messages: a file, or a member of an .npz file.

@@ -8,6 +8,7 @@ use crate::error::{Error, Result, quote};
 use crate::file;
 use crate::npy::{self, At};
 use perilune_core::HostTensor;
+use perilune_policy::{Opened, Staged};
 use std::collections::HashSet;
 use std::io::BufReader;
 use std::path::Path;
@@ -16,8 +17,8 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter, result::ZipError, write::Sim
 const MAX_MEMBERS: u64 = 100_000;
 
 /// Reads every array, in the archive's order, named without the `.npy`.
-pub fn load(path: &Path) -> Result<Vec<(String, HostTensor)>> {
-    let (file, _) = file::open(path)?;
+pub fn load(file: Opened) -> Result<Vec<(String, HostTensor)>> {
+    let path = &file.path().to_path_buf();
     let damaged = |e: ZipError| match e {
         ZipError::Io(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Error::io(path, "read", e),
         ZipError::CompressionMethodNotSupported(m) => {
@@ -66,8 +67,9 @@ pub fn load(path: &Path) -> Result<Vec<(String, HostTensor)>> {
     Ok(out)
 }
 
-/// Writes arrays, atomically, deflated if `compress`.
-pub fn save(path: &Path, tensors: &[(String, HostTensor)], compress: bool) -> Result<()> {
+/// Writes arrays, deflated if `compress`.
+pub fn save(file: Staged, tensors: &[(String, HostTensor)], compress: bool) -> Result<()> {
+    let path = &file.path().to_path_buf();
     let method = if compress { CompressionMethod::Deflated } else { CompressionMethod::Stored };
     let mut seen = HashSet::new();
     for (name, _) in tensors {
@@ -76,7 +78,7 @@ pub fn save(path: &Path, tensors: &[(String, HostTensor)], compress: bool) -> Re
             return Err(Error::malformed(path, format!("array {}", quote(name)), "is given twice"));
         }
     }
-    file::write_atomic(path, |out| {
+    file::write_whole(file, |out| {
         let failed = |e: ZipError| Error::io(path, "write", std::io::Error::other(e));
         let mut zip = ZipWriter::new(out);
         for (name, tensor) in tensors {

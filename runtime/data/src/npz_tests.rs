@@ -4,6 +4,14 @@ use super::*;
 use perilune_core::{DType, Shape};
 use std::io::Write;
 
+fn load(path: &Path) -> Result<Vec<(String, HostTensor)>> {
+    super::load(crate::file::named::open(path)?)
+}
+
+fn save(path: &Path, tensors: &[(String, HostTensor)], compress: bool) -> Result<()> {
+    super::save(crate::file::named::create(path)?, tensors, compress)
+}
+
 fn sample() -> Vec<(String, HostTensor)> {
     vec![
         ("x".into(), HostTensor::from_f64(DType::F32, Shape::of(&[2, 3]), &[0., 1., 2., 3., 4., 5.])),

@@ -11,6 +11,7 @@
 use crate::error::{Error, Result, quote};
 use crate::file;
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::{Opened, Staged};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -47,9 +48,9 @@ pub struct Header {
 }
 
 /// Reads a whole file.
-pub fn load(path: &Path) -> Result<Contents> {
-    let (mut file, len) = file::open(path)?;
-    read(path, &mut file, len)
+pub fn load(mut file: Opened) -> Result<Contents> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
+    read(&path, &mut file, len)
 }
 
 /// Reads the `len` bytes of a file from its start to its end, each once, so that `from` may hash them; `path` is for errors.
@@ -73,23 +74,24 @@ pub fn read(path: &Path, from: &mut dyn Read, len: u64) -> Result<Contents> {
 }
 
 /// Reads and checks the header alone: names, dtypes, shapes and metadata without the cost of the tensors.
-pub fn header(path: &Path) -> Result<Header> {
-    let (mut file, len) = file::open(path)?;
-    read_header(path, &mut file, len)
+pub fn header(mut file: Opened) -> Result<Header> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
+    read_header(&path, &mut file, len)
 }
 
 /// Writes tensors and metadata. The same arguments give the same bytes.
-pub fn save(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
-    save_with(path, tensors, metadata, &mut |_| {})
+pub fn save(file: Staged, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
+    save_with(file, tensors, metadata, &mut |_| {})
 }
 
 /// [`save`] that passes every byte of the file to `observe`, in order.
 pub fn save_with(
-    path: &Path,
+    file: Staged,
     tensors: &[(String, HostTensor)],
     metadata: &BTreeMap<String, String>,
     observe: &mut dyn FnMut(&[u8]),
 ) -> Result<()> {
+    let path = &file.path().to_path_buf();
     let mut on_disk: Vec<usize> = (0..tensors.len()).collect();
     on_disk.sort_by_key(|&i| std::cmp::Reverse(tensors[i].1.dtype.size()));
     let mut spans = vec![(0u64, 0u64); tensors.len()];
@@ -116,7 +118,7 @@ pub fn save_with(
     // The file must be readable: names, counts and sizes pass the reader's check.
     check_header(path, &header, end)?;
 
-    file::write_atomic(path, |out| {
+    file::write_whole(file, |out| {
         let mut put = |bytes: &[u8]| {
             observe(bytes);
             out.write_all(bytes).map_err(|e| Error::io(path, "write", e))

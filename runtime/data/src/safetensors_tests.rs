@@ -2,6 +2,18 @@
 
 use super::*;
 
+fn load(path: &Path) -> Result<Contents> {
+    super::load(crate::file::named::open(path)?)
+}
+
+fn save(path: &Path, tensors: &[(String, HostTensor)], metadata: &BTreeMap<String, String>) -> Result<()> {
+    super::save(crate::file::named::create(path)?, tensors, metadata)
+}
+
+fn header(path: &Path) -> Result<Header> {
+    super::header(crate::file::named::open(path)?)
+}
+
 fn write(dir: &tempfile::TempDir, header: &str, data: &[u8]) -> std::path::PathBuf {
     let path = dir.path().join("t.safetensors");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

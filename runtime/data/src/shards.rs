@@ -9,6 +9,7 @@ use crate::error::{Error, Result, quote};
 use crate::file;
 use crate::safetensors::{self, Contents};
 use perilune_core::HostTensor;
+use perilune_policy::{Directory, Opened, Opener};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -48,7 +49,7 @@ fn plan(tensors: &[(String, HostTensor)], limit: u64) -> Vec<Range<usize>> {
 
 /// Writes `STEM.safetensors`, or shards and their index, into `dir`. Returns the names of the files, the index last.
 pub fn save(
-    dir: &Path,
+    dir: &Directory,
     stem: &str,
     tensors: &[(String, HostTensor)],
     metadata: &BTreeMap<String, String>,
@@ -59,7 +60,7 @@ pub fn save(
 
 /// [`save`] that passes the name of each file and every byte of it to `observe`, in order.
 pub fn save_with(
-    dir: &Path,
+    dir: &Directory,
     stem: &str,
     tensors: &[(String, HostTensor)],
     metadata: &BTreeMap<String, String>,
@@ -69,15 +70,16 @@ pub fn save_with(
     let ranges = plan(tensors, limit);
     if ranges.len() == 1 {
         let name = format!("{stem}.safetensors");
-        safetensors::save_with(&dir.join(&name), tensors, metadata, &mut |bytes| observe(&name, bytes))?;
+        safetensors::save_with(dir.create(&name)?, tensors, metadata, &mut |bytes| observe(&name, bytes))?;
         return Ok(vec![name]);
     }
-    let index = dir.join(format!("{stem}{INDEX}"));
+    let name_of_index = format!("{stem}{INDEX}");
+    let index = dir.path().join(&name_of_index);
     let (mut names, mut map) = (Vec::new(), Map::new());
     for (k, range) in ranges.iter().enumerate() {
         let name = format!("{stem}-{:05}-of-{:05}.safetensors", k + 1, ranges.len());
         let inside = &tensors[range.clone()];
-        safetensors::save_with(&dir.join(&name), inside, metadata, &mut |bytes| observe(&name, bytes))?;
+        safetensors::save_with(dir.create(&name)?, inside, metadata, &mut |bytes| observe(&name, bytes))?;
         for (tensor, _) in inside {
             if map.insert(tensor.clone(), name.clone().into()).is_some() {
                 return Err(Error::malformed(&index, quote(tensor), "is given twice; names must be unique"));
@@ -88,10 +90,10 @@ pub fn save_with(
     let total: usize = tensors.iter().map(|t| t.1.bytes.len()).sum();
     let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
     // Written last, so that an index never lists missing files.
-    file::write_atomic(&index, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&index, "write", e)))?;
-    let name = format!("{stem}{INDEX}");
-    observe(&name, text.as_bytes());
-    names.push(name);
+    let whole = |out: &mut dyn Write| out.write_all(text.as_bytes()).map_err(|e| Error::io(&index, "write", e));
+    file::write_whole(dir.create(&name_of_index)?, |out| whole(out))?;
+    observe(&name_of_index, text.as_bytes());
+    names.push(name_of_index);
     Ok(names)
 }
 
@@ -101,8 +103,9 @@ pub fn is_index(path: &Path) -> bool {
 }
 
 /// Reads an index.
-pub fn index(path: &Path) -> Result<Index> {
-    read_index(path, &mut file::open(path)?.0)
+pub fn index(mut file: Opened) -> Result<Index> {
+    let path = file.path().to_path_buf();
+    read_index(&path, &mut file)
 }
 
 /// Reads the index at `path` from `from`, each byte once.
@@ -160,19 +163,18 @@ pub fn check(path: &Path, index: &Index, name: &str, names: &[&str]) -> Result<(
     }
 }
 
-/// Reads every tensor of an index, file by file.
-pub fn load(path: &Path) -> Result<Contents> {
-    let index = index(path)?;
+/// Reads every tensor of the index at `path`, file by file.
+pub fn load(files: &dyn Opener, path: &Path) -> Result<Contents> {
+    let index = index(files.open(path)?)?;
     let mut out = Contents::default();
     for name in &index.files {
-        let file = beside(path, name);
         // Check the header first, so that no tensor of mismatched files is read.
-        let header = safetensors::header(&file)?;
+        let header = safetensors::header(files.open(&beside(path, name))?)?;
         let names: Vec<&str> = header.entries.iter().map(|e| e.name.as_str()).collect();
         check(path, &index, name, &names)?;
     }
     for name in &index.files {
-        let contents = safetensors::load(&beside(path, name))?;
+        let contents = safetensors::load(files.open(&beside(path, name))?)?;
         out.tensors.extend(contents.tensors);
         out.metadata.extend(contents.metadata);
     }
@@ -183,6 +185,11 @@ pub fn load(path: &Path) -> Result<Contents> {
 mod tests {
     use super::*;
     use perilune_core::{DType, Shape};
+
+    fn load_at(path: &Path) -> Result<Contents> {
+        let dir = Directory::open(path.parent().expect("a directory"))?;
+        load(&dir, Path::new(path.file_name().expect("a name")))
+    }
 
     fn tensors() -> Vec<(String, HostTensor)> {
         let make = |name: &str, n: usize| {
@@ -196,8 +203,8 @@ mod tests {
     fn shards_hold_what_the_limit_allows_and_come_back_in_order() -> Result<()> {
         let dir = tempfile::tempdir().expect("a directory");
         let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-        assert_eq!(save(dir.path(), "one", &tensors(), &metadata, LIMIT)?, ["one.safetensors"]);
-        let names = save(dir.path(), "m", &tensors(), &metadata, 24)?;
+        assert_eq!(save(&Directory::open(dir.path())?, "one", &tensors(), &metadata, LIMIT)?, ["one.safetensors"]);
+        let names = save(&Directory::open(dir.path())?, "m", &tensors(), &metadata, 24)?;
         let expected = ["m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors", "m-00003-of-00003.safetensors"];
         assert_eq!(names[..3], expected);
         assert_eq!(names[3..], ["m.safetensors.index.json"]);
@@ -206,7 +213,7 @@ mod tests {
         let text: Value = serde_json::from_str(&std::fs::read_to_string(&at).expect("text")).expect("JSON");
         assert_eq!(text["metadata"]["total_size"], 428);
         assert_eq!(text["weight_map"]["c"], expected[1]);
-        let back = load(&at)?;
+        let back = load_at(&at)?;
         assert_eq!((back.tensors, back.metadata), (tensors(), metadata));
         Ok(())
     }
@@ -214,12 +221,12 @@ mod tests {
     #[test]
     fn what_does_not_belong_together_is_refused() -> Result<()> {
         let dir = tempfile::tempdir().expect("a directory");
-        save(dir.path(), "m", &tensors(), &BTreeMap::new(), 24)?;
+        save(&Directory::open(dir.path())?, "m", &tensors(), &BTreeMap::new(), 24)?;
         let at = dir.path().join("m.safetensors.index.json");
         let whole = std::fs::read_to_string(&at).expect("text");
         let says = |text: &str, rule: &str| {
             std::fs::write(&at, text).expect("written");
-            let e = load(&at).expect_err("refused").to_string();
+            let e = load_at(&at).expect_err("refused").to_string();
             assert!(e.contains(rule), "{rule}: {e}");
         };
         says("[", "index: ");

@@ -9,17 +9,17 @@ use crate::error::{Error, Result, quote};
 use crate::gzip_text;
 use perilune_core::host_tensor::push_i64;
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::Opened;
 use std::io::Read;
-use std::path::Path;
 
 /// The limit of unpacked text in bytes for `read`.
 pub const MAX_BYTES: u64 = 1 << 32;
 
 /// Reads a UTF-8 file, plain or gzipped.
-pub fn read(path: &Path) -> Result<String> {
+pub fn read(file: Opened) -> Result<String> {
     let mut bytes = Vec::new();
-    let read = gzip_text::open(path, MAX_BYTES)?.read_to_end(&mut bytes);
-    read.map_err(|e| gzip_text::read_error(path, MAX_BYTES, e))?;
+    let (path, mut from) = gzip_text::open(file, MAX_BYTES)?;
+    from.read_to_end(&mut bytes).map_err(|e| gzip_text::read_error(&path, MAX_BYTES, e))?;
     if bytes.starts_with(b"\xef\xbb\xbf") {
         bytes.drain(..3);
     }
@@ -27,7 +27,7 @@ pub fn read(path: &Path) -> Result<String> {
         let at = e.utf8_error().valid_up_to();
         let line = 1 + e.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() as u64;
         let rule = format!("byte {at} of the text ({:#04x}) is not UTF-8", e.as_bytes()[at]);
-        Error::line(path, line, "", rule).hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)")
+        Error::line(&path, line, "", rule).hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)")
     })
 }
 
@@ -127,6 +127,8 @@ impl Vocabulary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::named::open;
+    use std::path::Path;
 
     #[test]
     fn ids_round_trip() -> Result<()> {
@@ -164,11 +166,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("t.txt");
         std::fs::write(&path, "\u{feff}a\r\nü").expect("write");
-        assert_eq!(read(&path)?, "a\r\nü");
+        assert_eq!(read(open(&path)?)?, "a\r\nü");
         std::fs::write(&path, b"ab\ncd\xfc").expect("write");
-        let message = read(&path).map_err(|e| e.to_string()).expect_err("latin1");
+        let message = read(open(&path)?).map_err(|e| e.to_string()).expect_err("latin1");
         assert!(message.contains("t.txt:2: byte 5 of the text (0xfc)"), "{message}");
-        let alice = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/data/alice.txt"))?;
+        let alice = read(open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/data/alice.txt"))?)?;
         let v = Vocabulary::of(&alice);
         assert_eq!((alice.len(), v.len()), (148_379, 70));
         assert_eq!(v.decode(&v.encode(&alice, DType::U8)?)?, alice);

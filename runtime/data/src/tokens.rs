@@ -6,15 +6,18 @@
 
 use crate::error::{Error, Result};
 use perilune_core::{DType, HostTensor, Shape};
-use std::path::Path;
+use perilune_policy::Opened;
+use std::io::Read;
 
 /// Magic number, version and bytes of a token.
 const KINDS: [(i32, i32, usize); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
 const HEADER: usize = 256 * 4;
 
 /// Reads the ids in a `.bin` file: (N) i32.
-pub fn read(path: &Path) -> Result<HostTensor> {
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
+pub fn read(mut file: Opened) -> Result<HostTensor> {
+    let path = &file.path().to_path_buf();
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|e| Error::io(path, "read", e))?;
     let word = |k: usize| bytes.get(4 * k..4 * k + 4).map_or(0, |b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let (mut body, mut size) = (&bytes[..], 2);
     let kind = KINDS.iter().find(|k| bytes.len() >= HEADER && k.0 == word(0));
@@ -49,6 +52,10 @@ pub fn read(path: &Path) -> Result<HostTensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(path: &std::path::Path) -> Result<HostTensor> {
+        super::read(crate::file::named::open(path)?)
+    }
 
     fn file(name: &str, bytes: &[u8]) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("perilune-{}-{name}.bin", std::process::id()));

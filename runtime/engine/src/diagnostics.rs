@@ -21,7 +21,12 @@ pub struct Diagnostics {
     pub host_stalls: Option<HostStalls>,
     /// Shows a step with the text of its kernels, where the engine's device has no texts.
     pub source_display: Option<SourceDisplay>,
+    /// Returns a line of a loaded file, by its name and the number from 1: plans show the recipe's lines.
+    pub source_line: SourceLine,
 }
+
+/// Finds a line of a loaded file.
+pub type SourceLine = Option<fn(&str, u32) -> Option<String>>;
 
 /// Called in the middle of an evaluation: it must not call the engine.
 pub type SourceDisplay = Rc<dyn Fn(&RecordedStep<'_>) -> Result<String>>;

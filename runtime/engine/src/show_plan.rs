@@ -1,5 +1,6 @@
 //! Formats the plan of a request as text.
 
+use crate::diagnostics::SourceLine;
 use crate::engine::{Engine, Fault};
 use crate::recorder::Recorder;
 use perilune_core::error::Result;
@@ -7,7 +8,6 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Options, Request, Tracer, show};
-use std::collections::HashMap;
 
 /// The step that is shown, for a display of its own (`Diagnostics::source_display`).
 pub struct RecordedStep<'a> {
@@ -15,6 +15,7 @@ pub struct RecordedStep<'a> {
     request: &'a Request,
     options: Options,
     budgeted: bool,
+    written: SourceLine,
 }
 
 impl RecordedStep<'_> {
@@ -36,20 +37,20 @@ impl RecordedStep<'_> {
         tracer.run(graph, self.request, self.recorder.known());
         let program = perilune_plan::pipeline::plan(graph, &tracer, self.request, self.options, backend)?;
         let places: Vec<SourceLoc> = tracer.trace.order.iter().map(|id| graph.loc_of(*id)).collect();
-        let text = with_texts(self.recorder, &program, &places, backend);
+        let text = with_texts(self.recorder, self.written, &program, &places, backend);
         Ok(format!("as {} would run it: {text}", backend.describe()))
     }
 }
 
 /// A program with the text of its kernels and the recipe lines that they come from.
-fn with_texts(recorder: &Recorder, program: &Program, places: &[SourceLoc], backend: &dyn Backend) -> String {
-    let mut files: HashMap<String, Vec<String>> = HashMap::new();
-    let written = |file: &str, line: u32| {
-        let lines = files.entry(file.to_string()).or_insert_with(|| {
-            std::fs::read_to_string(file).map(|t| t.lines().map(str::to_string).collect()).unwrap_or_default()
-        });
-        lines.get(line.checked_sub(1)? as usize).cloned()
-    };
+fn with_texts(
+    recorder: &Recorder,
+    written: SourceLine,
+    program: &Program,
+    places: &[SourceLoc],
+    backend: &dyn Backend,
+) -> String {
+    let written = |file: &str, line: u32| written.and_then(|find| find(file, line));
     show::show_sources(program, places, &recorder.source_map, written, |k| backend.source(program, k))
 }
 
@@ -80,10 +81,10 @@ impl Engine {
         match &self.diagnostics.source_display {
             Some(display) if !has_texts => {
                 let budgeted = self.executor.tracer.budgeted;
-                let options = self.options();
-                Ok(display(&RecordedStep { recorder: &self.recorder, request, options, budgeted })?)
+                let (options, written) = (self.options(), self.diagnostics.source_line);
+                Ok(display(&RecordedStep { recorder: &self.recorder, request, options, budgeted, written })?)
             }
-            _ => Ok(with_texts(&self.recorder, program, places, backend)),
+            _ => Ok(with_texts(&self.recorder, self.diagnostics.source_line, program, places, backend)),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! plan lookup. The last line has the ratios of the largest to the smallest model. No limit is checked.
 
 use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +43,7 @@ fn measure(layers: usize) -> [f64; 4] {
         let options = RuntimeOptions {
             backend: Arc::new(perilune_plan::Null),
             params: Vec::new(),
+            policy: Policy::closed(),
             strict: true,
             print: Rc::new(|s| println!("{s}")),
         };

@@ -8,6 +8,7 @@ use perilune_core::graph::Node;
 use perilune_core::ops::conv::{OVER_IMAGES, POOLS};
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::{Backend, Null, NullWith};
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -40,7 +41,13 @@ fn main() {
         Some(_) => Arc::new(GPU),
         None => Arc::new(Null),
     };
-    let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
+    let options = RuntimeOptions {
+        backend,
+        params,
+        policy: Policy::builder().recipe(std::path::Path::new("recipes/_.lua")).build(),
+        strict: true,
+        print: Rc::new(|s| println!("{s}")),
+    };
     let run = || -> Result<(), perilune_lua::Failed> {
         let runtime = Runtime::new(options)?;
         runtime.host().engine.borrow_mut().switches.print_plan = perilune_engine::PrintPlan::Kernels;

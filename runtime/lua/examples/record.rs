@@ -5,6 +5,7 @@
 //! Runs on the null device, so only the host is measured.
 
 use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +14,7 @@ fn main() {
     let options = RuntimeOptions {
         backend: Arc::new(perilune_plan::Null),
         params: Vec::new(),
+        policy: Policy::closed(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),
     };

@@ -7,6 +7,7 @@
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::NullWith;
+use perilune_policy::Policy;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ fn main() {
     let options = RuntimeOptions {
         backend: Arc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
         params: Vec::new(),
+        policy: Policy::builder().recipe(std::path::Path::new("recipes/_.lua")).build(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),
     };

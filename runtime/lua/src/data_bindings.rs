@@ -18,6 +18,7 @@ use perilune_data::sample_order::{Permutation, Stream, Windows};
 use perilune_data::text::Vocabulary;
 use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
 use perilune_engine::profile::Bound;
+use perilune_policy::{Opened, Opener, Policy, Staged, near};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -40,29 +41,52 @@ enum First {
     Here,
 }
 
-/// Resolves a path to read: in the recipe's folder or the current directory, in the order of `first`.
-fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
-    found(host, lua, op, "file", path, first)
+/// Opens a file to read: beside the recipe or in the current directory, whichever has it first.
+fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<Opened> {
+    found(host, lua, op, "file", path, first, |policy, path| policy.open(path))
 }
 
-/// Resolves a folder of data in the same way.
+/// The path of a folder of data.
 pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
-    found(host, lua, op, "folder", path, First::Beside)
+    found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
 }
 
-fn found(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
+fn found<T>(
+    host: &Rc<Host>,
+    lua: &Lua,
+    op: &str,
+    what: &str,
+    path: &str,
+    first: First,
+    open: impl Fn(&Policy, &Path) -> perilune_policy::Result<T>,
+) -> mlua::Result<T> {
     let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
     let (beside, here) = (place.at(path), PathBuf::from(path));
     let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
-    if let Some(found) = order.into_iter().find(|p| p.exists()) {
-        return Ok(found.clone());
+    let mut denied = None;
+    for p in order {
+        match open(&host.policy, p) {
+            Ok(found) => return Ok(found),
+            Err(e) if e.is_not_found() => {}
+            Err(e @ perilune_policy::Error::Denied { left: false, .. }) => denied = denied.or(Some(e)),
+            Err(e) => return Err(fail(host, lua, op, e.into())),
+        }
     }
-    let looked = if here.is_absolute() || beside == here {
-        ""
-    } else {
-        ", neither beside the recipe nor in the current directory"
-    };
-    let near = order.into_iter().find_map(|p| neighbour(p, path)).map(|near| format!("did you mean \"{near}\"?"));
+    let named = here.is_absolute() || beside == here;
+    let near = order.into_iter().find_map(|p| {
+        let near = near(&*host.policy, p)?;
+        Some(format!("did you mean \"{}{near}\"?", path.strip_suffix(p.file_name()?.to_str()?)?))
+    });
+    if let Some(e) = denied {
+        // A relative path that is not there beside the recipe; whether it is elsewhere is not looked at.
+        if named || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
+            return Err(fail(host, lua, op, e.into()));
+        }
+        let message = format!("there is no {what} \"{path}\" beside the recipe");
+        let rule = "the current directory is read where the recipe lies beneath it; allow it with --allow-read=.";
+        return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
+    }
+    let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };
     let rule = match first {
         First::Beside => "paths start beside the recipe, then at the current directory",
         First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
@@ -71,15 +95,9 @@ fn found(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, path: &str, first: Fi
     Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
 }
 
-/// Finds a file in the same folder with a name similar to that of `path`, in the notation of `path`.
-fn neighbour(full: &Path, path: &str) -> Option<String> {
-    let name = full.file_name()?.to_str()?;
-    let folder = full.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut names: Vec<String> =
-        std::fs::read_dir(folder).ok()?.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
-    names.sort();
-    let near = did_you_mean(name, names.iter().map(String::as_str))?;
-    Some(format!("{}{near}", path.strip_suffix(name)?))
+/// Begins a file that the recipe writes.
+fn writable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, endings: &[&str]) -> mlua::Result<Staged> {
+    host.policy.create(Path::new(path), endings).map_err(|e| fail(host, lua, op, e.into()))
 }
 
 pub(crate) fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
@@ -260,7 +278,7 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
             }
         }
     }
-    Rows::read(&readable(&host, lua, "csv", &path, First::Beside)?, &o)
+    Rows::read(readable(&host, lua, "csv", &path, First::Beside)?, &o)
         .map(RowsData)
         .map_err(|e| fail(&host, lua, "csv", e))
 }
@@ -286,16 +304,19 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         }
         Ok(Value::Table(t))
     };
-    match file.extension().and_then(|e| e.to_str()) {
-        _ if index => many(shards::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
-        Some("safetensors") => many(safetensors::load(&file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
-        Some("npz") => many(npz::load(&file).map_err(|e| fail(&host, lua, "load", e))?),
+    match Path::new(&name).extension().and_then(|e| e.to_str()) {
+        _ if index => many(shards::load(&*host.policy, file.path()).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        Some("safetensors") => many(safetensors::load(file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        Some("npz") => many(npz::load(file).map_err(|e| fail(&host, lua, "load", e))?),
         _ => {
-            let t = npy::load(&file).map_err(|e| fail(&host, lua, "load", e))?;
+            let t = npy::load(file).map_err(|e| fail(&host, lua, "load", e))?;
             crate::functions::into_lua(lua, upload(&host, lua, &t)?)
         }
     }
 }
+
+/// The endings of what `pl.save` writes.
+const SAVED: [&str; 3] = ["safetensors", "npy", "npz"];
 
 /// `pl.save(path, {name = tensor})`, or a tensor for npy. Writing is atomic; a relative path starts at the current
 /// directory.
@@ -345,29 +366,21 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
             }
         },
     }
-    let result = match file.extension().and_then(|e| e.to_str()) {
-        Some("safetensors") => safetensors::save(&file, &list, &BTreeMap::new()),
-        Some("npz") => npz::save(&file, &list, false),
-        Some("npy") if list.len() == 1 => npy::save(&file, &list[0].1),
-        Some("npy") => {
-            return Err(errors::argument(
-                &host,
-                lua,
-                "save",
-                format!("an npy file holds one tensor, not {}", list.len()),
-                Some("use .npz or .safetensors".into()),
-            ));
-        }
-        _ => {
-            let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
-            return Err(errors::argument(
-                &host,
-                lua,
-                "save",
-                format!("\"{name}\" is none of .safetensors, .npy, .npz"),
-                hint,
-            ));
-        }
+    let known = file.extension().and_then(|e| e.to_str()).filter(|e| SAVED.contains(e));
+    let Some(ending) = known else {
+        let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
+        let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
+        return Err(errors::argument(&host, lua, "save", message, hint));
+    };
+    if ending == "npy" && list.len() != 1 {
+        let message = format!("an npy file holds one tensor, not {}", list.len());
+        return Err(errors::argument(&host, lua, "save", message, Some("use .npz or .safetensors".into())));
+    }
+    let out = writable(&host, lua, "save", &name, &SAVED)?;
+    let result = match ending {
+        "safetensors" => safetensors::save(out, &list, &BTreeMap::new()),
+        "npz" => npz::save(out, &list, false),
+        _ => npy::save(out, &list[0].1),
     };
     result.map_err(|e| fail(&host, lua, "save", e))
 }
@@ -376,21 +389,8 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
 fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, &op, "the path", &path)?;
-    let file = PathBuf::from(&name);
-    let no = |message: String, hint: &str| Err(errors::argument(&host, lua, &op, message, Some(hint.into())));
-    if !matches!(file.extension().and_then(|e| e.to_str()), Some("safetensors" | "npz")) {
-        return no(format!("\"{name}\" is none of .safetensors, .npz"), "the end of the name says the format");
-    }
-    if file.is_dir() {
-        return no(format!("\"{name}\" is a folder"), "name a file in it");
-    }
-    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match std::fs::metadata(folder) {
-        Ok(m) if !m.is_dir() => no(format!("{} is no folder", folder.display()), "name a file in a folder"),
-        Ok(m) if m.permissions().readonly() => no(format!("{} cannot be written to", folder.display()), "name another"),
-        Ok(_) => Ok(()),
-        Err(_) => no(format!("there is no folder {}", folder.display()), "make it first, or name another"),
-    }
+    let _held = host.policy.hold_writes();
+    writable(&host, lua, &op, &name, &["safetensors", "npz"]).map(drop)
 }
 
 /// Caches the permutations of 0..n by epoch.
@@ -426,7 +426,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "text", "the path", &path)?;
-            text::read(&readable(&host, lua, "text", &path, First::Beside)?).map_err(|e| fail(&host, lua, "text", e))
+            text::read(readable(&host, lua, "text", &path, First::Beside)?).map_err(|e| fail(&host, lua, "text", e))
         })?,
     )?;
     native.set(
@@ -434,7 +434,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "tokens", "the path", &path)?;
-            let t = tokens::read(&readable(&host, lua, "tokens", &path, First::Beside)?)
+            let t = tokens::read(readable(&host, lua, "tokens", &path, First::Beside)?)
                 .map_err(|e| fail(&host, lua, "tokens", e))?;
             upload(&host, lua, &t)
         })?,
@@ -494,7 +494,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "png", "the path", &path)?;
-            let t = image::load(&readable(&host, lua, "png", &path, First::Beside)?)
+            let t = image::load(readable(&host, lua, "png", &path, First::Beside)?)
                 .map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
                 let x = engine.from_host(&t)?;
@@ -533,7 +533,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
                 let x = engine.recorder.graph.copy(x)?;
                 engine.read_node(x)
             })?;
-            image::save(&PathBuf::from(path), &t).map_err(|e| fail(&host, lua, "save_png", e))
+            let out = writable(&host, lua, "save_png", &path, &["png"])?;
+            image::save(out, &t).map_err(|e| fail(&host, lua, "save_png", e))
         })?,
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
@@ -569,6 +570,32 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     crate::inspect::install(lua, &native)?;
     crate::console::interrupt::install(lua, &native)?;
-    pl.set("native", native)?;
-    Ok(())
+    lua.set_named_registry_value(crate::loader::NATIVE, native)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Policy, Runtime, RuntimeOptions};
+    use mlua::Table;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    /// The library checks what recipes give it; these functions hold their own limits nevertheless.
+    #[test]
+    fn greedy_calls_are_errors() {
+        let (backend, params, print) = (Arc::new(perilune_plan::Null), Vec::new(), Rc::new(|_: &str| ()));
+        let options = RuntimeOptions { backend, params, policy: Policy::closed(), strict: false, print };
+        let runtime = Runtime::new(options).expect("a runtime");
+        runtime.limit_lua_memory(48 << 20).expect("a limit");
+        let native: Table = runtime.lua().named_registry_value(crate::loader::NATIVE).expect("the library's functions");
+        runtime.lua().globals().raw_set("native", native).expect("a global");
+        for call in
+            ["permutation(1, 0, 1 << 40)", "shuffled(1, 0, 1 << 62, 10)", "text_windows(1, 0, 1 << 62, 100, 10)"]
+        {
+            let e = runtime.load_text(&format!("local t = native.{call}"), "@attack.lua").map(drop).expect_err(call);
+            assert!(e.to_string().contains("--lua-memory"), "{call}: {e}");
+        }
+        let many = "local t = {} for i = 1, 1e5 do t[i] = ('y'):rep(90) end local x = native.near(('x'):rep(90), t)";
+        runtime.load_text(many, "@attack.lua").expect("many names");
+    }
 }

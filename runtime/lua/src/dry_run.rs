@@ -20,7 +20,8 @@ pub struct Planned {
     pub code: Code,
 }
 
-/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed. With
+/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed, no file
+/// is written. With
 /// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
 /// its plan was cached.
 pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
@@ -36,6 +37,8 @@ pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result
     let loc = host.loc(lua);
     let fail = |e| errors::raise(&host, Raise::Fault(e, loc));
     host.engine.borrow_mut().begin_step().map_err(fail)?;
+    // What the step would save is checked and not written.
+    let _held = host.policy.hold_writes();
     let result = f.call::<MultiValue>(()).and_then(|out| {
         let Some(plan) = plan else { return Ok(false) };
         let refs = tensors_of(&out);

@@ -5,6 +5,7 @@
 
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
+use crate::source_text;
 use mlua::Error as LuaError;
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Fault;
@@ -122,7 +123,7 @@ pub struct RecipeError {
     pub hint: Option<String>,
     pub file: Option<String>,
     pub line: Option<u32>,
-    /// The offending source line, if the file can be read.
+    /// The offending source line, of a file that was loaded.
     pub source: Option<String>,
     /// The line at which the error surfaced, if it is another one.
     pub while_at: Option<String>,
@@ -200,7 +201,7 @@ impl RecipeError {
         if out.hint.is_none() {
             out.hint = nil_call(&out.message);
         }
-        out.source = out.file.as_ref().zip(out.line).and_then(|(f, l)| source_line(f, l));
+        out.source = out.file.as_ref().zip(out.line).and_then(|(f, l)| source_text::line(f, l));
         out
     }
 
@@ -211,7 +212,7 @@ impl RecipeError {
             hint,
             file: Some(file.to_string()),
             line,
-            source: line.and_then(|l| source_line(file, l)),
+            source: line.and_then(|l| source_text::line(file, l)),
             while_at: None,
             stack: Vec::new(),
             cause: Cause::Recipe,
@@ -401,11 +402,6 @@ fn place(frame: &str) -> Option<(String, u32)> {
     let inside = frame.split_once('(')?.1.strip_suffix(')')?;
     let (file, line) = inside.rsplit_once(':')?;
     Some((file.to_string(), line.parse().ok()?))
-}
-
-fn source_line(file: &str, line: u32) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
-    text.lines().nth(line.checked_sub(1)? as usize).map(|l| l.trim_end().to_string())
 }
 
 impl fmt::Display for RecipeError {

@@ -8,11 +8,13 @@ use perilune_core::graph::NodeId;
 use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::{Engine, Fault};
+use perilune_policy::Policy;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// The prefix of chunk names of the runtime, as opposed to a recipe.
+/// The prefix of chunk names of the runtime. No file of a recipe and no text that it loads has such a name (`loader.rs`).
 pub const INTERNAL: &str = "@perilune/";
 
 /// Bytes of new values after which a collection is forced, since Lua's collector counts handles, not memory.
@@ -23,6 +25,8 @@ const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
+    /// What the recipe may open, and how much it may use.
+    pub policy: Arc<Policy>,
     /// The engine's interrupt, which also stops Lua code.
     pub interrupt: Interrupt,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
@@ -60,10 +64,11 @@ impl Host {
         out
     }
 
-    pub fn new(engine: Engine) -> Rc<Host> {
+    pub fn new(engine: Engine, policy: Arc<Policy>) -> Rc<Host> {
         Rc::new(Host {
             interrupt: engine.interrupt.clone(),
             engine: RefCell::new(engine),
+            policy,
             dropped: RefCell::default(),
             last_site: Cell::new((0, 0, SourceLoc::NONE)),
             files: RefCell::default(),

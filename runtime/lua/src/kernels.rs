@@ -3,13 +3,11 @@
 use crate::args::RefGuard;
 use crate::errors;
 use crate::functions::host;
-use crate::runtime::Place;
 use crate::tensor::Tensor;
 use mlua::{Lua, MultiValue, Table, Value};
 use perilune_core::graph::{Meta, NodeId};
 use perilune_core::ops::source::{self, Body, Launch};
 use perilune_core::{DType, Shape};
-use std::path::Path;
 
 /// `native.source_place(text)`: the file of the current line, and the line in it on which `text` begins, or 0 if the file
 /// does not contain the exact text.
@@ -19,8 +17,7 @@ pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let Some((file, at)) = host.engine.borrow().recorder.source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
         return Ok((String::new(), 0));
     };
-    let known = lua.app_data_ref::<Place>().and_then(|p| p.texts.get(Path::new(&file)).cloned());
-    let whole = known.or_else(|| std::fs::read_to_string(&file).ok()).unwrap_or_default().replace("\r\n", "\n");
+    let whole = crate::source_text::text(&file).unwrap_or_default().replace("\r\n", "\n");
     // Search after the line first, then everywhere, because the text may be above the call.
     let start: usize = whole.split_inclusive('\n').take(at.saturating_sub(1) as usize).map(str::len).sum();
     let found = whole[start..].find(&text).map(|n| start + n).or_else(|| whole.find(&text));

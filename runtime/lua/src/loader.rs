@@ -4,10 +4,12 @@
 use crate::args::show;
 use crate::boundary::{self, Guarded, memory_limit};
 use crate::functions::{self, host};
-use crate::runtime::Place;
-use crate::{errors, no_tail_calls};
+use crate::host::INTERNAL;
+use crate::runtime::{Failed, Place};
+use crate::{errors, no_tail_calls, source_text};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
+use perilune_policy::{Opener, open_named};
 use std::path::{Path, PathBuf};
 
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
@@ -62,6 +64,14 @@ pub fn new_lua() -> mlua::Result<Lua> {
     Ok(state)
 }
 
+/// The chunk name of text that a recipe loads: it names no file and never the library, whatever the recipe calls it.
+fn loaded_name(given: Option<&str>) -> String {
+    const MOST: usize = 40;
+    let given = given.unwrap_or_default().trim_start_matches(['@', '=']);
+    let plain: String = given.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if plain.is_empty() { "=load".into() } else { format!("=load {plain}") }
+}
+
 /// `load`, for text only.
 fn load(
     lua: &Lua,
@@ -81,7 +91,7 @@ fn load(
     };
     boundary::check_chunk(lua, text.len())?;
     let mut out = MultiValue::new();
-    match no_tail_calls::compile(lua, &text, &name.unwrap_or_else(|| "=load".into()), env.as_ref()) {
+    match no_tail_calls::compile(lua, &text, &loaded_name(name.as_deref()), env.as_ref()) {
         Ok(f) => out.push_back(Value::Function(f)),
         Err(e) => {
             out.push_back(Value::Nil);
@@ -300,14 +310,16 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
 pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
     let name = ALIASES.iter().find(|(public, _)| *public == name).map_or(name, |(_, file)| file.to_string());
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
-    let found: Value = loaded.raw_get(name.as_str())?;
+    let hidden = PRIVATE.contains(&name.as_str()) && !called_by_library(lua);
+    let found: Value = if hidden { Value::Nil } else { loaded.raw_get(name.as_str())? };
     if !found.is_nil() {
         return Ok(found);
     }
     let host = host(lua)?;
-    let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name) {
-        let module =
-            no_tail_calls::compile(lua, text, &format!("@perilune/{path}"), None)?.call::<Value>(name.as_str())?;
+    let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name && !hidden) {
+        let native: Table = lua.named_registry_value(NATIVE)?;
+        let chunk = no_tail_calls::compile(lua, text, &format!("{INTERNAL}{path}"), None)?;
+        let module = chunk.call::<Value>((name.as_str(), native))?;
         if let Value::Table(t) = &module {
             keep(lua, t)?;
         }
@@ -327,11 +339,32 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
         if here {
             tries.extend([file, folder]);
         }
-        let Some(file) = tries.iter().find(|p| place.texts.contains_key(*p) || p.is_file()) else {
+        let mut found = None;
+        for file in &tries {
+            let text = match place.texts.get(file) {
+                Some(text) => text.clone(),
+                None => match host.policy.open(file) {
+                    Ok(opened) => opened.text(MAX_TEXT).map_err(|e| {
+                        errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
+                    })?,
+                    // What is not in a root that may be read is not there for `require`, which looks in several places.
+                    Err(e) if e.is_not_found() || matches!(e, perilune_policy::Error::Denied { left: false, .. }) => {
+                        continue;
+                    }
+                    Err(e) => {
+                        let message = format!("{} {}", file.display(), e.rule());
+                        return Err(errors::argument(&host, lua, "require", message, e.cure()));
+                    }
+                },
+            };
+            found = Some((file, text));
+            break;
+        }
+        let Some((file, text)) = found else {
             if let Some(mut place) = lua.app_data_mut::<Place>() {
                 place.missing.extend(tries.iter().cloned());
             }
-            let known: Vec<&str> = STDLIB.iter().map(|(m, ..)| *m).chain(["perilune"]).collect();
+            let known: Vec<&str> = public_modules().chain(["perilune"]).collect();
             let near = did_you_mean(&name, known).map(|n| format!("did you mean \"{n}\"?"));
             let message = match name.strip_prefix("perilune.") {
                 Some(part) => format!("the standard library has no module \"perilune.{part}\""),
@@ -342,18 +375,13 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
             };
             return Err(errors::argument(&host, lua, "require", message, near));
         };
-        let text = match place.texts.get(file) {
-            Some(text) => text.clone(),
-            None => std::fs::read_to_string(file).map_err(|e| {
-                errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
-            })?,
-        };
         let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
         if let Some(mut place) = lua.app_data_mut::<Place>()
             && !place.required.iter().any(|f| f.0 == *file)
         {
             place.required.push((file.clone(), text.clone()));
         }
+        source_text::keep(&chunk_name(file), &text);
         no_tail_calls::compile(lua, &text, &chunk_name(file), None)?.call::<Value>(name.as_str())?
     };
     let value = if value.is_nil() { Value::Boolean(true) } else { value };
@@ -361,7 +389,45 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
     Ok(value)
 }
 
+/// Modules that only the library may require.
+const PRIVATE: [&str; 1] = ["perilune.data.native"];
+
+/// Modules of the standard library that a recipe may require.
+pub fn public_modules() -> impl Iterator<Item = &'static str> {
+    STDLIB.iter().map(|(m, ..)| *m).filter(|m| !PRIVATE.contains(m))
+}
+
+/// The registry's name of what the library calls and recipes do not see; its chunks get it as their second argument.
+pub const NATIVE: &str = "perilune.native";
+
+/// Whether the function that called into Rust is one of the library's.
+fn called_by_library(lua: &Lua) -> bool {
+    let of_library = |d: &mlua::debug::Debug<'_>| d.source().source.is_some_and(|name| name.starts_with(INTERNAL));
+    lua.inspect_stack(1, of_library).unwrap_or(false)
+}
+
+/// More than any source file has.
+const MAX_TEXT: u64 = 64 << 20;
+
+/// The text of a file that the person named, on the command line or at the prompt.
+pub fn text_of(path: &Path) -> Result<String, Failed> {
+    let no = |e: String| Failed::Usage(format!("cannot read {}: {e}", path.display()));
+    let file = open_named(path).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => no(source.to_string()),
+        e => no(format!("it {}", e.rule())),
+    })?;
+    file.text(MAX_TEXT).map_err(|e| no(e.to_string()))
+}
+
 /// Returns the chunk name `@file`, with the path as given.
 pub fn chunk_name(file: &Path) -> String {
-    format!("@{}", file.display())
+    own_name(&format!("@{}", file.display()))
+}
+
+/// The name of a chunk that is not the library's: a folder that is called like the library's chunks gets `./` before it.
+pub fn own_name(chunk: &str) -> String {
+    match chunk.starts_with(INTERNAL) {
+        true => format!("@./{}", &chunk[1..]),
+        false => chunk.to_string(),
+    }
 }

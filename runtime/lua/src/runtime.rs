@@ -4,12 +4,13 @@ use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
 use crate::run::Recipe;
-use crate::{loader, no_tail_calls};
+use crate::{loader, no_tail_calls, source_text};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
+use perilune_policy::Policy;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -63,6 +64,8 @@ pub struct Params {
 pub struct RuntimeOptions {
     pub backend: Arc<dyn Backend>,
     pub params: Vec<(String, String)>,
+    /// What the recipe may open; [`Policy::closed`] for nothing.
+    pub policy: Arc<Policy>,
     /// Whether undefined globals are errors (recipes) or allowed (the prompt).
     pub strict: bool,
     /// The sink of `print`.
@@ -121,6 +124,7 @@ pub struct Memory {
     library: Vec<(Table, Table)>,
     params: Params,
     place: Place,
+    texts: source_text::Texts,
 }
 
 pub struct Runtime {
@@ -131,7 +135,8 @@ pub struct Runtime {
 impl Runtime {
     pub fn new(options: RuntimeOptions) -> Result<Runtime, Failed> {
         crate::boundary::panics::install_hook();
-        let host = Host::new(Engine::new(options.backend));
+        let host = Host::new(Engine::new(options.backend), options.policy);
+        host.engine.borrow_mut().diagnostics.source_line = Some(source_text::line);
         let lua = loader::new_lua()?;
         lua.set_app_data(host.clone());
         lua.set_app_data(Place::default());
@@ -164,6 +169,11 @@ impl Runtime {
 
     pub fn host(&self) -> &Rc<Host> {
         &self.host
+    }
+
+    /// What the recipe may open.
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.host.policy
     }
 
     /// Sets values of optional params (`--steps`, `--seed`), before loading.
@@ -210,10 +220,7 @@ impl Runtime {
 
     /// Loads and runs a file. Paths in messages are as given.
     pub fn load(&self, path: &Path) -> Result<Loaded, Failed> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(e) => return Err(Failed::Usage(format!("cannot read {}: {e}", path.display()))),
-        };
+        let text = loader::text_of(path)?;
         self.set_place(path.parent().unwrap_or(Path::new(".")));
         self.load_text(&text, &loader::chunk_name(path))
     }
@@ -222,7 +229,7 @@ impl Runtime {
     pub fn remember(&self) -> Result<Memory, Failed> {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let (own, library) = (loader::own(&self.lua)?, loader::library(&self.lua)?);
-        Ok(Memory { own, library, params: self.params(), place })
+        Ok(Memory { own, library, params: self.params(), place, texts: source_text::all() })
     }
 
     /// Restores a saved state.
@@ -232,6 +239,7 @@ impl Runtime {
         loader::restore(&self.lua, memory.library)?;
         self.lua.set_app_data(memory.params);
         self.lua.set_app_data(memory.place);
+        source_text::restore(memory.texts);
         Ok(())
     }
 
@@ -269,6 +277,8 @@ impl Runtime {
 
     /// Parses source text without running it.
     pub fn parse_text(&self, text: &str, name: &str) -> Result<(), Failed> {
+        let name = &loader::own_name(name);
+        source_text::keep(name, text);
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
         self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).into_function()?;
         Ok(())
@@ -276,6 +286,8 @@ impl Runtime {
 
     /// Runs source text under a chunk name (`@file` or `=name`).
     pub fn load_text(&self, text: &str, name: &str) -> Result<Loaded, Failed> {
+        let name = &loader::own_name(name);
+        source_text::keep(name, text);
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
         let compiled = match no_tail_calls::compile(&self.lua, &format!("return {text}"), name, None) {
             Ok(expression) if !name.starts_with('@') => expression,

@@ -62,7 +62,6 @@ function Tensor:free() end
 ---@field train any
 ---@field init any
 ---@field tree any
----@field native table the standard library's own
 ---@field newaxis table
 ---@field version string
 local pl = {}
@@ -202,11 +201,13 @@ function pl.recipe(recipe) end
 ---@return table<string, any>
 function pl.params(defaults) end
 ---Reads the named tensors of a .safetensors or .npz file or of a sharded model (.safetensors.index.json), or the tensor of an .npy file.
----A relative path is searched for in the current directory, where `pl.save` writes, then in the recipe's folder.
+---A relative path is searched for in the current directory, where `pl.save` writes, then in the recipe's folder. The policy of the command applies
+---(--allow-read).
 ---@param path string
 ---@return any
 function pl.load(path) end
----Writes named tensors (.safetensors, .npz) or one tensor (.npy). A relative path starts at the current directory.
+---Writes named tensors (.safetensors, .npz) or one tensor (.npy). A relative path starts at the current directory. The command must allow the write: by
+---a --set that names the file, the run directory, or --allow-write.
 ---@param path string
 ---@param tensors perilune.Tensor|table<string, perilune.Tensor>
 function pl.save(path, tensors) end

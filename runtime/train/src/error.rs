@@ -53,7 +53,7 @@ impl From<perilune_checkpoint::Error> for Error {
         use perilune_checkpoint::Error as Checkpoint;
         match &e {
             Checkpoint::Broken { .. } => Error::Refused(e.to_string()),
-            Checkpoint::Data(perilune_data::Error::Io { .. })
+            Checkpoint::Data(perilune_data::Error::Io { .. } | perilune_data::Error::Denied(_))
             | Checkpoint::Io { .. }
             | Checkpoint::Device { .. }
             | Checkpoint::Lost(_) => Error::System(e.to_string()),

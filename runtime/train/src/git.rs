@@ -30,8 +30,12 @@ fn packed(git: &Path, name: &str) -> Option<String> {
     refs.lines().find_map(|l| l.split_once(' ').filter(|(_, n)| *n == name).and_then(|(h, _)| hash(h)))
 }
 
+/// The largest file read, in bytes: `packed-refs` lists every branch.
+const MOST: u64 = 16 << 20;
+
 fn read(path: &Path) -> Option<String> {
-    std::fs::read_to_string(path).ok().map(|t| t.trim_end().to_string())
+    let text = perilune_policy::open_named(path).ok()?.text(MOST).ok()?;
+    Some(text.trim_end().to_string())
 }
 
 fn hash(text: &str) -> Option<String> {

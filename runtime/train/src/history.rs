@@ -9,6 +9,7 @@ use crate::params::{self, Params};
 use crate::run_log::{self, LEDGER};
 use crate::rundir::RunDir;
 use perilune_lua::Run;
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -197,14 +198,36 @@ impl Version {
     }
 }
 
+/// Opens a directory of versions in that of a run. What a record names is opened beneath it, and no link is followed.
+fn opened(dir: &Path) -> Result<Directory> {
+    Directory::open_itself(dir).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => disk("read", dir)(source),
+        e => Error::Refused(e.to_string()),
+    })
+}
+
+/// The largest recipe file that is read, in bytes.
+const MOST: u64 = 64 << 20;
+
+/// Reads a text file beneath `dir`; a part of its name that is a link is refused.
+fn text_in(dir: &Directory, name: &Path) -> Result<String> {
+    let at = dir.path().join(name);
+    let file = dir.open_unlinked(name).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } => disk("read", &at)(source),
+        _ => Error::Refused(format!("{}: file: is not a regular file", at.display())),
+    })?;
+    file.text(MOST).map_err(disk("read", &at))
+}
+
 /// Reads the listed files below `dir` and checks their hashes.
 fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
     let names =
         listed.as_array().into_iter().flatten().filter_map(|f| Some((f["path"].as_str()?, f["blake3"].as_str()?)));
     let mut out = Files::new();
+    let inside = opened(dir)?;
     for (name, hash) in names {
         let at = dir.join(name);
-        let text = crate::run_files::text_of(&at)?;
+        let text = text_in(&inside, Path::new(name))?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Error::Refused(format!("{}: is not the file that ran: its hash differs", at.display())));
         }

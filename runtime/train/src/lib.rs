@@ -7,6 +7,7 @@
 //!
 //! ```no_run
 //! use perilune_lua::{Runtime, RuntimeOptions};
+//! use perilune_policy::Policy;
 //! use perilune_train::{Control, Event, RunSpec, Trainer};
 //! use std::rc::Rc;
 //! use std::sync::Arc;
@@ -22,7 +23,8 @@
 //! let outcome = Trainer::new(spec, control, listener).run(|spec| {
 //!     let backend = Arc::new(perilune_cpu::Cpu::new(None));
 //!     let print = Rc::new(|text: &str| println!("{text}"));
-//!     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
+//!     let (params, policy) = (spec.params.clone(), Policy::builder().recipe(&spec.recipe).build());
+//!     Ok(Runtime::new(RuntimeOptions { backend, params, policy, strict: true, print })?)
 //! })?;
 //! println!("{:?} after {} steps", outcome.end, outcome.steps);
 //! # Ok(())

@@ -3,25 +3,23 @@
 use crate::error::{Error, Result, plain};
 use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, Runtime};
+use perilune_policy::open_named;
 use std::io::{ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The size limit of a recipe file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads a regular file. Any other kind is invalid input and is not opened, since opening a pipe would wait.
-fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
-    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(ErrorKind::InvalidInput.into());
-    }
+/// Reads a regular file that the command names. Any other kind is an error, and is not opened, since opening a pipe would wait.
+fn read_regular(path: &Path) -> perilune_policy::Result<Vec<u8>> {
+    let mut file = open_named(path)?;
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    let read = file.by_ref().take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    let failed = |source| perilune_policy::Error::Io { path: path.to_path_buf(), action: "read", source };
+    read.map_err(failed)?;
     if bytes.len() as u64 > MAX_BYTES {
         let text = format!("it has more than {MAX_BYTES} bytes, the limit for a recipe");
-        return Err(std::io::Error::new(ErrorKind::FileTooLarge, text));
+        return Err(failed(std::io::Error::new(ErrorKind::FileTooLarge, text)));
     }
     Ok(bytes)
 }
@@ -48,9 +46,11 @@ impl Source {
         }
         let bytes = match read_regular(path) {
             Ok(bytes) => bytes,
-            Err(e) if e.kind() == ErrorKind::NotFound => return no(format!("there is no file {shown}{}", near(path))),
-            Err(e) if e.kind() == ErrorKind::InvalidInput => return no(format!("{shown} is not a regular file")),
-            Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
+            Err(e) if e.is_not_found() => return no(format!("there is no file {shown}{}", near(path))),
+            Err(perilune_policy::Error::Io { source, .. }) => {
+                return no(format!("cannot read {shown}: {}", plain(&source)));
+            }
+            Err(e) => return no(format!("{shown} {}", e.rule())),
         };
         if bytes.starts_with(b"\x1bLua") {
             return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));

@@ -295,14 +295,21 @@ impl Session<'_> {
             Checkpoints::new(dir, every, retention, fields, run, record)
         };
         if let Some(resume) = &self.resume {
+            self.grant(&resume.dir)?;
             return create(&resume.dir, Some(&resume.record));
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
         let dir = self.create_dir(about)?;
+        self.grant(&dir.path)?;
         let out = create(&dir.path, None)?;
         reporter.dir = Some(dir);
         Ok(out)
+    }
+
+    /// Lets the recipe write in the run directory.
+    fn grant(&self, dir: &Path) -> Result<()> {
+        self.runtime.policy().grant_directory(dir).map_err(|e| Error::System(e.to_string()))
     }
 
     fn create_dir(&self, about: &Map<String, Value>) -> Result<RunDir> {

@@ -3,6 +3,7 @@
 
 use perilune_cpu::Cpu;
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_policy::Policy;
 use perilune_train::{Control, End, Error, Event, Outcome, Replay, Result, RunSpec, StartOptions, Trainer, record_of};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,13 @@ impl Place {
 fn open(spec: &RunSpec) -> Result<Runtime> {
     let print = Rc::new(|_: &str| ());
     let backend = Arc::new(Cpu::new(Some(1)));
-    Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
+    Ok(Runtime::new(RuntimeOptions {
+        backend,
+        params: spec.params.clone(),
+        policy: Policy::builder().recipe(&spec.recipe).build(),
+        strict: true,
+        print,
+    })?)
 }
 
 /// Trains; `at_step` is called when the numbers of a step have been read, which is after the next step was issued.

@@ -7,7 +7,9 @@
 
 use crate::error::{Error, Result, quote};
 use perilune_core::error::did_you_mean;
+use perilune_policy::{Kind, Opened, Opener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const READ: [&str; 3] = ["jpg", "jpeg", "png"];
 const NOT_READ: [&str; 13] =
@@ -18,6 +20,8 @@ const MAX_DEPTH: usize = 32;
 /// The images of a folder at the time it was opened.
 #[derive(Debug)]
 pub struct Folder {
+    /// By which the images are opened when they are needed, on any thread.
+    opener: Arc<dyn Opener>,
     root: PathBuf,
     classes: Vec<String>,
     /// The class, and the path within its folder.
@@ -27,14 +31,10 @@ pub struct Folder {
 impl Folder {
     /// Lists `root`. `classes` fixes the classes and their ids: others in the folder are an error, missing ones are
     /// not, so that a small validation folder need not contain all classes.
-    pub fn open(root: &Path, classes: Option<&[String]>) -> Result<Folder> {
-        let meta = std::fs::metadata(root).map_err(|e| Error::io(root, "open", e))?;
-        if !meta.is_dir() {
-            return Err(Error::unsupported(root, "path", "is a file; a folder is needed").hint(LAYOUT));
-        }
+    pub fn open(files: Arc<dyn Opener>, root: &Path, classes: Option<&[String]>) -> Result<Folder> {
         let mut found = Vec::new();
         let mut images = 0;
-        for entry in entries(root)? {
+        for entry in entries(&*files, root)? {
             match entry.name.into_string() {
                 _ if entry.hidden => {}
                 Ok(name) if entry.is_dir => found.push(name),
@@ -54,7 +54,7 @@ impl Folder {
             return Err(Error::malformed(root, "folder", rule).hint(LAYOUT));
         }
         found.sort();
-        let mut folder = Folder { root: root.to_path_buf(), classes: Vec::new(), files: Vec::new() };
+        let mut folder = Folder { opener: files, root: root.to_path_buf(), classes: Vec::new(), files: Vec::new() };
         folder.classes = classes.map_or_else(|| found.clone(), <[String]>::to_vec);
         for name in &found {
             let Some(class) = folder.classes.iter().position(|c| c == name) else {
@@ -72,7 +72,7 @@ impl Folder {
     fn add(&mut self, class: u32, name: &str) -> Result<()> {
         let base = self.root.join(name);
         let mut found = Vec::new();
-        walk(&base, Path::new(""), 0, &mut found)?;
+        walk(&*self.opener, &base, Path::new(""), 0, &mut found)?;
         if found.is_empty() {
             let error = Error::malformed(&self.root, format!("class {}", quote(name)), "holds no .jpg, .jpeg or .png");
             return Err(error.hint("put its images there, or remove the folder"));
@@ -107,6 +107,11 @@ impl Folder {
         let (class, path) = &self.files[i];
         self.root.join(&self.classes[*class as usize]).join(path)
     }
+
+    /// Opens the file of image `i`.
+    pub fn open_image(&self, i: usize) -> Result<Opened> {
+        Ok(self.opener.open(&self.path(i))?)
+    }
 }
 
 const LAYOUT: &str = "images lie as FOLDER/CLASS/NAME.jpg (or .jpeg, .png), a folder a class";
@@ -117,21 +122,23 @@ struct Entry {
     hidden: bool,
 }
 
-/// Lists a folder, following links.
-fn entries(dir: &Path) -> Result<impl Iterator<Item = Entry>> {
-    let failed = |e| Error::io(dir, "list", e);
+/// What a folder holds, links followed. A link to what may not be read is an error: the folder would seem to hold less.
+fn entries(files: &dyn Opener, dir: &Path) -> Result<impl Iterator<Item = Entry>> {
+    let listed = files.list(dir).map_err(|e| match e {
+        perilune_policy::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotADirectory => {
+            Error::unsupported(dir, "path", "is a file; a folder is needed").hint(LAYOUT)
+        }
+        e => e.into(),
+    })?;
     let mut out = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let kind = entry.file_type().map_err(failed)?;
-        let name = entry.file_name();
-        let hidden = name.as_encoded_bytes().first() == Some(&b'.');
-        let is_dir = match kind.is_symlink() && !hidden {
-            // A dangling link counts as a file, and is an error when it is read.
-            true => std::fs::metadata(entry.path()).is_ok_and(|m| m.is_dir()),
-            false => kind.is_dir(),
-        };
-        out.push(Entry { name, is_dir, hidden });
+    for entry in listed {
+        let hidden = entry.name.as_encoded_bytes().first() == Some(&b'.');
+        if entry.kind == Kind::Outside && !hidden {
+            // The error of opening it names the cure.
+            files.list(&dir.join(&entry.name))?;
+        }
+        // A link that leads nowhere counts as a file, and is an error once it is read.
+        out.push(Entry { name: entry.name, is_dir: entry.kind == Kind::Directory, hidden });
     }
     Ok(out.into_iter())
 }
@@ -141,15 +148,21 @@ fn has_extension(name: &Path, list: &[&str]) -> bool {
 }
 
 /// Appends (folder within the class, name) of every image below `base/dir`.
-fn walk(base: &Path, dir: &Path, depth: usize, out: &mut Vec<(std::ffi::OsString, std::ffi::OsString)>) -> Result<()> {
+fn walk(
+    files: &dyn Opener,
+    base: &Path,
+    dir: &Path,
+    depth: usize,
+    out: &mut Vec<(std::ffi::OsString, std::ffi::OsString)>,
+) -> Result<()> {
     let full = base.join(dir);
     if depth > MAX_DEPTH {
         let error = Error::malformed(&full, "folder", format!("lies more than {MAX_DEPTH} folders deep"));
         return Err(error.hint("is there a link to a folder above it?"));
     }
-    for entry in entries(&full)?.filter(|e| !e.hidden) {
+    for entry in entries(files, &full)?.filter(|e| !e.hidden) {
         if entry.is_dir {
-            walk(base, &dir.join(&entry.name), depth + 1, out)?;
+            walk(files, base, &dir.join(&entry.name), depth + 1, out)?;
         } else if has_extension(Path::new(&entry.name), &READ) {
             out.push((dir.as_os_str().to_os_string(), entry.name));
         } else if has_extension(Path::new(&entry.name), &NOT_READ) {

@@ -50,7 +50,7 @@ impl Form {
         // A decoder that panics on a hostile file must not end the run; the scratch is cleared before each use.
         let made = catch_unwind(AssertUnwindSafe(|| {
             SCRATCH.with_borrow_mut(|scratch| {
-                let (width, height) = read::read(&path, scratch)?;
+                let (width, height) = read::read(folder.open_image(item.image)?, scratch)?;
                 let (across, down) = self.crop.sides(width, height, self.pixels, item.sample);
                 let picture = Picture { width, height, rgb: &scratch.rgb };
                 resize::resize(picture, &across, &down, &mut scratch.rows, &mut out);

@@ -7,7 +7,8 @@
 //! error, never a part of an image.
 
 use crate::error::{Error, Result};
-use crate::{file, image};
+use crate::image;
+use perilune_policy::Opened;
 use std::io::Read;
 use std::path::Path;
 use zune_core::bytestream::ZCursor;
@@ -32,8 +33,8 @@ pub struct Scratch {
 }
 
 /// Reads a file into `scratch.rgb` and returns width and height.
-pub fn read(path: &Path, scratch: &mut Scratch) -> Result<(usize, usize)> {
-    let (file, len) = file::open(path)?;
+pub fn read(file: Opened, scratch: &mut Scratch) -> Result<(usize, usize)> {
+    let (path, len) = (&file.path().to_path_buf(), file.len());
     if len > MAX_FILE {
         return Err(Error::too_large(path, "the file, in bytes,", len, MAX_FILE).hint(CURE));
     }

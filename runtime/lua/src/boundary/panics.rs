@@ -223,8 +223,9 @@ mod tests {
     /// the engine goes on.
     #[test]
     fn a_panic_is_an_error() {
-        let backend = Rc::new(perilune_cpu::Cpu::new(Some(1)));
-        let options = RuntimeOptions { backend, params: Vec::new(), strict: false, print: Rc::new(|_| ()) };
+        let backend = std::sync::Arc::new(perilune_cpu::Cpu::new(Some(1)));
+        let (params, policy, print) = (Vec::new(), perilune_policy::Policy::closed(), Rc::new(|_: &str| ()));
+        let options = RuntimeOptions { backend, params, policy, strict: false, print };
         let runtime = Runtime::new(options).expect("a runtime");
         let lua = Guarded(runtime.lua());
         let plain = lua.create_function(|_, ()| if true { panic!("as meant") } else { Ok(()) }).expect("made");

@@ -158,8 +158,7 @@ impl Frame {
 
 /// Returns the name in the first line of a function: `loss` for `function recipe.loss(model, batch)`.
 fn defined_as(file: &str, line: i64) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
+    let line = crate::source_text::line(file, u32::try_from(line).ok()?)?;
     let name = line.split_once("function ")?.1.split('(').next()?.trim();
     let last = name.rsplit(['.', ':']).next()?;
     (!last.is_empty()).then(|| last.to_string())

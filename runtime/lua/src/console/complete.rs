@@ -316,7 +316,7 @@ impl Console {
         if let [.., require] = before
             && word(require) == "require"
         {
-            words = crate::loader::stdlib_files().iter().map(|(m, ..)| m.to_string()).collect();
+            words = crate::loader::public_modules().map(String::from).collect();
             words.push("perilune".into());
         }
         let file = words.is_empty();

@@ -261,7 +261,7 @@ fn function(f: &Function) -> Option<String> {
     });
     let text = match embedded {
         Some(text) => text,
-        None => std::fs::read_to_string(&name).ok()?,
+        None => crate::source_text::text(&name)?.to_string(),
     };
     let lines: Vec<&str> = text.lines().collect();
     let at = line.checked_sub(1).filter(|at| *at < lines.len())?;

@@ -180,8 +180,8 @@ impl Console {
 
     /// Runs a file in the prompt's environment, which keeps its globals.
     pub fn load(&self, path: &Path) -> Result<Answer, Failed> {
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Failed::Usage(format!("cannot read {}: {e}", path.display())))?;
+        let text = crate::loader::text_of(path)?;
+        crate::source_text::keep(&crate::loader::chunk_name(path), &text);
         let text = if text.starts_with("#!") { format!("--{text}") } else { text };
         let outcome = self.guarded("", false, |console| {
             let chunk =

@@ -22,11 +22,14 @@ use crate::replay::Replay;
 use crate::source::Source;
 use file_watch::FileWatch;
 use perilune_lua::{DroppedStates, Failed, Memory, ParamValue, Run, Runtime, StateMigration};
+use perilune_policy::Opener;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+/// The largest file of a recipe that is read, in bytes.
+const MOST: u64 = 64 << 20;
 /// A new version that raises within this many steps is reverted at no cost: the one before is still in memory.
 const TRIAL: u64 = 3;
 
@@ -169,7 +172,12 @@ impl<'a> Reloader<'a> {
 
     /// Reads these files. One that cannot be read is left out: loading reports why.
     fn read(&self) -> Files {
-        let text = |p: &PathBuf| Some(std::fs::read_to_string(p).ok()?.trim_start_matches('\u{feff}').to_string());
+        // The recipe is named by the command; what it requires is under its policy.
+        let open = |p: &PathBuf| match *p == self.path {
+            true => perilune_policy::open_named(p),
+            false => self.runtime.policy().open(p),
+        };
+        let text = |p: &PathBuf| Some(open(p).ok()?.text(MOST).ok()?.trim_start_matches('\u{feff}').to_string());
         self.paths().into_iter().filter_map(|p| Some((p.clone(), text(&p)?))).collect()
     }
 

@@ -1,0 +1,40 @@
+//! Parses `--allow-read` and `--allow-write`, and makes the policy of a command from its arguments.
+
+use crate::failure::Failure;
+use perilune_policy::{Error, Policy, PolicyBuilder};
+use std::path::PathBuf;
+
+/// Options of which files a recipe may open.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct PolicyArgs {
+    /// Let the recipe read DIR, or one file, too; may be given several times. It reads its own folder, the current directory
+    /// if it lies beneath it, and what a --set names
+    #[arg(long, value_name = "DIR")]
+    allow_read: Vec<PathBuf>,
+    /// Let the recipe write .safetensors, .npy, .npz and .png files in DIR; may be given several times. It writes in the run
+    /// directory, and files that a --set names
+    #[arg(long, value_name = "DIR")]
+    allow_write: Vec<PathBuf>,
+}
+
+impl PolicyArgs {
+    /// Adds to the roots of a command what its params and these options name.
+    pub fn add_to(&self, mut policy: PolicyBuilder, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
+        let wrong = |flag: &str, e: Error| Failure::Usage(format!("{flag}: {e}"));
+        for (_, value) in params {
+            policy = policy.argument(value);
+        }
+        for path in &self.allow_read {
+            policy = policy.allow_read(path).map_err(|e| wrong("--allow-read", e))?;
+        }
+        for path in &self.allow_write {
+            policy = policy.allow_write(path).map_err(|e| wrong("--allow-write", e))?;
+        }
+        Ok(policy)
+    }
+
+    /// The policy for a recipe that the command names.
+    pub fn recipe(&self, path: &std::path::Path, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
+        self.add_to(Policy::builder().recipe(path), params)
+    }
+}

@@ -1,0 +1,123 @@
+//! Defines the error of opening a file: path, rule and cure.
+//!
+//! The layers above turn it into their own; the recipe's line is added by the Lua layer.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a path is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    /// The command-line flag that adds a root.
+    pub fn flag(self) -> &'static str {
+        match self {
+            Access::Read => "--allow-read",
+            Access::Write => "--allow-write",
+        }
+    }
+
+    fn verb(self) -> &'static str {
+        match self {
+            Access::Read => "read",
+            Access::Write => "written",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum Error {
+    /// The operating system's answer.
+    Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    /// No root holds the path. `left`: a link of it, or `..`, leads out of the root that holds its name.
+    Denied { path: PathBuf, access: Access, left: bool, directory: PathBuf },
+    /// A directory, FIFO, device, socket or link where a regular file is needed.
+    NotRegular { path: PathBuf, found: &'static str },
+    /// A file that must not be written for its name.
+    Name { path: PathBuf, rule: String },
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, action: &'static str, source: impl Into<std::io::Error>) -> Error {
+        Error::Io { path: path.to_path_buf(), action, source: source.into() }
+    }
+
+    /// The path that was asked for, as it was written.
+    pub fn path(&self) -> &Path {
+        match self {
+            Error::Io { path, .. }
+            | Error::Denied { path, .. }
+            | Error::NotRegular { path, .. }
+            | Error::Name { path, .. } => path,
+        }
+    }
+
+    /// Whether there is nothing of that name.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+
+    /// Whether a root's boundary was reached: a link or `..` leads out of it.
+    pub(crate) fn leaves(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error()))
+    }
+
+    /// The rule that is broken, without path and cure.
+    pub fn rule(&self) -> String {
+        match self {
+            Error::Io { action, source, .. } => format!("cannot {action}: {source}"),
+            Error::Denied { access, left: true, .. } => {
+                format!("leads out of the directories that may be {}", access.verb())
+            }
+            Error::Denied { access, .. } => format!("is not in a directory that may be {}", access.verb()),
+            Error::NotRegular { found, .. } => format!("is {found}; a regular file is needed"),
+            Error::Name { rule, .. } => rule.clone(),
+        }
+    }
+
+    /// What would allow it or mend it, where that is known.
+    pub fn cure(&self) -> Option<String> {
+        match self {
+            Error::Denied { access: Access::Read, directory, .. } => {
+                Some(format!("allow it on the command line: --allow-read={}", directory.display()))
+            }
+            Error::Denied { access: Access::Write, directory, .. } => Some(format!(
+                "allow it on the command line: --allow-write={}, or a param that names the file, as in --set out=FILE",
+                directory.display()
+            )),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { path, .. } => write!(f, "{}: {}", path.display(), self.rule())?,
+            _ => write!(f, "{} {}", path_of(self.path()), self.rule())?,
+        }
+        match self.cure() {
+            Some(cure) => write!(f, "\n  hint: {cure}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn path_of(path: &Path) -> String {
+    format!("{:?}", path.display().to_string())
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Opens what the roots of a command hold, and denies all else.
+//!
+//! A path is tried beneath every root whose name it begins with. If a link leads out of that root, or the path has another
+//! name for the same place, its real path is looked up and tried beneath the roots again. The lookup only chooses a handle:
+//! whatever it says, the open is beneath that handle.
+
+use crate::builder::PolicyBuilder;
+use crate::directory::{Directory, plain_kind};
+use crate::error::{Access, Error, Result};
+use crate::limits::Limits;
+use crate::opened::Opened;
+use crate::opener::{Entry, Kind, Opener};
+use crate::staged::Staged;
+use rustix::fs::FileType;
+use std::ffi::{OsStr, OsString};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Which files of a root are granted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    All,
+    /// The file of this name directly in it.
+    Only(OsString),
+    /// The files directly in it whose names end so.
+    Ending(&'static str),
+}
+
+/// An open directory, its absolute names, and what of it is granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Root {
+    pub dir: Directory,
+    /// As it was named, and without links.
+    pub names: Vec<PathBuf>,
+    pub which: Which,
+}
+
+impl Root {
+    /// The rest of an absolute path beneath this root, if the root's names are its beginning and the grant holds it.
+    fn rest<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        let rest = self.names.iter().find_map(|name| path.strip_prefix(name).ok())?;
+        let granted = match &self.which {
+            Which::All => true,
+            Which::Only(name) => rest.as_os_str() == name,
+            Which::Ending(end) => {
+                let mut parts = rest.components();
+                let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
+                plain && rest.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())
+            }
+        };
+        granted.then_some(rest)
+    }
+}
+
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Roots {
+    pub reads: Vec<Root>,
+    pub writes: Vec<Root>,
+}
+
+/// What a command may open, and how much it may use. Shared by `Arc`; every method takes `&self`.
+#[derive(Debug)]
+pub struct Policy {
+    /// The directory that relative paths start from, absolute.
+    pub(crate) here: PathBuf,
+    pub(crate) roots: RwLock<Arc<Roots>>,
+    /// Files that were named to be written, in directories that do not exist: absolute.
+    pub(crate) absent: Vec<PathBuf>,
+    pub(crate) limits: Limits,
+    pub(crate) read_only: bool,
+    pub(crate) holds: AtomicUsize,
+}
+
+/// While it lives, nothing is written; see [`Policy::hold_writes`].
+#[derive(Debug)]
+pub struct WriteHold(Arc<Policy>);
+
+impl Drop for WriteHold {
+    fn drop(&mut self) {
+        self.0.holds.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Policy {
+    /// A policy to add roots to.
+    pub fn builder() -> PolicyBuilder {
+        PolicyBuilder::default()
+    }
+
+    /// A policy that opens nothing.
+    pub fn closed() -> Arc<Policy> {
+        Policy::builder().build()
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Lets the directory `dir` be written, and read, from now on: a run directory that has just been made.
+    pub fn grant_directory(&self, dir: &Path) -> Result<()> {
+        let root = crate::builder::root(&self.here, dir, Which::All, Default::default())?;
+        let mut roots = self.roots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Roots::clone(&roots);
+        now.reads.push(root.clone());
+        now.writes.push(root);
+        *roots = Arc::new(now);
+        Ok(())
+    }
+
+    /// From now until the guard is dropped, [`Policy::create`] checks everything and writes nothing. Holds may nest.
+    #[must_use]
+    pub fn hold_writes(self: &Arc<Policy>) -> WriteHold {
+        self.holds.fetch_add(1, Ordering::AcqRel);
+        WriteHold(self.clone())
+    }
+
+    /// Begins a file at `path`, whose name must end in one of `endings` (as in `"png"`). Where writes are held (`check`, a
+    /// rehearsal) all checks are made, and what is written goes nowhere.
+    ///
+    /// # Errors
+    /// The path is denied, has another ending, names something that is not a regular file, or its directory does not exist.
+    pub fn create(&self, path: &Path, endings: &[&str]) -> Result<Staged> {
+        let shown = || path.to_path_buf();
+        let Some(name) = path.file_name().filter(|_| !path.as_os_str().as_encoded_bytes().ends_with(b"/")) else {
+            return Err(Error::Name { path: shown(), rule: "has no file name at its end".into() });
+        };
+        if !path.extension().is_some_and(|e| endings.iter().any(|known| e == OsStr::new(known))) {
+            let endings: Vec<String> = endings.iter().map(|e| format!(".{e}")).collect();
+            return Err(Error::Name { path: shown(), rule: format!("is none of {}", endings.join(", ")) });
+        }
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let nothing = self.read_only || self.holds.load(Ordering::Acquire) > 0;
+        self.beneath(Access::Write, path, |dir, rest| {
+            let above = rest.parent().unwrap_or(Path::new(""));
+            let dir = dir.directory(above, parent).map_err(|e| absent(e, path, parent))?;
+            match nothing {
+                true => Staged::nothing(dir.fd(), name, path),
+                false => dir.create_as(name, path),
+            }
+        })
+    }
+
+    /// What `open` makes of the first root that holds `path`.
+    fn beneath<T>(&self, access: Access, path: &Path, open: impl Fn(&Directory, &Path) -> Result<T>) -> Result<T> {
+        let roots = self.roots.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let roots = match access {
+            Access::Read => &roots.reads,
+            Access::Write => &roots.writes,
+        };
+        let absolute: PathBuf = self.here.join(path).components().collect();
+        let attempt = |path: &Path| {
+            let mut found = Attempt::Nowhere;
+            for (root, rest) in roots.iter().filter_map(|root| Some((root, root.rest(path)?))) {
+                match open(&root.dir, rest) {
+                    Ok(out) => return Attempt::Done(out),
+                    Err(e) if e.leaves() => found = if let Attempt::Nowhere = found { Attempt::Left } else { found },
+                    Err(e) if !matches!(found, Attempt::Failed(_)) => found = Attempt::Failed(e),
+                    Err(_) => {}
+                }
+            }
+            found
+        };
+        let left = match attempt(&absolute) {
+            Attempt::Done(out) => return Ok(out),
+            Attempt::Failed(e) => return Err(e),
+            Attempt::Left => true,
+            Attempt::Nowhere => false,
+        };
+        let real = match access {
+            Access::Read => absolute.canonicalize().ok(),
+            // The target of a write need not be there.
+            Access::Write => absolute.parent().zip(absolute.file_name()).and_then(|(dir, name)| {
+                let dir = dir.canonicalize().ok()?;
+                Some(dir.join(name))
+            }),
+        };
+        match real.as_deref().map(attempt) {
+            Some(Attempt::Done(out)) => return Ok(out),
+            Some(Attempt::Failed(e)) => return Err(e),
+            _ => {}
+        }
+        if access == Access::Write && self.absent.contains(&absolute) {
+            return Err(no_folder(path, path.parent().unwrap_or(Path::new(""))));
+        }
+        // By `..` alone a path leaves a root by its own words.
+        let left = left && roots.iter().any(|root| root.rest(&without_parents(&absolute)).is_some());
+        // The cure names the place that a link of one's own leads to; of other paths nothing is told but what was asked.
+        let place = Some(&absolute).filter(|_| left).and_then(|path| place_of(path));
+        let place = place.unwrap_or_else(|| path.to_path_buf());
+        let directory = match place.parent() {
+            Some(p) if p.as_os_str().is_empty() => PathBuf::from("."),
+            Some(p) => p.to_path_buf(),
+            None => place,
+        };
+        Err(Error::Denied { path: path.to_path_buf(), access, left, directory })
+    }
+
+    /// What `path` names, links followed.
+    ///
+    /// # Errors
+    /// The path is denied or names nothing.
+    pub fn kind(&self, path: &Path) -> Result<Kind> {
+        self.beneath(Access::Read, path, |dir, rest| dir.target(rest)).map_err(|e| itself(e, path))
+    }
+
+    fn kind_of_link(&self, path: &Path) -> Kind {
+        match self.kind(path) {
+            Ok(kind) => kind,
+            Err(Error::Denied { .. }) => Kind::Outside,
+            Err(_) => Kind::Other,
+        }
+    }
+}
+
+enum Attempt<T> {
+    Done(T),
+    Failed(Error),
+    Left,
+    Nowhere,
+}
+
+/// Where a path leads, without a look at whether it is there: its last links read, the directory above without links.
+fn place_of(path: &Path) -> Option<PathBuf> {
+    const MOST: usize = 8;
+    let mut path = path.to_path_buf();
+    for _ in 0..MOST {
+        let (dir, name) = (path.parent()?.canonicalize().ok()?, path.file_name()?);
+        let full = dir.join(name);
+        match full.read_link() {
+            Ok(target) => path = dir.join(target),
+            Err(_) => return Some(full),
+        }
+    }
+    None
+}
+
+/// The path with every `..` taken as the opposite of the name before it, for messages only: links are not looked at.
+fn without_parents(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(out.pop()),
+            part => out.push(part),
+        }
+    }
+    out
+}
+
+/// The cure for a directory names the directory.
+fn itself(error: Error, dir: &Path) -> Error {
+    match error {
+        Error::Denied { path, access, left: false, .. } => {
+            Error::Denied { path, access, left: false, directory: dir.to_path_buf() }
+        }
+        e => e,
+    }
+}
+
+/// That the directory of a target does not exist is an error of the target.
+fn absent(error: Error, path: &Path, parent: &Path) -> Error {
+    if error.is_not_found() { no_folder(path, parent) } else { error }
+}
+
+fn no_folder(path: &Path, parent: &Path) -> Error {
+    let rule = format!("cannot be written: there is no folder {}; create it first", parent.display());
+    Error::Name { path: path.to_path_buf(), rule }
+}
+
+/// Relative paths start from the directory that was current when the policy was made.
+impl Opener for Policy {
+    fn open(&self, path: &Path) -> Result<Opened> {
+        self.beneath(Access::Read, path, |dir, rest| dir.file(rest, path))
+    }
+
+    fn list(&self, dir: &Path) -> Result<Vec<Entry>> {
+        let entries = self.beneath(Access::Read, dir, |root, rest| root.entries(rest, dir));
+        let entries = entries.map_err(|e| itself(e, dir))?;
+        let entry = |(name, kind)| {
+            let kind = match kind {
+                FileType::Symlink => self.kind_of_link(&dir.join(&name)),
+                kind => plain_kind(kind),
+            };
+            Entry { name, kind }
+        };
+        Ok(entries.into_iter().map(entry).collect())
+    }
+}
