@@ -296,6 +296,7 @@ fn prints_and_errors_name_states_by_their_paths() {
     let options = RuntimeOptions {
         backend: Arc::new(Cpu::new(Some(1))),
         params: Vec::new(),
+        policy: Policy::closed(),
         strict: true,
         print: Rc::new(|_| ()),
     };
