@@ -472,7 +472,7 @@ fn replaced_functions_mean_the_same() {
     run(&s, text).unwrap_or_else(|e| panic!("{e}"));
     for (text, want) in [
         ("\ntable.insert(nil, 1)", "attack.lua:2: bad argument #1 to 'insert' (table expected, got nil)"),
-        ("table.concat({ {} })", "attack.lua:1: invalid value (at index 1) in table for 'concat'"),
+        ("table.concat({ {} })", "attack.lua:1: invalid value (table) at index 1 in table for 'concat'"),
         ("table.insert({}, 1, 2, 3)", "attack.lua:1: wrong number of arguments to 'insert'"),
         ("xpcall(print)", "attack.lua:1: bad argument #2 to 'xpcall' (function expected, got nil)"),
         ("\nstring.find('a', '[')", "attack.lua:2: string.find: malformed pattern (missing ']')"),
